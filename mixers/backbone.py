@@ -1,0 +1,100 @@
+"""Models around a stack of layers: a language model, and the autoencoder of the compression task.
+
+Both map tokens (B, T) to logits (B, T, V) that are aligned with the targets of ``tasks.base.Batch``.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import Layer, RMSNorm, Shape, State, linear
+
+
+class Backbone(nn.Module, ABC):
+    """Token embedding, L layers of one kind, and a final norm; subclasses read the logits out."""
+
+    def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, shape.width)
+        self.layers = nn.ModuleList(layer(config, shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.width)
+
+    @property
+    def stack(self) -> list[Layer]:
+        """The layers, from the embedding to the readout."""
+        return [cast(Layer, layer) for layer in self.layers]
+
+    def encode(self, tokens_BT: Tensor) -> Tensor:
+        """Normalised outputs (B, T, D) of the last layer."""
+        x_BTD = self.embedding(tokens_BT)
+        for layer in self.stack:
+            x_BTD = layer(x_BTD)
+        return self.norm(x_BTD)
+
+    @abstractmethod
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """What the layers alone know about each position's answer (B, T, D); linear probes read it."""
+
+    @abstractmethod
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (B, T, V)."""
+
+
+class LanguageModel(Backbone):
+    """Logits of every position from the layers' output at that position; the readout is not tied to the embedding."""
+
+    def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
+        super().__init__(layer, config, shape, vocab_size)
+        self.readout = linear(shape.width, vocab_size)
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        return self.encode(tokens_BT)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.readout(self.encode(tokens_BT))
+
+    def init_state(self, batch: int) -> list[State]:
+        return [layer.init_state(batch) for layer in self.stack]
+
+    def step(self, tokens_B: Tensor, states: list[State]) -> tuple[Tensor, list[State]]:
+        """Decode one position: logits (B, V) and the layers' next states."""
+        x_BD, after = self.embedding(tokens_B), []
+        for layer, state in zip(self.stack, states, strict=True):
+            x_BD, state = layer.step(x_BD, state)
+            after.append(state)
+        return self.readout(self.norm(x_BD)), after
+
+
+class AutoEncoder(Backbone):
+    """The last position's output is all that the decoder sees (MAD compression task, Poli et al. 2024).
+
+    The decoder adds a sinusoidal position code to that single vector and applies a two-layer MLP that does not expand.
+    """
+
+    def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
+        super().__init__(layer, config, shape, vocab_size)
+        self.decoder_in = linear(shape.width, shape.width)
+        self.decoder_out = linear(shape.width, shape.width)
+        self.readout = linear(shape.width, vocab_size)
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        return self.encode(tokens_BT)[:, -1:].expand(-1, tokens_BT.shape[1], -1)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        summary_BTD = self.hidden(tokens_BT)
+        coded_BTD = summary_BTD + sinusoids(tokens_BT.shape[1], summary_BTD.shape[2], summary_BTD.device)
+        return self.readout(self.decoder_out(F.gelu(self.decoder_in(coded_BTD))))
+
+
+def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
+    angle = torch.arange(length, device=device)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+BACKBONES: dict[str, type[Backbone]] = {"language-model": LanguageModel, "autoencoder": AutoEncoder}

@@ -1,0 +1,106 @@
+"""What a layer is.
+
+Dimensions, used as suffixes of names everywhere: R runs trained together, B batch, T positions (N in the paper),
+D model width, H heads, K head dim (H * K = D), F hidden width of the MLP, V vocabulary, S sequences of a data set,
+L layers, P parameters of one run.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+State = dict[str, Tensor]
+"""What a layer carries from one position to the next while decoding; every tensor is batch-first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the backbone fixes for each of its layers.
+
+    Attributes:
+        width: model width D.
+        mlp_width: hidden width F of the MLP.
+        layers: number L of stacked layers; residual branches are scaled by 1/sqrt(L).
+    """
+
+    width: int = 128
+    mlp_width: int = 512
+    layers: int = 1
+
+    @property
+    def residual_scale(self) -> float:
+        return float(self.layers**-0.5)
+
+
+class Layer(nn.Module, ABC):
+    """One whole layer ``z = layer(x)``, residual branches and MLP included, causal over positions.
+
+    A subclass holds a nested frozen ``Config`` dataclass, the only source of its defaults, and is built as
+    ``Layer(config, shape)``. It is written for one run; the trainer adds the run axis.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Settings of the layer; a subclass replaces it with its own."""
+
+    paper: ClassVar[str] = ""
+    """Source that defines the layer, shown beside its results."""
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__()
+        self.config = config
+        self.shape = shape
+
+    @abstractmethod
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map a whole sequence ``x_BTD`` to ``z_BTD``; position t depends on positions up to t alone."""
+
+    @abstractmethod
+    def init_state(self, batch: int) -> State:
+        """State before the first position."""
+
+    @abstractmethod
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """Decode one position: ``(z_BD, next state)``, equal to that position of ``forward``."""
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation over the last axis with a learnable gain (Zhang & Sennrich 2019)."""
+
+    eps: ClassVar[float] = 1e-6
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.gain)
+
+
+def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+    """``gain * x / sqrt(mean(x^2) + eps)`` over the last axis; statistics in float32 for 16-bit inputs."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMSNorm.eps)).type_as(x) * gain.type_as(x)
+
+
+class MLP(nn.Module):
+    """D -> F -> D with GELU and no biases."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = linear(shape.width, shape.mlp_width)
+        self.down = linear(shape.mlp_width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=inputs**-0.5)
+    return layer

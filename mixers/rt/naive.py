@@ -1,0 +1,102 @@
+"""The Recurrent Transformer's recurrence as its equations read: the oracle of every faster implementation.
+
+Everything that depends on ``x`` alone (queries, temporary pairs) is computed by the layer for all positions at once;
+what is sequential is here: attention, output projection, MLP, and the persistent pairs of the layer's own outputs
+(Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.base import rms_norm
+
+
+class Weights(NamedTuple):
+    """Weights inside the recurrence, linear maps as (outputs, inputs).
+
+    ``kv_norm_D`` is None in the RMSNorm ablation (paper, appendix "RMSNorm Ablation"): persistent pairs without the
+    RMS on z. ``k_norm_D`` is None where keys are not normalised.
+    """
+
+    wo_DD: Tensor
+    mlp_norm_D: Tensor
+    up_FD: Tensor
+    down_DF: Tensor
+    kv_norm_D: Tensor | None
+    wk_DD: Tensor
+    k_norm_D: Tensor | None
+    wv_DD: Tensor
+
+    def map(self, function: Callable[[Tensor], Any]) -> "Weights":
+        """``function`` of each weight that is there."""
+        return Weights._make(None if weight is None else function(weight) for weight in self)
+
+
+def key_value(z: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    """Persistent pair of outputs ``z`` (..., D): ``k = RMS[K RMS(z)]``, ``v = V RMS(z)``."""
+    normed = z if weights.kv_norm_D is None else rms_norm(z, weights.kv_norm_D)
+    k = F.linear(normed, weights.wk_DD)
+    v = F.linear(normed, weights.wv_DD)
+    return (k if weights.k_norm_D is None else rms_norm(k, weights.k_norm_D)), v
+
+
+def feed_forward(x: Tensor, a: Tensor, weights: Weights, scale: float) -> Tensor:
+    """``u = x + s Wo a``, ``z = u + s MLP(RMS(u))`` for attention outputs ``a`` with heads concatenated."""
+    u = x + scale * F.linear(a, weights.wo_DD)
+    return u + scale * F.linear(F.gelu(F.linear(rms_norm(u, weights.mlp_norm_D), weights.up_FD)), weights.down_DF)
+
+
+def naive_recurrence(
+    x_BTD: Tensor,
+    q_BTD: Tensor,
+    k_BTD: Tensor,
+    v_BTD: Tensor,
+    weights: Weights,
+    slopes_H: Tensor,
+    scale: float,
+    block: int = 1,
+) -> Tensor:
+    """Outputs z (B, T, D) of one layer.
+
+    Args:
+        x_BTD: inputs of the layer.
+        q_BTD: queries, heads concatenated, normalised, not yet scaled by 1/sqrt(K).
+        k_BTD: temporary keys, normalised.
+        v_BTD: temporary values.
+        weights: weights inside the recurrence.
+        slopes_H: ALiBi slope of each head, added as slope * (j - i).
+        scale: factor s of the residual branches.
+        block: b positions that are computed at once. Inside a block a token attends to the temporary pairs of its own
+            block up to itself, and to the persistent pairs of all earlier blocks (paper, section 9).
+    """
+    length, heads = x_BTD.shape[1], len(slopes_H)
+    slopes_H = slopes_H.to(x_BTD)
+
+    def split(y_BTD: Tensor) -> Tensor:
+        return y_BTD.unflatten(-1, (heads, -1))
+
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for start in range(0, length, block):
+        here = slice(start, min(start + block, length))
+        k_BJHK = split(torch.cat([*keys, k_BTD[:, here]], dim=1))
+        v_BJHK = split(torch.cat([*values, v_BTD[:, here]], dim=1))
+        q_BIHK = split(q_BTD[:, here])
+        i = torch.arange(here.start, here.stop, device=x_BTD.device)
+        j = torch.arange(here.stop, device=x_BTD.device)
+        distance_IJ = j - i[:, None]
+        logits_BHIJ = torch.einsum("bihk,bjhk->bhij", q_BIHK, k_BJHK) * q_BIHK.shape[-1] ** -0.5
+        logits_BHIJ = logits_BHIJ + slopes_H[:, None, None] * distance_IJ
+        weights_BHIJ = logits_BHIJ.masked_fill(distance_IJ > 0, -torch.inf).softmax(-1)
+        a_BID = torch.einsum("bhij,bjhk->bihk", weights_BHIJ, v_BJHK).flatten(-2)
+        z_BID = feed_forward(x_BTD[:, here], a_BID, weights, scale)
+        k_BID, v_BID = key_value(z_BID, weights)
+        keys.append(k_BID)
+        values.append(v_BID)
+        outputs.append(z_BID)
+    return torch.cat(outputs, dim=1)

@@ -1,0 +1,58 @@
+"""Files that are whole or absent: written to a temporary name, then renamed. Tensors as safetensors, never pickle."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+_INFO = "info"
+
+
+class DamagedFileError(ValueError):
+    """A file of ours cannot be read."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call ``write`` with a temporary path beside ``path`` and rename the result to ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content``; NaN and infinities are an error, since they are no JSON."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON-able ``info`` into one safetensors file."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {_INFO: json.dumps(info, allow_nan=False)}
+    write_atomically(path, lambda temporary: save_file(contiguous, temporary, metadata))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save_tensors`` wrote.
+
+    Raises:
+        DamagedFileError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()[_INFO])  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error

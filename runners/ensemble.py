@@ -1,0 +1,153 @@
+"""R runs of one shape as one model: stacked parameters, one AdamW, one training step without host synchronisation.
+
+Layers are written for one run; ``torch.func`` adds the leading run axis R. All parameters of a run lie in one row of
+a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a few operations on whole rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from mixers.backbone import Backbone
+from tasks.base import IGNORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one member of an ensemble has for itself.
+
+    Attributes:
+        lr: peak learning rate.
+        weight_decay: decoupled weight decay, applied to matrices and embeddings, not to gains.
+        seed: seed of the initial parameters and of the data order.
+    """
+
+    lr: float
+    weight_decay: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) with a cosine schedule, the same for all runs.
+
+    Attributes:
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        final_lr: learning rate at the end of the cosine schedule.
+        clip: largest gradient norm of a run; larger gradients are scaled down to it.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    final_lr: float = 1e-6
+    clip: float = 1.0
+
+
+class Ensemble:
+    """Stacked parameters (R, P) of ``runs`` and their optimizer state; ``build`` makes the model of one run.
+
+    Initial parameters depend on a run's seed alone, and are drawn on the CPU whatever the device.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Backbone],
+        runs: Sequence[Run],
+        optimizer: Optimizer,
+        total_steps: int,
+        device: torch.device,
+    ) -> None:
+        self.runs, self.optimizer, self.total_steps, self.device = tuple(runs), optimizer, total_steps, device
+        rows = []
+        for run in runs:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(run.seed)
+                model = build()
+            rows.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        self.model = model.to(device)
+        self.shapes = {name: p.shape for name, p in model.named_parameters()}
+        decayed = torch.cat([torch.full((p.numel(),), p.ndim > 1) for p in model.parameters()]).to(device)
+
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+        self.lr_R1 = column([run.lr for run in runs])
+        self.decay_RP = column([run.weight_decay for run in runs]) * decayed
+        self.params_RP = torch.stack(rows).to(device)
+        self.moment1_RP = torch.zeros_like(self.params_RP)
+        self.moment2_RP = torch.zeros_like(self.params_RP)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.diverged_R = torch.full((len(runs),), -1, dtype=torch.int64, device=device)
+        """Step at which loss or gradient of a run was first not finite, -1 while there is none."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that training changes, the rows of runs first; ``step`` is common to all."""
+        return {
+            "params": self.params_RP,
+            "moment1": self.moment1_RP,
+            "moment2": self.moment2_RP,
+            "diverged": self.diverged_R,
+        }
+
+    def named(self, params_RP: Tensor) -> dict[str, Tensor]:
+        """Parameters by name, each (R, *shape), as views of the rows."""
+        parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read."""
+
+        def one(params: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
+            result: Tensor = functional_call(self.model, params, (tokens_BT,))
+            return result
+
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        with autocast:
+            logits: Tensor = vmap(one, in_dims=(0, 0 if tokens.ndim == 3 else None))(self.named(params_RP), tokens)
+        return logits.float()
+
+    def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:
+        """One optimizer step of every run; returns the losses (R,), means over the targets of each run."""
+        params_RP = self.params_RP.detach().requires_grad_()
+        loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
+        (gradient_RP,) = torch.autograd.grad(loss_R.sum(), params_RP)
+        self._update(gradient_RP, loss_R.detach())
+        return loss_R.detach()
+
+    def _update(self, gradient_RP: Tensor, loss_R: Tensor) -> None:
+        hyper = self.optimizer
+        norm_R1 = torch.linalg.vector_norm(gradient_RP, dim=1, keepdim=True)
+        failed_R = ~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite())
+        self.diverged_R.copy_(torch.where((self.diverged_R < 0) & failed_R, self.step, self.diverged_R))
+        alive_R1 = (self.diverged_R < 0)[:, None]
+        gradient_RP = torch.where(alive_R1, gradient_RP * (hyper.clip / norm_R1).clamp(max=1.0), 0.0)
+        lr_R1 = torch.where(alive_R1, self.learning_rate(), 0.0)
+
+        self.step += 1
+        self.moment1_RP.lerp_(gradient_RP, 1 - hyper.beta1)
+        self.moment2_RP.lerp_(gradient_RP.square(), 1 - hyper.beta2)
+        corrected1 = 1 - hyper.beta1**self.step
+        corrected2 = 1 - hyper.beta2**self.step
+        denominator_RP = (self.moment2_RP / corrected2).sqrt_().add_(hyper.eps)
+        self.params_RP.mul_(1 - lr_R1 * self.decay_RP)
+        self.params_RP.sub_(self.moment1_RP.div(denominator_RP).mul_(lr_R1 / corrected1))
+
+    def learning_rate(self) -> Tensor:
+        """Learning rate (R, 1) of the step under way: cosine from a run's peak to ``final_lr``."""
+        final_R1 = self.lr_R1.clamp(max=self.optimizer.final_lr)
+        progress = self.step / self.total_steps
+        return final_R1 + (self.lr_R1 - final_R1) * 0.5 * (1 + torch.cos(torch.pi * progress))
+
+
+def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
+    """Cross-entropy (R,) in nats, averaged over the positions of each run that have a target."""
+    losses = F.cross_entropy(logits_RBTV.flatten(0, 2), targets_RBT.flatten(), reduction="none", ignore_index=IGNORE)
+    return losses.view(len(targets_RBT), -1).sum(1) / (targets_RBT != IGNORE).flatten(1).sum(1)

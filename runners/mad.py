@@ -1,0 +1,275 @@
+"""Train single layers on diagnostic tasks and tabulate what they reach.
+
+    python -m runners.mad --mixer rt --task compression
+    python -m runners.mad --mixer rt transformer --task all --seeds 5
+    python -m runners.mad --mixer my_package.my_module:MyLayer --task in-context-recall --steps 2000
+    python -m runners.mad --preset demo
+
+By default the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic experiments") at the task's
+baseline setting. The same command again goes on where it stopped.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from mixers import MIXERS
+from mixers.base import Shape
+from runners.checkpoint import DamagedFileError, load_tensors
+from runners.diagnose import diagnose
+from runners.ensemble import Run
+from runners.experiment import Experiment, find_mixer
+from runners.options import expand, fail, find_task, override, parse
+from runners.report import Display, Summary, plot_comparison, print_comparison, print_summary, summarise, write_summary
+from runners.search import Store, Watcher, search
+from runners.track import Mode, Tracker
+from runners.train import CurvePoint, Protocol, Result
+from tasks import TASKS
+from tasks.base import SplitOverlapError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Train single layers on diagnostic tasks and tabulate what they reach.
+
+    Attributes:
+        mixer: layers to train: registered names, package.module:Class, or all.
+        task: tasks to train on, or all.
+        difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
+        seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
+        lr: peak learning rates of the grid.
+        weight_decay: weight decays of the grid.
+        epochs: passes over the training split.
+        steps: optimizer steps, in place of epochs.
+        batch_size: sequences a step.
+        evaluations: evaluations on the validation split during training.
+        width: model width D.
+        mlp_width: hidden width of the MLP.
+        layers: stacked layers.
+        together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
+        device: auto takes a GPU if there is one.
+        out: folder of results.
+        storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
+        wandb: Weights & Biases mode.
+        preset: demo is one RT layer against one Transformer layer on a short in-context recall.
+    """
+
+    mixer: tuple[str, ...]
+    task: tuple[str, ...]
+    difficulty: tuple[str, ...] = ("baseline",)
+    seeds: int = 1
+    lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
+    weight_decay: tuple[float, ...] = (0.0, 0.1)
+    epochs: int = 200
+    steps: int | None = None
+    batch_size: int = 128
+    evaluations: int = 40
+    width: int = 128
+    mlp_width: int = 512
+    layers: int = 1
+    together: int = 64
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    out: Path = Path("results")
+    storage: str | None = None
+    wandb: Mode = "disabled"
+    preset: Literal["grid", "demo"] = "grid"
+
+
+PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
+    "grid": (Options(mixer=(), task=()), {}),
+    "demo": (
+        Options(
+            mixer=("rt", "transformer"),
+            task=("in-context-recall",),
+            lr=(1e-3,),
+            weight_decay=(0.0,),
+            steps=200,
+            batch_size=64,
+            evaluations=8,
+            preset="demo",
+        ),
+        {"length": 64, "eval_examples": 320},
+    ),
+}
+"""Defaults of each preset: options, and settings of its task."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    with user_errors(ValueError, OSError):
+        options, experiments = plan(sys.argv[1:] if arguments is None else arguments)
+        device = find_device(options.device)
+        grid = [
+            Run(lr=lr, weight_decay=decay, seed=seed)
+            for lr, decay, seed in product(options.lr, options.weight_decay, range(options.seeds))
+        ]
+        store = Store(options.out, options.storage or str(options.out / "studies.journal"))
+    console = Console()
+    summaries = []
+    with closing(store), Display(console) as display:
+        watcher = Watchers(display, Tracker(options.wandb, options.out))
+        for experiment in experiments:
+            with user_errors(SplitOverlapError, DamagedFileError, OSError):
+                trials = search(experiment, grid, store, device, options.together, watcher)
+            summary = summarise(experiment, trials)
+            folder = store.study_folder(experiment)
+            write_summary(summary, folder)
+            print_summary(summary, console)
+            _diagnose(summary, folder, device, console)
+            console.print(f"stored in {folder}\n")
+            summaries.append(summary)
+    if len(summaries) > 1:
+        figure = options.out / "figures" / f"{_figure_name(options)}.png"
+        plot_comparison(summaries, figure)
+        print_comparison(summaries, console)
+        console.print(f"chart: {figure}")
+    console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
+
+
+def plan(arguments: Sequence[str]) -> tuple[Options, list[Experiment]]:
+    """Options and experiments of a command line; everything is checked that can be before training.
+
+    Raises:
+        ValueError: something does not fit; the message says what to do.
+    """
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--preset", default="grid")
+    preset, task_preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    options, mixer_values, task_values = parse(Options, preset, arguments)
+    _check(options)
+    protocol = Protocol(
+        batch_size=options.batch_size, epochs=options.epochs, steps=options.steps, evaluations=options.evaluations
+    )
+    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    precision = "bfloat16" if find_device(options.device).type == "cuda" else "float32"
+    experiments = []
+    for task in expand(options.task, TASKS):
+        for difficulty, task_config in settings(task, options, {**task_preset, **task_values}):
+            for mixer in expand(options.mixer, MIXERS):
+                experiment = Experiment(
+                    mixer=mixer,
+                    mixer_config=override(find_mixer(mixer).Config, mixer_values),
+                    task=task,
+                    task_config=task_config,
+                    difficulty=difficulty,
+                    shape=shape,
+                    protocol=protocol,
+                    precision=precision,
+                )
+                protocol.check(task_config.train_examples)
+                with torch.device("meta"):
+                    experiment.build()
+                experiments.append(experiment)
+    return options, experiments
+
+
+def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Named task configurations of the chosen difficulties.
+
+    Raises:
+        ValueError: the task has no such difficulty.
+    """
+    task_class = find_task(task)
+    base = override(task_class.Config, values)
+    named = {
+        f"{name.replace('_', '-')}-{value}": {**values, name: value}
+        for name, sweep in task_class.sweeps.items()
+        for value in sweep
+    }
+    chosen = dict.fromkeys(
+        n for name in options.difficulty for n in (("baseline", *named) if name == "all" else (name,))
+    )
+    if unknown := [name for name in chosen if name != "baseline" and name not in named]:
+        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
+    label = "baseline" if base == task_class.Config() else "demo" if options.preset == "demo" else "custom"
+    return [
+        (label, base) if name == "baseline" else (name, override(task_class.Config, named[name])) for name in chosen
+    ]
+
+
+def find_device(name: str) -> torch.device:
+    """Device of ``--device``.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _check(options: Options) -> None:
+    for name in ("mixer", "task", "lr", "weight_decay", "difficulty"):
+        if not getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} is missing: give at least one value, or use --preset demo")
+    at_least_one = ("seeds", "epochs", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
+    for name in (*at_least_one, *(("steps",) if options.steps is not None else ())):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
+    for name, (low, high) in {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}.items():
+        if bad := [value for value in getattr(options, name) if not low <= value <= high]:
+            raise ValueError(f"--{name.replace('_', '-')} {bad[0]:g} must lie between {low:g} and {high:g}")
+
+
+@contextmanager
+def user_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors that a person can mend into one line and exit status 2."""
+    try:
+        yield
+    except kinds as error:
+        fail(" ".join(str(error).split()))
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, *members: Watcher) -> None:
+        self.members = members
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        for member in self.members:
+            member.started(experiment, runs, total_steps)
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+        for member in self.members:
+            member.evaluated(step, points)
+
+    def finished(self, results: Sequence[Result]) -> None:
+        for member in self.members:
+            member.finished(results)
+
+    def waiting(self, trials: int) -> None:
+        for member in self.members:
+            member.waiting(trials)
+
+
+def _diagnose(summary: Summary, folder: Path, device: torch.device, console: Console) -> None:
+    """Look into the chosen model, once: what is there already is kept."""
+    if summary.chosen_trial is None:
+        return
+    marker = folder / "diagnosis.json"
+    model_path = Path(summary.chosen_trial.user_attrs["files"]) / "model.safetensors"
+    if marker.exists() and marker.stat().st_mtime >= model_path.stat().st_mtime:
+        return
+    model = summary.experiment.build()
+    model.load_state_dict(load_tensors(model_path)[0])
+    diagnose(model.to(device), summary.experiment.instance, folder, summary.experiment.name)
+    console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
+
+
+def _figure_name(options: Options) -> str:
+    words = [options.preset] if options.preset == "demo" else [*options.mixer, *options.task, *options.difficulty]
+    return re.sub(r"[^\w.+-]+", "-", "-".join(words))
+
+
+if __name__ == "__main__":
+    main()

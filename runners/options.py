@@ -1,0 +1,134 @@
+"""The command line, generated from dataclasses: options of the runner, of the chosen mixers and of the chosen tasks."""
+
+import argparse
+import contextlib
+import io
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import field, fields, make_dataclass, replace
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+import docstring_parser
+import tyro
+
+from mixers import MIXERS
+from runners.experiment import find_mixer
+from tasks import TASKS
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Parse ``arguments`` into an instance of ``base`` and the nested ``--mixer.*`` and ``--task.*`` options.
+
+    Returns:
+        The options, and by field name the mixer and task options that were set.
+
+    Raises:
+        ValueError: an unknown name, or an option that does not apply to every chosen mixer or task.
+    """
+    names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    names.add_argument("--mixer", nargs="+", default=list(preset.mixer))
+    names.add_argument("--task", nargs="+", default=list(preset.task))
+    chosen, _ = names.parse_known_args(arguments)
+    configs = {
+        "mixer": {name: find_mixer(name).Config for name in expand(chosen.mixer, MIXERS)},
+        "task": {name: find_task(name).Config for name in expand(chosen.task, TASKS)},
+    }
+    groups = {group: _common_options(group, classes) for group, classes in configs.items()}
+    nested = [
+        (f"{group}_options", Annotated[made, tyro.conf.arg(name=group)], field(default_factory=made))
+        for group, made in groups.items()
+    ]
+    extended = make_dataclass("Options", nested, bases=(base,), frozen=True, kw_only=True)
+    extended.__doc__ = base.__doc__
+    inherited = {f.name: getattr(preset, f.name) for f in fields(base)}
+    options, unknown = _cli(extended, extended(**inherited), arguments)
+    if unknown:
+        raise ValueError(_explain_unknown(unknown[0], configs))
+    plain = base(**{f.name: getattr(options, f.name) for f in fields(base)})
+    return plain, *(_set_values(getattr(options, f"{group}_options")) for group in configs)
+
+
+def expand(names: Sequence[str], registry: dict[str, Any]) -> list[str]:
+    """``all`` stands for the whole registry; each name once, in order."""
+    return list(dict.fromkeys(n for name in names for n in (registry if name == "all" else [name])))
+
+
+def find_task(name: str) -> Any:
+    """Task class of a registered name.
+
+    Raises:
+        ValueError: no such task.
+    """
+    if name not in TASKS:
+        raise ValueError(f"no task {name!r}: choose from {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def override(config_class: type, values: dict[str, Any]) -> Any:
+    """``config_class`` with its defaults, but for ``values``."""
+    return replace(config_class(), **values)
+
+
+def _common_options(group: str, classes: dict[str, type]) -> type:
+    """Dataclass of the options that all ``classes`` have, each None (left to its class) unless given."""
+    if not classes:
+        return make_dataclass(f"{group.capitalize()}Options", [], frozen=True, kw_only=True)
+    first, *others = classes.values()
+    shared = [f.name for f in fields(first) if all(f.name in _defaults(other) for other in others)]
+    hints = get_type_hints(first)
+    texts = {
+        param.arg_name: param.description or ""
+        for ancestor in reversed(first.__mro__)
+        for param in docstring_parser.parse(ancestor.__doc__ or "").params
+    }
+
+    def option(name: str) -> tuple[str, Any, Any]:
+        defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
+        text = f"{texts.get(name, '')} (unless given: {defaults})"
+        return name, Annotated[hints[name] | None, tyro.conf.arg(help=text)], field(default=None)
+
+    return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
+
+
+def _defaults(config_class: type) -> dict[str, Any]:
+    instance = config_class()
+    return {f.name: getattr(instance, f.name) for f in fields(instance)}
+
+
+def _cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """``tyro.cli`` with its error box folded into one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            parsed: tuple[Any, list[str]] = tyro.cli(
+                options_class, default=default, args=list(arguments), return_unknown_args=True
+            )
+            return parsed
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│╭╮╰╯ ") for line in box.getvalue().splitlines()[1:]]
+        message = itertools.takewhile(lambda line: not line.startswith("───"), lines)
+        raise ValueError(" ".join(line for line in message if line) + "; see --help") from stop
+
+
+def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
+    """Why an argument was not understood."""
+    group, _, name = option.removeprefix("--").partition("=")[0].partition(".")
+    if group not in configs or not name:
+        return f"unknown option {option}: see --help"
+    field_name = name.replace("-", "_")
+    lacking = {member: c for member, c in configs[group].items() if field_name not in _defaults(c)}
+    known = ", ".join(f"--{group}.{f.replace('_', '-')}" for c in list(lacking.values())[:1] for f in _defaults(c))
+    return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known}"
+
+
+def _set_values(options: Any) -> dict[str, Any]:
+    return {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}

@@ -1,0 +1,284 @@
+"""Results for people: tables, charts, and the progress that is shown on the way."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from optuna.trial import FrozenTrial
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from runners.checkpoint import write_atomically, write_json
+from runners.ensemble import Run
+from runners.experiment import Experiment
+from runners.search import run_of
+from runners.train import CurvePoint, Result
+from tasks.base import Accuracy
+from tasks.metrics import mean_and_interval
+
+METRICS = (
+    "validation_sequence_accuracy",
+    "validation_token_accuracy",
+    "validation_loss",
+    "validation_score",
+    "test_sequence_accuracy",
+    "test_token_accuracy",
+    "test_loss",
+    "steps_per_second",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean over seeds and half the width of its 95% Student-t interval, None for a single seed."""
+
+    mean: float
+    half_width: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Estimate":
+        mean, half_width = mean_and_interval(values)
+        return Estimate(mean=mean, half_width=None if math.isnan(half_width) else half_width)
+
+    def text(self, digits: int = 4) -> str:
+        """``mean`` or ``mean ± half width``."""
+        interval = "" if self.half_width is None else f" ± {self.half_width:.{digits}f}"
+        return f"{self.mean:.{digits}f}{interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A grid point over all its seeds; ``estimates`` is None where a seed diverged."""
+
+    lr: float
+    weight_decay: float
+    seeds: list[int]
+    estimates: dict[str, Estimate] | None
+    diverged: dict[int, int]
+    """Seed -> step at which it diverged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A finished search: all points, and the index of the one chosen on validation (None if all diverged)."""
+
+    experiment: Experiment
+    points: list[Point]
+    chosen: int | None
+    chosen_trial: FrozenTrial | None
+    ceiling: Accuracy
+    chance: Accuracy
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "study": self.experiment.name,
+            "config": self.experiment.to_dict(),
+            "fingerprint": self.experiment.fingerprint,
+            "points": [asdict(point) for point in self.points],
+            "chosen": self.chosen,
+            "ceiling": asdict(self.ceiling),
+            "chance": asdict(self.chance),
+        }
+
+    def test(self, metric: str) -> Estimate | None:
+        """A test metric of the chosen point."""
+        if self.chosen is None:
+            return None
+        estimates = self.points[self.chosen].estimates
+        return None if estimates is None else estimates[f"test_{metric}"]
+
+
+def summarise(experiment: Experiment, trials: Sequence[FrozenTrial]) -> Summary:
+    """Group finished trials by grid point and choose the point with the best mean validation score."""
+    groups: dict[tuple[float, float], list[FrozenTrial]] = {}
+    for trial in trials:
+        run = run_of(trial)
+        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
+    points = [_point(lr, decay, members) for (lr, decay), members in groups.items()]
+    eligible = [i for i, point in enumerate(points) if point.estimates is not None]
+    chosen = max(eligible, key=lambda i: _validation_score(points[i]), default=None)
+    chosen_trial = None
+    if chosen is not None:
+        members = groups[(points[chosen].lr, points[chosen].weight_decay)]
+        chosen_trial = max(members, key=lambda trial: trial.user_attrs["validation_score"])
+    task = experiment.instance
+    return Summary(
+        experiment=experiment,
+        points=points,
+        chosen=chosen,
+        chosen_trial=chosen_trial,
+        ceiling=task.ceiling("test"),
+        chance=task.chance("test"),
+    )
+
+
+def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial]) -> Point:
+    diverged = {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
+    estimates = None
+    if not diverged:
+        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in METRICS}
+    return Point(
+        lr=lr,
+        weight_decay=weight_decay,
+        seeds=[run_of(trial).seed for trial in trials],
+        estimates=estimates,
+        diverged=diverged,
+    )
+
+
+def _validation_score(point: Point) -> float:
+    return -math.inf if point.estimates is None else point.estimates["validation_score"].mean
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """One row a grid point, the chosen one marked; then ceiling and chance."""
+    table = Table(title=summary.experiment.name, title_justify="left")
+    for heading in ("", "lr", "weight decay", "val seq", "val token", "val loss", "test seq", "test token", "steps/s"):
+        table.add_column(heading, justify="right")
+    shown = METRICS[:3] + METRICS[4:6]
+    for i, point in enumerate(summary.points):
+        mark = "→" if i == summary.chosen else ""
+        if point.estimates is None:
+            steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
+            table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", f"diverged: {steps}")
+            continue
+        cells = [point.estimates[name].text() for name in shown]
+        speed = f"{point.estimates['steps_per_second'].mean:.1f}"
+        table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", *cells, speed)
+    console.print(table)
+    ceiling, chance = summary.ceiling, summary.chance
+    if summary.chosen is None:
+        console.print("chosen: none, every point diverged")
+    else:
+        best = summary.points[summary.chosen]
+        console.print(f"chosen on validation: lr {best.lr:g}, weight decay {best.weight_decay:g}")
+    console.print(
+        f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
+        f"chance {chance.sequence:.2g} / {chance.token:.4f}"
+    )
+
+
+def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
+    """One row an experiment: test accuracies of the chosen point beside ceiling and chance."""
+    table = Table(title="test accuracy of the chosen points", title_justify="left")
+    for heading in ("task", "difficulty", "mixer"):
+        table.add_column(heading)
+    for heading in ("lr", "weight decay", "sequence", "token", "ceiling seq / token", "chance seq / token"):
+        table.add_column(heading, justify="right")
+    for s in summaries:
+        labels = (s.experiment.task, s.experiment.difficulty, s.experiment.mixer)
+        limits = [f"{a.sequence:.3g} / {a.token:.3g}" for a in (s.ceiling, s.chance)]
+        sequence, token = s.test("sequence_accuracy"), s.test("token_accuracy")
+        if s.chosen is None or sequence is None or token is None:
+            table.add_row(*labels, "–", "–", "diverged", "diverged", *limits)
+            continue
+        best = s.points[s.chosen]
+        table.add_row(*labels, f"{best.lr:g}", f"{best.weight_decay:g}", sequence.text(), token.text(), *limits)
+    console.print(table)
+
+
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Write ``summary.json`` of one study."""
+    write_json(folder / "summary.json", summary.to_dict())
+
+
+def plot_comparison(summaries: Sequence[Summary], path: Path) -> None:
+    """Bar charts of sequence and token accuracy by task and mixer, with ceiling and chance, as PNG."""
+    settings = list(dict.fromkeys((s.experiment.task, s.experiment.difficulty) for s in summaries))
+    mixers = list(dict.fromkeys(s.experiment.mixer for s in summaries))
+    figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
+    for axes, metric in zip(figure.subplots(2, 1, sharex=True), ("sequence", "token"), strict=True):
+        width = 0.8 / len(mixers)
+        for s in summaries:
+            estimate = s.test(f"{metric}_accuracy")
+            slot = mixers.index(s.experiment.mixer)
+            x = settings.index((s.experiment.task, s.experiment.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
+            if estimate is not None:
+                axes.bar(x, estimate.mean, width, color=f"C{slot}", yerr=estimate.half_width, capsize=3)
+                axes.annotate(f"{estimate.mean:.2f}", (x, estimate.mean), ha="center", va="bottom", fontsize=8)
+            left, right = x - width / 2, x + width / 2
+            axes.hlines(getattr(s.ceiling, metric), left, right, colors="black", linewidth=1.5)
+            axes.hlines(getattr(s.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
+        axes.set_ylim(0, 1.09)
+        axes.set_ylabel(f"{metric} accuracy (test)")
+        axes.set_xticks(range(len(settings)), [f"{task}\n{difficulty}" for task, difficulty in settings], fontsize=8)
+    figure.legend(
+        handles=[*(_patch(f"C{i}", name) for i, name in enumerate(mixers)), *_limits()],
+        loc="outside upper center",
+        ncols=len(mixers) + 2,
+    )
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def _patch(color: str, label: str) -> Any:
+    return Patch(color=color, label=label)
+
+
+def _limits() -> list[Any]:
+    return [
+        Line2D([], [], color="black", label="ceiling"),
+        Line2D([], [], color="black", linestyle="dotted", label="chance"),
+    ]
+
+
+class Display:
+    """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        """Open a bar for an ensemble."""
+        description = f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} runs"
+        self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+        """Move the bar; figures are those of the run with the best validation score."""
+        if self._bar is None:
+            return
+        alive = [p for p in points if p.validation is not None]
+        figures = "all runs diverged"
+        if alive:
+            best = max(alive, key=lambda p: p.validation.score if p.validation else -math.inf)
+            assert best.validation is not None
+            figures = (
+                f"loss {best.train_loss:.3f}  val seq {best.validation.sequence_accuracy:.3f} "
+                f"token {best.validation.token_accuracy:.3f}"
+            )
+        task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
+        speed = f"  {task.speed:.1f} steps/s" if task.speed else ""
+        self._progress.update(self._bar, completed=step, figures=figures + speed)
+
+    def finished(self, results: Sequence[Result]) -> None:
+        """Close the bar of an ensemble."""
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None
+
+    def waiting(self, trials: int) -> None:
+        """Say that other processes hold the missing trials."""
+        if self._bar is None:
+            self._bar = self._progress.add_task("", total=None, figures="")
+        self._progress.update(self._bar, description=f"waiting for {trials} trials of other processes")

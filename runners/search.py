@@ -1,0 +1,338 @@
+"""The hyperparameter search: a grid in an Optuna study, each point run exactly once by however many processes.
+
+Points are enqueued beforehand and taken by ask and tell under a file lock, as many at a time as are trained together.
+A process holds a lock file of its own while it lives; a running trial whose owner is gone is taken over, and goes on
+from its last checkpoint. Processes that share a study must share the results folder.
+"""
+
+import os
+import platform
+import re
+import time
+import uuid
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import optuna
+import torch
+from filelock import FileLock, Timeout
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna_dashboard import save_note
+
+from runners.checkpoint import load_tensors, save_tensors, write_json
+from runners.ensemble import Run
+from runners.experiment import Experiment
+from runners.train import CurvePoint, Result, train
+
+DISTRIBUTIONS: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(1e-8, 10.0, log=True),
+    "weight_decay": FloatDistribution(0.0, 10.0),
+    "seed": IntDistribution(0, 2**31 - 1),
+}
+METRIC_NAME = "validation score"
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Watcher(Protocol):
+    """Told what the search does; draws progress, logs to a tracker."""
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        """An ensemble begins or goes on."""
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+        """Each run of the ensemble has been evaluated."""
+
+    def finished(self, results: Sequence[Result]) -> None:
+        """The ensemble is done and stored."""
+
+    def waiting(self, trials: int) -> None:
+        """All that is missing is being trained by other processes."""
+
+
+class Store:
+    """Where studies and the files of runs live.
+
+    Args:
+        folder: results folder; locks, models and checkpoints go below it.
+        storage: an Optuna storage URL, or a path of a journal file.
+
+    Raises:
+        ValueError: the storage cannot be opened.
+    """
+
+    def __init__(self, folder: Path, storage: str) -> None:
+        self.folder, self.url = folder, storage
+        self._locks = folder / "locks"
+        self._locks.mkdir(parents=True, exist_ok=True)
+        self._owner = uuid.uuid4().hex
+        self._life = FileLock(self._locks / f"{self._owner}.alive")
+        self._life.acquire()
+        with self.exclusive():
+            self.storage = _open_storage(storage)
+
+    def exclusive(self) -> FileLock:
+        """Lock that one process holds at a time for this storage."""
+        return FileLock(self._locks / f"{sha256(self.url.encode()).hexdigest()[:16]}.lock")
+
+    def close(self) -> None:
+        """Give up ownership; trials still running may be taken over from here on."""
+        self._life.release()
+        Path(self._life.lock_file).unlink(missing_ok=True)
+
+    def own(self, trial: Trial) -> None:
+        """Mark a trial as this process's."""
+        trial.set_user_attr("owner", self._owner)
+
+    def is_orphan(self, trial: FrozenTrial) -> bool:
+        """Whether the process that took a running trial is gone; the caller holds ``exclusive``."""
+        path = self._locks / f"{trial.user_attrs.get('owner')}.alive"
+        if not path.exists():
+            return True
+        try:
+            with FileLock(path, timeout=0):
+                path.unlink(missing_ok=True)
+                return True
+        except Timeout:
+            return False
+
+    def run_folder(self, experiment: Experiment, run: Run) -> Path:
+        """Folder of one run's model, configuration and checkpoint."""
+        return self.folder / "runs" / experiment.run_id(run)
+
+    def study_folder(self, experiment: Experiment) -> Path:
+        """Folder of a study's summary and figures."""
+        return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+
+
+def search(
+    experiment: Experiment, grid: Sequence[Run], store: Store, device: torch.device, together: int, watcher: Watcher
+) -> list[FrozenTrial]:
+    """Train what is missing of ``grid``, at most ``together`` runs at a time; return its trials in the grid's order."""
+    study = open_study(experiment, store)
+    while True:
+        for trials in _equal_progress(_take(study, grid, store, together), experiment, store):
+            _run(study, trials, experiment, store, device, watcher)
+        done, open_trials = _split_by_state(study, grid)
+        if len(done) == len(grid):
+            return done
+        if open_trials:
+            watcher.waiting(len(open_trials))
+            time.sleep(1.0)
+
+
+def open_study(experiment: Experiment, store: Store) -> optuna.Study:
+    """The experiment's study, made and described when it is new."""
+    with store.exclusive():
+        study = optuna.create_study(
+            storage=store.storage, study_name=experiment.name, direction="maximize", load_if_exists=True
+        )
+        if "fingerprint" not in study.user_attrs:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                study.set_metric_names([METRIC_NAME])
+            study.set_user_attr("config", experiment.to_dict())
+            save_note(study, describe(experiment))
+            study.set_user_attr("fingerprint", experiment.fingerprint)
+    return study
+
+
+def describe(experiment: Experiment) -> str:
+    """The protocol in Markdown, shown beside the study in the dashboard."""
+    protocol, task = experiment.protocol, experiment.instance
+    ceiling, chance = task.ceiling("test"), task.chance("test")
+    steps = protocol.total_steps(experiment.task_config.train_examples)
+    settings = "\n".join(
+        f"- **{title}**: {', '.join(f'{name} {value}' for name, value in values.items())}"
+        for title, values in (
+            ("mixer", asdict(experiment.mixer_config)),
+            ("task", asdict(experiment.task_config)),
+            ("shape", asdict(experiment.shape)),
+            ("optimizer", asdict(protocol.optimizer)),
+        )
+    )
+    return f"""# {experiment.mixer} on {experiment.task}, {experiment.difficulty}
+
+{steps} steps of {protocol.batch_size} sequences, cosine schedule, {experiment.precision} products;
+{protocol.evaluations} evaluations on the validation split, whose best parameters are kept.
+The point is chosen on validation alone; the test split is read once for each finished trial.
+
+{settings}
+
+The value is {METRIC_NAME}: it orders trials by sequences right, then tokens right, then loss.
+Sequence / token accuracy on the test split: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f},
+chance {chance.sequence:.2e} / {chance.token:.4f}.
+
+Fingerprint of configuration, data and code: `{experiment.fingerprint}`
+"""
+
+
+def _open_storage(storage: str) -> BaseStorage:
+    if "://" in storage:
+        try:
+            return optuna.storages.get_storage(storage)
+        except Exception as error:
+            raise ValueError(f"cannot open storage {storage}: {error}") from error
+    path = Path(storage)
+    if path.is_dir():
+        raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_torn_line(path)
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Remove a last line that a killed process left half-written; later lines would be unreadable behind it."""
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+def run_of(trial: FrozenTrial | Trial) -> Run:
+    """The run that a trial stands for."""
+    return Run(**{name: trial.params[name] for name in DISTRIBUTIONS})
+
+
+def is_done(trial: FrozenTrial) -> bool:
+    """Whether a trial never has to be run again: complete, or diverged."""
+    return trial.state == TrialState.COMPLETE or "diverged_step" in trial.user_attrs
+
+
+def _split_by_state(study: optuna.Study, grid: Sequence[Run]) -> tuple[list[FrozenTrial], list[FrozenTrial]]:
+    """Done and unfinished trials of the grid, the first of each run, in the grid's order."""
+    done: dict[Run, FrozenTrial] = {}
+    unfinished: dict[Run, FrozenTrial] = {}
+    for trial in study.get_trials(deepcopy=False):
+        if is_done(trial):
+            done.setdefault(run_of(trial), trial)
+        elif trial.state == TrialState.RUNNING:
+            unfinished.setdefault(run_of(trial), trial)
+    return [done[run] for run in grid if run in done], [
+        unfinished[run] for run in grid if run in unfinished and run not in done
+    ]
+
+
+def _take(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> list[Trial]:
+    """Up to ``limit`` trials to run now: those that died under their owner first, then enqueued ones."""
+    with store.exclusive():
+        known, orphans, waiting = set(), [], 0
+        for trial in study.get_trials(deepcopy=False):
+            if trial.state == TrialState.WAITING:
+                known.add(Run(**trial.system_attrs["fixed_params"]))
+                waiting += 1
+            elif trial.state == TrialState.RUNNING or is_done(trial):
+                known.add(run_of(trial))
+            if trial.state == TrialState.RUNNING and run_of(trial) in grid and store.is_orphan(trial):
+                orphans.append(Trial(study, trial._trial_id))
+        for run in grid:
+            if run not in known:
+                study.enqueue_trial(asdict(run))
+                waiting += 1
+        taken = orphans[:limit]
+        taken += [study.ask(DISTRIBUTIONS) for _ in range(min(waiting, limit - len(taken)))]
+        for mine in taken:
+            store.own(mine)
+        return taken
+
+
+def _equal_progress(trials: Sequence[Trial], experiment: Experiment, store: Store) -> list[list[Trial]]:
+    """Trials that can be trained together: those whose checkpoints stand at the same step."""
+
+    def step(trial: Trial) -> int:
+        path = _checkpoint(experiment, run_of(trial), store)
+        return int(load_tensors(path)[1]["step"]) if path.exists() else 0
+
+    return [list(group) for _, group in groupby(sorted(trials, key=step), step)]
+
+
+def _checkpoint(experiment: Experiment, run: Run, store: Store) -> Path:
+    return store.run_folder(experiment, run) / "checkpoint.safetensors"
+
+
+def _run(
+    study: optuna.Study,
+    trials: Sequence[Trial],
+    experiment: Experiment,
+    store: Store,
+    device: torch.device,
+    watcher: Watcher,
+) -> None:
+    """Train an ensemble of trials and tell Optuna each result."""
+    runs = [run_of(trial) for trial in trials]
+    checkpoints = [_checkpoint(experiment, run, store) for run in runs]
+    task, protocol = experiment.instance, experiment.protocol
+    watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))))
+    reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]
+
+    def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
+        for trial, point, before in zip(trials, points, reported, strict=True):
+            if point.validation is not None and step not in before:
+                trial.report(point.validation.score, step)
+        watcher.evaluated(step, points)
+
+    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated)
+    for trial, run, result, checkpoint in zip(trials, runs, results, checkpoints, strict=True):
+        _record(trial, run, result, experiment, store, device, len(trials))
+        if result.validation is None:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, result.validation.score)
+        checkpoint.unlink(missing_ok=True)
+    watcher.finished(results)
+
+
+def _record(
+    trial: Trial, run: Run, result: Result, experiment: Experiment, store: Store, device: torch.device, members: int
+) -> None:
+    """Write a run's files, then its attributes."""
+    folder = store.run_folder(experiment, run)
+    record: dict[str, Any] = {
+        "config": {**experiment.to_dict(), "run": asdict(run)},
+        "fingerprint": experiment.fingerprint,
+        "versions": versions(),
+        "device": device_name(device),
+        "seconds": result.seconds,
+        "steps_per_second": result.steps_per_second,
+        "trained_together": members,
+        "best_step": result.best_step,
+        "files": str(folder),
+        "curve": [asdict(point) for point in result.curve],
+    }
+    for split, metrics in (("validation", result.validation), ("test", result.test)):
+        if metrics is not None:
+            record |= {f"{split}_{name}": value for name, value in asdict(metrics).items()}
+    if result.diverged_step is not None:
+        record["diverged_step"] = result.diverged_step
+    write_json(folder / "config.json", record)
+    save_tensors(folder / "model.safetensors", result.parameters, record["config"])
+    for name, value in record.items():
+        trial.set_user_attr(name, value)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "optuna": optuna.__version__,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Model of the GPU, or of the machine's processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"

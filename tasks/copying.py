@@ -1,0 +1,227 @@
+"""Copying of letter strings, whole or from a queried n-gram on.
+
+Source: Jelassi et al. 2024, "Repeat After Me: Transformers are Better than State Space Models at Copying"
+(arXiv:2402.01032).
+Dimensions: S sequences, T positions, E examples packed into a sequence, N examples, C characters of an example.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tasks.base import IGNORE, Accuracy, Batch, Mask, Task, Tokens, require
+from tasks.strings import LETTERS, draw_with_repeated_ngram, draw_with_unique_ngram
+
+BEGIN, SEPARATOR, END, PAD = range(LETTERS, LETTERS + 4)
+ALPHABET = "abcdefghijklmnopqrstuvwxyz$|.*"
+"""Character of each token."""
+
+Variant = Literal["copy", "prefix-ngram", "suffix-ngram"]
+DUPLICATE_NGRAM = "duplicate-ngram"
+
+
+class Copying(Task):
+    """A string of random letters must be repeated, or its part behind a queried n-gram.
+
+    Tokens: a-z (0-25), ``$`` begin (26), ``|`` separator (27), ``.`` end (28), ``*`` padding (29). An example is
+
+    - ``copy``: ``$x|x.``;
+    - ``prefix-ngram``: ``$q|x|answer.``, where the n-gram q occurs once in x and the answer is the rest of x behind it;
+    - ``suffix-ngram``: ``$x|q answer.`` without the space.
+
+    A training sequence packs independent examples into ``context`` tokens. Only the answer and its ``.`` are targets; a
+    last example that the context cuts off has none. Every other split and probe holds one example per sequence, padded
+    on the right: validation and test strings of ``eval_length``, probes of each of ``probe_lengths``. For ``copy`` the
+    probe ``duplicate-ngram`` copies strings of ``eval_length`` in which one n-gram occurs twice. Answer letters are
+    scored; the ``.`` behind them is trained but not scored. The model reads the correct answer up to each position.
+
+    Example, first sequence of the test split of
+    ``Config(min_length=3, max_length=4, context=11, eval_length=6, train_examples=1, eval_examples=1)``;
+    ``_`` is no target, ``^`` a scored position::
+
+        inputs   $ i x x w g r | i x x w g r .
+        targets  _ _ _ _ _ _ _ i x x w g r . _
+        scored   . . . . . . . ^ ^ ^ ^ ^ ^ . .
+
+    Source: Jelassi et al. 2024 (arXiv:2402.01032).
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        """Settings of copying.
+
+        Attributes:
+            variant: what is asked for: the whole string, or what follows an n-gram given before or behind the string.
+            min_length: letters in the shortest training string.
+            max_length: letters in the longest training string.
+            context: tokens in a training sequence.
+            eval_length: letters in each validation and test string.
+            probe_lengths: letters in the strings of each extrapolation probe.
+            ngram: letters in a queried n-gram, and in the repeated one of the duplicate-ngram probe.
+        """
+
+        variant: Variant = "copy"
+        min_length: int = 5
+        max_length: int = 20
+        context: int = 220
+        eval_length: int = 20
+        probe_lengths: tuple[int, ...] = (30, 40, 50, 60, 70, 80, 90, 100)
+        ngram: int = 3
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(1 <= self.ngram <= 10, f"ngram is {self.ngram}: use 1 to 10")
+            # An n-gram needs a letter behind it to ask for.
+            least = 1 if self.variant == "copy" else self.ngram + 1
+            require(
+                self.min_length >= least, f"min_length is {self.min_length}: {self.variant} needs {least} or more here"
+            )
+            require(
+                self.max_length >= self.min_length,
+                f"max_length is {self.max_length}: use at least min_length, {self.min_length}",
+            )
+            longest = example_length(self.variant, self.max_length)
+            require(
+                self.context >= longest,
+                f"context is {self.context}: the longest example takes {longest} tokens, use at least that many",
+            )
+            least = 2 * self.ngram if self.variant == "copy" else least
+            require(
+                self.eval_length >= least,
+                f"eval_length is {self.eval_length}: with {self.ngram}-grams {self.variant} needs {least} or more",
+            )
+            beyond = all(length > self.eval_length for length in self.probe_lengths)
+            distinct = len(set(self.probe_lengths)) == len(self.probe_lengths)
+            require(
+                beyond and distinct,
+                f"probe_lengths are {self.probe_lengths}: use different lengths above eval_length, {self.eval_length}",
+            )
+
+    name = "copying"
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return len(ALPHABET)
+
+    @property
+    def answer_count(self) -> int:
+        return LETTERS
+
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        lengths = tuple(f"length {length}" for length in self.config.probe_lengths)
+        return (*lengths, DUPLICATE_NGRAM) if self.config.variant == "copy" else lengths
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        if split == "train":
+            return self._pack(rng, n)
+        if split == DUPLICATE_NGRAM:
+            letters_NC = draw_with_repeated_ngram(rng, n, self.config.eval_length, self.config.ngram)
+            start_N = np.zeros(n, dtype=np.int64)
+            examples = self._spell(letters_NC, np.full(n, self.config.eval_length), start_N)
+        else:
+            length = int(split.removeprefix("length ")) if split in self.probe_names else self.config.eval_length
+            examples = self._draw_examples(rng, np.full(n, length))
+        return _batch(*examples)
+
+    def _pack(self, rng: np.random.Generator, n: int) -> Batch:
+        """Fill each of ``n`` contexts with as many examples as begin in it."""
+        context, ngram = self.config.context, self.config.ngram
+        # Least length that an example has before its query is known: one that cannot begin in time is not drawn.
+        extra = {"copy": 3, "prefix-ngram": ngram + 5, "suffix-ngram": ngram + 4}[self.config.variant]
+        per_letter = 2 if self.config.variant == "copy" else 1
+        per_row = -(-context // (per_letter * self.config.min_length + extra))
+        lengths_SE = rng.integers(self.config.min_length, self.config.max_length + 1, size=(n, per_row))
+        least_SE = per_letter * lengths_SE + extra
+        drawn_SE = np.cumsum(least_SE, axis=1) - least_SE < context
+        examples_NC, ends_N, answers_N = self._draw_examples(rng, lengths_SE[drawn_SE])
+
+        ends_SE = np.zeros_like(lengths_SE)
+        ends_SE[drawn_SE] = ends_N
+        starts_N = (np.cumsum(ends_SE, axis=1) - ends_SE)[drawn_SE]
+        begun_N = np.flatnonzero(starts_N < context)
+        starts_N = starts_N[begun_N]
+        batch = _batch(examples_NC[begun_N], ends_N[begun_N], answers_N[begun_N])
+        whole_N = starts_N + ends_N[begun_N] <= context
+
+        inside_NC = np.arange(examples_NC.shape[1]) < np.minimum(ends_N[begun_N], context - starts_N)[:, None]
+        # The examples of a row leave no gap, so their tokens in order are the rows in order.
+        return Batch(
+            inputs_ST=batch.inputs_ST[inside_NC].reshape(n, context),
+            targets_ST=np.where(whole_N[:, None], batch.targets_ST, IGNORE)[inside_NC].reshape(n, context),
+            scored_ST=(batch.scored_ST & whole_N[:, None])[inside_NC].reshape(n, context),
+        )
+
+    def _draw_examples(self, rng: np.random.Generator, lengths_N: Tokens) -> tuple[Tokens, Tokens, Tokens]:
+        """Draw one example for each string length; see ``_spell``."""
+        if self.config.variant == "copy":
+            letters_NC = rng.integers(LETTERS, size=(len(lengths_N), int(lengths_N.max())))
+            return self._spell(letters_NC, lengths_N, np.zeros_like(lengths_N))
+        letters_NC, start_N = draw_with_unique_ngram(rng, lengths_N, self.config.ngram)
+        return self._spell(letters_NC, lengths_N, start_N)
+
+    def _spell(self, letters_NC: Tokens, lengths_N: Tokens, query_N: Tokens) -> tuple[Tokens, Tokens, Tokens]:
+        """Write strings as examples of the variant.
+
+        Args:
+            letters_NC: the strings.
+            lengths_N: their lengths.
+            query_N: where the queried n-gram starts; not used by ``copy``.
+
+        Returns:
+            The tokens of each example, padded on the right; its length; the length of its answer.
+        """
+        character_C = np.arange(letters_NC.shape[1])
+        string = (letters_NC, character_C < lengths_N[:, None])
+        query = (letters_NC, (character_C >= query_N[:, None]) & (character_C < query_N[:, None] + self.config.ngram))
+        begin, separator, end = (
+            (np.full((len(letters_NC), 1), token), np.ones((len(letters_NC), 1), dtype=np.bool_))
+            for token in (BEGIN, SEPARATOR, END)
+        )
+        if self.config.variant == "copy":
+            return (*_join(begin, string, separator, string, end), lengths_N)
+        answers_N = lengths_N - query_N - self.config.ngram
+        rest = (letters_NC, string[1] & (character_C >= (lengths_N - answers_N)[:, None]))
+        if self.config.variant == "prefix-ngram":
+            return (*_join(begin, query, separator, string, separator, rest, end), answers_N)
+        return (*_join(begin, string, separator, query, rest, end), answers_N)
+
+    def examples(self, batch: Batch) -> set[bytes]:
+        """The complete examples of all sequences, whether packed or alone."""
+        text = batch.inputs_ST.astype(np.uint8).tobytes()
+        pieces = (piece.partition(bytes([END])) for piece in text.split(bytes([BEGIN])))
+        return {example for example, end, _ in pieces if end}
+
+    def ceiling(self, split: str) -> Accuracy:
+        """1: every answer stands in the input, and the queried n-gram occurs once."""
+        return Accuracy(sequence=1.0, token=1.0)
+
+
+def example_length(variant: Variant, letters: int) -> int:
+    """Most tokens that an example with a string of so many letters takes."""
+    return 2 * letters + (4 if variant == "prefix-ngram" else 3)
+
+
+def _join(*parts: tuple[Tokens, Mask]) -> tuple[Tokens, Tokens]:
+    """Join, row by row, the masked tokens of the parts; returns them padded on the right, and their number per row."""
+    tokens_NC = np.concatenate([tokens for tokens, _ in parts], axis=1)
+    kept_NC = np.concatenate([kept for _, kept in parts], axis=1)
+    ends_N = kept_NC.sum(axis=1)
+    joined_NC = np.full((len(ends_N), int(ends_N.max())), PAD, dtype=np.int64)
+    joined_NC[np.arange(joined_NC.shape[1]) < ends_N[:, None]] = tokens_NC[kept_NC]
+    return joined_NC, ends_N
+
+
+def _batch(examples_NC: Tokens, ends_N: Tokens, answers_N: Tokens) -> Batch:
+    """Targets of examples, one per sequence: the answer, which is the last thing before the ``.``, and that ``.``."""
+    position_C = np.arange(examples_NC.shape[1])
+    dot_N1 = ends_N[:, None] - 2
+    target_NC = (position_C >= dot_N1 - answers_N[:, None]) & (position_C <= dot_N1)
+    next_NC = np.roll(examples_NC, -1, axis=1)
+    return Batch(
+        inputs_ST=examples_NC,
+        targets_ST=np.where(target_NC, next_NC, IGNORE),
+        scored_ST=target_NC & (position_C < dot_N1),
+    )

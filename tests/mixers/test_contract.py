@@ -1,0 +1,157 @@
+"""What every registered layer must satisfy; new layers are picked up by themselves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixers import MIXERS
+from mixers.backbone import AutoEncoder, LanguageModel
+from mixers.base import Layer, Shape
+
+SHAPE = Shape(width=32, mlp_width=64, layers=2)
+LENGTHS = [1, 2, 5, 8, 13]
+VARIANTS: dict[str, list[dict[str, object]]] = {
+    "transformer": [{"heads": 4}, {"heads": 2, "qk_norm": False}],
+    "rt": [
+        {"heads": 4},
+        {"heads": 4, "implementation": "naive"},
+        {"heads": 4, "persistent_norm": False},
+        {"heads": 4, "qk_norm": False},
+        {"heads": 4, "block": 3},
+    ],
+}
+CASES = [(name, values) for name in MIXERS for values in VARIANTS.get(name, [{}])]
+each_layer = pytest.mark.parametrize(("name", "values"), CASES, ids=lambda value: str(value))
+
+
+def build(name: str, values: dict[str, object], dtype: torch.dtype = torch.float64) -> Layer:
+    torch.manual_seed(0)
+    return MIXERS[name](MIXERS[name].Config(**values), SHAPE).to(dtype)
+
+
+def inputs(length: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    return torch.randn(3, length, SHAPE.width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@each_layer
+@pytest.mark.parametrize("length", LENGTHS)
+def test_keeps_shape_and_dtype(name: str, values: dict[str, object], length: int) -> None:
+    z = build(name, values, torch.float32)(inputs(length, torch.float32))
+    assert z.shape == (3, length, SHAPE.width)
+    assert z.dtype == torch.float32
+
+
+@each_layer
+@pytest.mark.parametrize("position", [0, 6, 12])
+def test_depends_on_no_later_position(name: str, values: dict[str, object], position: int) -> None:
+    layer, x = build(name, values), inputs(13)
+    changed = x.clone()
+    changed[:, position] += 1.0
+    difference = (layer(changed) - layer(x)).abs().amax((0, 2))
+    assert (difference[:position] == 0).all()
+    assert (difference[position:] > 0).all()
+
+
+@each_layer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: torch.dtype) -> None:
+    layer, x = build(name, values, torch.float32), inputs(13, torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        layer(x).square().mean().backward()
+    assert x.grad is not None
+    for label, tensor in [("x", x), *layer.named_parameters()]:
+        assert tensor.grad is not None, label
+        assert tensor.grad.isfinite().all(), label
+        assert tensor.grad.abs().sum() > 0, label
+
+
+@each_layer
+def test_same_seed_same_layer(name: str, values: dict[str, object]) -> None:
+    assert torch.equal(build(name, values)(inputs(8)), build(name, values)(inputs(8)))
+
+
+@each_layer
+@pytest.mark.parametrize("length", LENGTHS)
+def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[str, object], length: int) -> None:
+    layer, x = build(name, values), inputs(length)
+    state, steps = layer.init_state(3), []
+    with torch.no_grad():
+        for t in range(length):
+            z, state = layer.step(x[:, t], state)
+            steps.append(z)
+        torch.testing.assert_close(torch.stack(steps, 1), layer(x), rtol=1e-11, atol=1e-11)
+
+
+@each_layer
+def test_state_dict_round_trip(name: str, values: dict[str, object]) -> None:
+    layer, other = build(name, values), MIXERS[name](MIXERS[name].Config(**values), SHAPE).double()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(inputs(8)), layer(inputs(8)))
+
+
+@each_layer
+def test_runs_stacked_under_vmap_equal_single_runs(name: str, values: dict[str, object]) -> None:
+    """Outputs and gradients of three runs of one shape, together and one by one."""
+    layers = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layers.append(MIXERS[name](MIXERS[name].Config(**values), SHAPE).double())
+    params, _ = torch.func.stack_module_state(layers)
+    x = torch.stack([inputs(9, seed=seed) for seed in range(3)])
+
+    def one(run: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+        return torch.func.functional_call(layers[0], run, (x_BTD,))
+
+    z = torch.func.vmap(one)(params, x)
+    together = torch.autograd.grad(z.square().sum(), list(params.values()))
+    for r, layer in enumerate(layers):
+        alone = layer(x[r])
+        torch.testing.assert_close(z[r], alone, rtol=1e-11, atol=1e-11)
+        gradients = torch.autograd.grad(alone.square().sum(), list(layer.parameters()))
+        for (label, _), a, b in zip(layer.named_parameters(), together, gradients, strict=True):
+            torch.testing.assert_close(a[r], b, rtol=1e-9, atol=1e-9, msg=f"gradient of {label}")
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="heads: 5 must divide the model width 32"):
+        MIXERS[name](MIXERS[name].Config(heads=5), SHAPE)
+
+
+def test_language_model_decodes_as_it_reads() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(MIXERS["rt"], MIXERS["rt"].Config(heads=4), SHAPE, 11).double()
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    states, logits = model.init_state(2), []
+    for t in range(7):
+        out, states = model.step(tokens[:, t], states)
+        logits.append(out)
+    torch.testing.assert_close(torch.stack(logits, 1), model(tokens), rtol=1e-11, atol=1e-11)
+
+
+def test_the_autoencoder_decodes_from_the_last_position_alone() -> None:
+    """With the last layer output held fixed, no other position's output reaches the logits."""
+    torch.manual_seed(0)
+    model = AutoEncoder(MIXERS["rt"], MIXERS["rt"].Config(heads=4), SHAPE, 11).double()
+    seen: list[Tensor] = []
+    handle = model.norm.register_forward_hook(lambda module, args, out: seen.append(out) or None)
+    logits = model(torch.arange(7)[None])
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits.square().sum(), seen)
+    assert (gradient[:, :-1] == 0).all()
+    assert (gradient[:, -1] != 0).any()
+    assert logits.shape == (1, 7, 11)
+
+
+def test_residual_branches_are_scaled_by_depth() -> None:
+    """z - x of a one-MLP layer with zero attention output is s times the MLP: halving s halves it."""
+    differences: list[Callable[[], Tensor]] = []
+    for layers in (1, 4):
+        torch.manual_seed(0)
+        layer = MIXERS["transformer"](MIXERS["transformer"].Config(heads=4), Shape(width=32, layers=layers)).double()
+        layer.out.weight.data.zero_()
+        x = inputs(5)
+        differences.append(lambda layer=layer, x=x: layer(x) - x)
+    torch.testing.assert_close(differences[0]() / 2, differences[1]())

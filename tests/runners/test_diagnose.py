@@ -1,0 +1,344 @@
+"""Diagnosis of models whose right answers are known: the layer copies one token's embedding, or nothing of use."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+from torch import Tensor
+
+from mixers.attention import Transformer
+from mixers.backbone import BACKBONES, Backbone
+from mixers.base import Layer, Shape, State
+from runners.diagnose import Diagnosis, confusions, diagnose, draw_figure, predict
+from runners.probe import FOLDS, ProbeReport, draw, folds, probe, read, sequences_per_forward
+from runners.train import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
+from tasks import TASKS
+from tasks.base import IGNORE, Accuracy, Batch, Task, Tokens
+from tasks.base import Backbone as BackboneName
+
+WIDTH = 32
+
+
+class Identity(Layer):
+    """Hidden state of a position: the embedding of its token."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD
+
+    def init_state(self, batch: int) -> State:
+        return {}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        return x_BD, state
+
+
+class Previous(Identity):
+    """Hidden state of a position: the embedding of the token before it, around the corner at position 0."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.roll(1, dims=1)
+
+
+RULES: dict[str, Callable[[Tokens, np.random.Generator, int], Tokens]] = {
+    "same": lambda inputs_ST, rng, vocab: inputs_ST,
+    "same at even positions": lambda inputs_ST, rng, vocab: np.where(
+        np.arange(inputs_ST.shape[1]) % 2 == 0, inputs_ST, (inputs_ST + 1) % vocab
+    ),
+    "previous": lambda inputs_ST, rng, vocab: np.roll(inputs_ST, 1, axis=1),
+    "random": lambda inputs_ST, rng, vocab: rng.integers(vocab, size=inputs_ST.shape),
+    "constant": lambda inputs_ST, rng, vocab: np.full_like(inputs_ST, vocab - 1),
+}
+
+
+class Toy(Task):
+    """Random tokens; the target follows a rule, and a random share of the positions from 2 on is scored."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        rule: str = "same"
+        vocab_size: int = 4
+        length: int = 12
+        scored: float = 0.6
+        probe_lengths: tuple[int, ...] = ()
+        train_examples: int = 1
+
+    name = "toy"
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def answer_count(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        return (
+            *(f"length {length}" for length in self.config.probe_lengths),
+            *(["odd"] * bool(self.config.probe_lengths)),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        length = int(split.removeprefix("length ")) if split.startswith("length ") else self.config.length
+        inputs_ST = rng.integers(self.vocab_size, size=(n, length))
+        scored_ST = (rng.random((n, length)) < self.config.scored) & (np.arange(length) >= 2)
+        scored_ST[:, 2] = True
+        targets_ST = np.where(scored_ST, RULES[self.config.rule](inputs_ST, rng, self.vocab_size), IGNORE)
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
+
+    def ceiling(self, split: str) -> Accuracy:
+        return Accuracy(sequence=1.0, token=1.0)
+
+
+class ToyCompression(Toy):
+    """The same for an autoencoder."""
+
+    backbone: ClassVar[BackboneName] = "autoencoder"
+
+
+def build(task: Task, layer: type[Layer] = Identity, seed: int = 0) -> Backbone:
+    torch.manual_seed(seed)
+    shape = Shape(width=WIDTH, mlp_width=4)
+    return BACKBONES[task.backbone](layer, layer.Config(), shape, task.vocab_size)
+
+
+def repeat_token(model: Backbone) -> Backbone:
+    """Make an ``Identity`` language model predict the token that it reads."""
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.eye(*model.embedding.weight.shape))
+        model.get_parameter("readout.weight").copy_(model.embedding.weight)
+    return model
+
+
+def probe_test_split(model: Backbone, task: Task) -> ProbeReport:
+    batch = task.split("test")
+    return probe(model, task, batch, predict(model, batch)[0])
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toy, Tokens, Diagnosis, Path]:
+    """A model of random weights on a task with more than one length, its predictions and its diagnosis."""
+    task = Toy(Toy.Config(rule="random", vocab_size=5, eval_examples=203, probe_lengths=(9, 15)))
+    model = build(task)
+    folder = tmp_path_factory.mktemp("diagnosis") / "new" / "folder"
+    diagnosis = diagnose(model, task, folder, "a title")
+    predictions_ST = model(torch.from_numpy(task.split("test").inputs_ST)).argmax(-1).numpy()
+    return task, predictions_ST, diagnosis, folder
+
+
+def test_accuracies_by_position_and_answer_equal_brute_force(
+    random_model: tuple[Toy, Tokens, Diagnosis, Path],
+) -> None:
+    task, predictions_ST, diagnosis, _ = random_model
+    batch = task.split("test")
+    by_position: dict[int, list[bool]] = {}
+    by_answer: dict[int, list[bool]] = {}
+    perfect = []
+    for predictions, targets, scored in zip(predictions_ST, batch.targets_ST, batch.scored_ST, strict=True):
+        right = [bool(predictions[t] == targets[t]) for t in range(len(targets)) if scored[t]]
+        perfect.append(all(right))
+        for ordinal, (t, one) in enumerate(zip(np.flatnonzero(scored).tolist(), right, strict=True), start=1):
+            by_position.setdefault(t, []).append(one)
+            by_answer.setdefault(ordinal, []).append(one)
+    for profile, expected in ((diagnosis.by_position, by_position), (diagnosis.by_answer, by_answer)):
+        assert profile.index == sorted(expected)
+        assert profile.sequences == [len(expected[i]) for i in profile.index]
+        assert profile.accuracy == pytest.approx([np.mean(expected[i]) for i in profile.index])
+    every = [one for rights in by_position.values() for one in rights]
+    assert diagnosis.scored_positions == len(every)
+    assert diagnosis.accuracy.token == pytest.approx(np.mean(every))
+    assert diagnosis.accuracy.sequence == pytest.approx(np.mean(perfect))
+
+
+def test_confusion_matrix_and_macro_accuracy_equal_brute_force(
+    random_model: tuple[Toy, Tokens, Diagnosis, Path],
+) -> None:
+    task, predictions_ST, diagnosis, _ = random_model
+    batch = task.split("test")
+    targets_N, predictions_N = batch.targets_ST[batch.scored_ST], predictions_ST[batch.scored_ST]
+    expected = np.zeros((5, 5), dtype=int)
+    for target, predicted in zip(targets_N, predictions_N, strict=True):
+        expected[target, predicted] += 1
+    confusion = diagnosis.confusion
+    assert (confusion.classes, confusion.occurring) == ([0, 1, 2, 3, 4], 5)
+    assert confusion.counts == expected.tolist()
+    assert confusion.targets == expected.sum(axis=1).tolist()
+    worst = confusion.top[0]
+    wrong = np.where(np.eye(5, dtype=bool), 0, expected)
+    assert worst.count == wrong.max() == expected[worst.target, worst.predicted]
+    assert worst.share == pytest.approx(worst.count / expected[worst.target].sum())
+    assert diagnosis.macro_accuracy == pytest.approx(balanced_accuracy_score(targets_N, predictions_N))
+
+
+def test_known_model_is_right_at_even_positions_only(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(rule="same at even positions", vocab_size=8, eval_examples=100, probe_lengths=(6,)))
+    diagnosis = diagnose(repeat_token(build(task)), task, tmp_path, "even")
+    assert diagnosis.by_position.index == list(range(2, 12))
+    assert diagnosis.by_position.accuracy == [1.0, 0.0] * 5
+    assert diagnosis.by_answer.accuracy[0] == 1.0
+    assert all((c.predicted + 1) % 8 == c.target for c in diagnosis.confusion.top)
+    assert set(diagnosis.probe_sets) == {"length 6", "odd"}
+    short = task.batch("length 6")
+    assert diagnosis.probe_sets["length 6"].token == pytest.approx(
+        short.scored_ST[:, ::2].sum() / short.scored_ST.sum()
+    )
+    assert diagnosis.probe_sets["length 6"].sequence == pytest.approx(1 - short.scored_ST[:, 1::2].any(axis=1).mean())
+
+
+def test_many_classes_are_reduced_to_the_most_missed() -> None:
+    targets_N = np.arange(300).repeat(3)
+    predictions_N = targets_N.copy()
+    predictions_N[3 * 200 :] = 7
+    predictions_N[-2:] = 1_000
+    confusion = confusions(targets_N, predictions_N)
+    assert confusion.occurring == 301
+    assert confusion.classes == list(range(200, 264))
+    assert np.shape(confusion.counts) == (64, 64)
+    assert not np.any(confusion.counts)
+    assert confusion.targets == [3] * 64
+    assert [(c.target, c.predicted, c.count) for c in confusion.top[:2]] == [(200, 7, 3), (201, 7, 3)]
+    assert len(confusion.top) == 20
+
+
+def test_probe_finds_an_answer_that_only_the_layer_holds() -> None:
+    task = Toy(Toy.Config(rule="previous", eval_examples=400))
+    report = probe_test_split(build(task, Previous), task)
+    single = report.probes[0]
+    assert single.hidden is not None
+    assert single.embedding is not None
+    assert single.majority is not None
+    assert report.hidden == single.hidden.mean > 0.99
+    assert single.hidden.deviation < 0.02
+    assert single.embedding.mean == pytest.approx(single.majority, abs=0.04)
+    assert (single.position, single.classes, single.dropped_classes, single.converged) == (None, 4, 0, True)
+    assert report.model is not None
+    assert report.model < 0.6
+
+
+def test_probe_finds_nothing_in_noise() -> None:
+    task = Toy(Toy.Config(rule="random", eval_examples=400))
+    report = probe_test_split(build(task, Previous), task)
+    assert report.majority is not None
+    assert report.majority < 0.3
+    assert report.hidden == pytest.approx(report.majority, abs=0.04)
+    assert report.embedding == pytest.approx(report.majority, abs=0.04)
+
+
+def test_autoencoder_is_probed_position_by_position() -> None:
+    task = ToyCompression(ToyCompression.Config(rule="previous", eval_examples=500, scored=1.0))
+    report = probe_test_split(build(task, Previous), task)
+    assert [single.position for single in report.probes] == [2, 4, 6, 9, 11]
+    # The encoder's vector is the embedding of the last token but one: the answer at the last position and nowhere else.
+    accuracies = [single.hidden.mean for single in report.probes if single.hidden is not None]
+    assert max(accuracies[:-1]) < 0.35
+    assert accuracies[-1] == 1.0
+    assert report.hidden == pytest.approx(np.mean(accuracies))
+    assert report.embedding is not None
+    assert report.embedding < 0.35
+
+
+def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(rule="constant", eval_examples=50))
+    diagnosis = diagnose(build(task), task, tmp_path, "constant")
+    single = diagnosis.probe.probes[0]
+    assert single.impossible is not None
+    assert "fewer than 2 answers" in single.impossible
+    assert (single.hidden, diagnosis.probe.hidden, diagnosis.probe.majority) == (None, None, None)
+    texts = [text.get_text() for axes in draw_figure(diagnosis).axes for text in axes.texts]
+    assert any("not possible" in text for text in texts)
+
+
+def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Toy(Toy.Config(rule="same", vocab_size=3, eval_examples=300))
+    batch = task.split("test")
+    targets_ST = batch.targets_ST.copy()
+    # An answer that is frequent, but in fewer sequences than there are folds.
+    targets_ST[: FOLDS - 1][batch.scored_ST[: FOLDS - 1]] = 7
+    rare = Batch(inputs_ST=batch.inputs_ST, targets_ST=targets_ST, scored_ST=batch.scored_ST)
+    whole = draw(rare)
+    assert whole.dropped_classes == 1
+    assert set(whole.answer_N.tolist()) == {0, 1, 2}
+    assert len(whole.answer_N) == batch.scored_ST[FOLDS - 1 :].sum()
+    assert (whole.answer_N == targets_ST[whole.sequence_N, whole.position_N]).all()
+    monkeypatch.setattr("runners.probe.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.probe.MAX_CLASSES", 2)
+    part = draw(rare)
+    assert len(part.answer_N) <= 100
+    assert part.dropped_classes == 2
+    assert (draw(rare, position=2).position_N == 2).all()
+
+
+def test_no_sequence_crosses_folds_and_every_example_is_judged_once() -> None:
+    sample = draw(Toy(Toy.Config(rule="same", eval_examples=300)).split("test"))
+    judged_times = np.zeros(len(sample.answer_N), dtype=int)
+    for fitted, judged in folds(sample):
+        assert not set(sample.sequence_N[fitted]) & set(sample.sequence_N[judged])
+        assert len(fitted) + len(judged) == len(sample.answer_N)
+        judged_times[judged] += 1
+    assert (judged_times == 1).all()
+
+
+def test_batches_do_not_change_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Toy(Toy.Config(rule="previous", eval_examples=60))
+    model, batch = build(task, Previous), task.split("test")
+    sample = draw(batch)
+    hidden_ND, embedding_ND = read(model, batch, sample.sequence_N, sample.position_N)
+    tokens_ST = torch.from_numpy(batch.inputs_ST)
+    assert np.array_equal(hidden_ND, model.hidden(tokens_ST).detach().numpy()[sample.sequence_N, sample.position_N])
+    assert np.array_equal(
+        embedding_ND, model.embedding(tokens_ST).detach().numpy()[sample.sequence_N, sample.position_N]
+    )
+    predictions_ST, accuracy = predict(model, batch)
+    monkeypatch.setitem(ELEMENTS_PER_FORWARD, "cpu", 7 * 12 * ELEMENTS_PER_TOKEN)
+    assert sequences_per_forward(model, batch) == 7
+    assert np.array_equal(read(model, batch, sample.sequence_N, sample.position_N)[0], hidden_ND)
+    assert np.array_equal(predict(model, batch)[0], predictions_ST)
+    assert predict(model, batch)[1] == accuracy
+
+
+def test_files_are_whole_and_equal_each_time(random_model: tuple[Toy, Tokens, Diagnosis, Path], tmp_path: Path) -> None:
+    task, _, diagnosis, folder = random_model
+    names = ["diagnosis.json", "diagnosis.png"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    content = json.loads((folder / names[0]).read_text())
+    assert content["title"] == "a title"
+    assert content["confusion"]["counts"] == diagnosis.confusion.counts
+    assert content["probe"]["probes"][0]["hidden"]["mean"] == diagnosis.probe.hidden
+    assert content["accuracy"] == {"sequence": diagnosis.accuracy.sequence, "token": diagnosis.accuracy.token}
+    assert list(content["probe_sets"]) == ["length 9", "length 15", "odd"]
+    assert (folder / names[1]).read_bytes().startswith(b"\x89PNG")
+    model = build(task)
+    assert diagnose(model, task, tmp_path, "a title") == diagnosis
+    assert all((tmp_path / name).read_bytes() == (folder / name).read_bytes() for name in names)
+    assert model.training
+
+
+def test_diverged_model_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(eval_examples=8))
+    model = build(task)
+    torch.nn.init.constant_(model.embedding.weight, torch.nan)
+    with pytest.raises(ValueError, match="diverged"):
+        diagnose(model, task, tmp_path, "diverged")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["in-context-recall", "compression"])
+def test_real_task(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"length": 16, "train_examples": 4, "eval_examples": 100}
+    task = TASKS[name](TASKS[name].Config(**settings))
+    torch.manual_seed(0)
+    shape = Shape(width=16, mlp_width=16)
+    model = BACKBONES[task.backbone](Transformer, Transformer.Config(heads=2), shape, task.vocab_size)
+    diagnosis = diagnose(model, task, tmp_path, name)
+    assert diagnosis.sequences == 100
+    assert diagnosis.scored_positions == sum(diagnosis.by_position.sequences) == sum(diagnosis.by_answer.sequences)
+    assert diagnosis.probe.hidden is not None
+    assert 0 <= diagnosis.probe.hidden <= 1

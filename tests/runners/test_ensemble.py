@@ -1,0 +1,122 @@
+"""The ensemble against torch's own optimizer and schedule, and against each of its runs alone."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixers import MIXERS
+from mixers.backbone import Backbone, LanguageModel
+from mixers.base import Shape
+from runners.ensemble import Ensemble, Optimizer, Run, mean_cross_entropy
+from tasks.base import IGNORE
+
+SHAPE = Shape(width=16, mlp_width=32)
+VOCAB = 7
+STEPS = 12
+RUNS = [
+    Run(lr=1e-2, weight_decay=0.1, seed=0),
+    Run(lr=3e-3, weight_decay=0.0, seed=1),
+    Run(lr=1e-3, weight_decay=0.5, seed=2),
+]
+
+
+def build(mixer: str = "transformer") -> Backbone:
+    return LanguageModel(MIXERS[mixer], MIXERS[mixer].Config(heads=2), SHAPE, VOCAB)
+
+
+def batches(runs: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(VOCAB, (runs, 4, 10), generator=generator) for _ in range(STEPS)]
+    return [(tokens[..., :-1], tokens[..., 1:].clone()) for tokens in drawn]
+
+
+def ensemble(runs: list[Run], mixer: str = "transformer", clip: float = 1.0) -> Ensemble:
+    return Ensemble(lambda: build(mixer), runs, Optimizer(clip=clip), STEPS, torch.device("cpu"))
+
+
+def test_one_run_follows_torch_adamw_with_clipping_and_cosine() -> None:
+    run = RUNS[0]
+    torch.manual_seed(run.seed)
+    model = build()
+    gains = [p for p in model.parameters() if p.ndim == 1]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    groups = [{"params": matrices, "weight_decay": run.weight_decay}, {"params": gains, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.98), eps=1e-8)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=1e-6)
+    ours = ensemble([run], clip=0.05)
+    for inputs, targets in batches(1):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs[0]).flatten(0, 1), targets[0].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        schedule.step()
+        torch.testing.assert_close(ours.train_step(inputs, targets)[0], loss.detach(), rtol=1e-5, atol=1e-6)
+    for (name, expected), got in zip(model.named_parameters(), ours.named(ours.params_RP).values(), strict=True):
+        torch.testing.assert_close(got[0], expected.detach(), rtol=1e-4, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_run_trains_alone_as_in_company(mixer: str) -> None:
+    """Batched products of another size may round otherwise: float32 losses agree to 1e-5 relative."""
+    together = ensemble(RUNS, mixer)
+    losses = torch.stack([together.train_step(*batch) for batch in batches(len(RUNS))])
+    for r, run in enumerate(RUNS):
+        alone = ensemble([run], mixer)
+        own = torch.stack([alone.train_step(x[r : r + 1], y[r : r + 1]) for x, y in batches(len(RUNS))])
+        torch.testing.assert_close(losses[:, r], own[:, 0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_training_is_bitwise_repeatable_on_the_cpu(mixer: str) -> None:
+    ends = []
+    for _ in range(2):
+        members = ensemble(RUNS, mixer)
+        for batch in batches(len(RUNS)):
+            members.train_step(*batch)
+        ends.append(members.params_RP.clone())
+    assert torch.equal(*ends)
+
+
+def test_a_diverging_run_is_frozen_at_its_step_and_disturbs_no_other() -> None:
+    poisoned, healthy = ensemble(RUNS), ensemble(RUNS)
+    for step, batch in enumerate(batches(len(RUNS))):
+        if step == 4:
+            poisoned.params_RP[1, 0] = torch.inf
+        before = poisoned.params_RP[1].clone()
+        poisoned.train_step(*batch)
+        healthy.train_step(*batch)
+        if step >= 4:
+            assert torch.equal(poisoned.params_RP[1], before)
+    assert poisoned.diverged_R.tolist() == [-1, 4, -1]
+    assert healthy.diverged_R.tolist() == [-1, -1, -1]
+    assert torch.equal(poisoned.params_RP[[0, 2]], healthy.params_RP[[0, 2]])
+
+
+def test_learning_rate_runs_the_whole_cosine_for_each_run() -> None:
+    members = ensemble(RUNS)
+    members.step.fill_(0)
+    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([run.lr for run in RUNS])
+    members.step.fill_(STEPS // 2)
+    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([(run.lr + 1e-6) / 2 for run in RUNS])
+    members.step.fill_(STEPS)
+    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([1e-6] * 3)
+
+
+def test_loss_is_the_mean_over_targets_of_each_run() -> None:
+    logits = torch.randn(2, 3, 5, VOCAB, generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(VOCAB, (2, 3, 5), generator=torch.Generator().manual_seed(1))
+    targets[0, 1:] = IGNORE
+    got = mean_cross_entropy(logits, targets)
+    for r in range(2):
+        expected = nn.functional.cross_entropy(logits[r].flatten(0, 1), targets[r].flatten())
+        torch.testing.assert_close(got[r], expected)
+
+
+def test_initial_parameters_depend_on_the_seed_alone() -> None:
+    assert torch.equal(ensemble(RUNS).params_RP[1], ensemble([RUNS[1]]).params_RP[0])
+    assert not torch.equal(ensemble(RUNS).params_RP[0], ensemble(RUNS).params_RP[1])
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    ensemble(RUNS)
+    assert torch.equal(before, torch.random.get_rng_state())

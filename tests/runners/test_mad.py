@@ -1,0 +1,184 @@
+"""The command line: what it prints, what it refuses, what it leaves behind."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from optuna.trial import create_trial
+
+from mixers import MIXERS
+from runners import mad
+from runners.mad import Options, plan
+from runners.report import summarise
+from runners.search import DISTRIBUTIONS
+from tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--evaluations", "3", "--steps", "6"),
+]
+HEADS = ["--mixer.heads", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        mad.main([*arguments, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mixer", "nope", "--task", "compression"], "no mixer 'nope': choose from transformer, rt"),
+        (["--mixer", "rt", "--task", "nope"], "no task 'nope': choose from in-context-recall"),
+        (
+            ["--mixer", "rt", "--task", "compression", "--mixer.window", "3"],
+            "--mixer.window does not apply to mixer rt",
+        ),
+        (
+            ["--mixer", "rt", "transformer", "--task", "compression", "--mixer.block", "3"],
+            "--mixer.block does not apply to mixer transformer",
+        ),
+        (
+            ["--mixer", "rt", "--task", "compression", "copying", "--task.vocab-size", "32"],
+            "--task.vocab-size does not apply to task copying",
+        ),
+        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "heads: 5 must divide the model width 128"),
+        (["--mixer", "rt", "--task", "compression", "--steps", "x"], "--steps"),
+        (["--mixer", "rt", "--task", "compression", "--steps", "0"], "--steps 0 must be at least 1"),
+        (["--mixer", "rt", "--task", "compression", "--lr", "-1"], "--lr -1 must lie between"),
+        (["--mixer", "rt", "--task", "compression", "--sped", "1"], "unknown option --sped"),
+        (["--mixer", "rt", "--task", "compression", "--difficulty", "hard"], "has no difficulty 'hard'"),
+        (["--mixer", "rt", "--task", "compression", "--batch-size", "20000"], "batch size 20000 is larger than"),
+        (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),
+        (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
+        (["--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt"], "--task is missing"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    assert message in refused(capsys, tmp_path, *arguments)
+
+
+def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for storage in (str(tmp_path), "nonsense://x"):
+        with pytest.raises(SystemExit) as stop:
+            mad.main(["--mixer", "rt", "--task", "compression", "--out", str(tmp_path / "out"), "--storage", storage])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_defaults_are_the_published_grid_at_the_baseline() -> None:
+    options, experiments = plan(["--mixer", "rt", "--task", "compression"])
+    (experiment,) = experiments
+    assert (options.lr, options.weight_decay, options.seeds) == ((1e-4, 5e-4, 1e-3), (0.0, 0.1), 1)
+    assert experiment.difficulty == "baseline"
+    assert experiment.task_config == TASKS["compression"].Config()
+    assert experiment.mixer_config == MIXERS["rt"].Config(heads=16)
+    assert (experiment.shape.width, experiment.shape.mlp_width, experiment.shape.layers) == (128, 512, 1)
+    assert experiment.protocol.total_steps(12_800) == 20_000
+    optimizer = experiment.protocol.optimizer
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.final_lr) == (0.9, 0.98, 1e-8, 1e-6)
+
+
+def test_all_and_sweeps_expand_to_every_setting_of_the_published_table() -> None:
+    _, experiments = plan(["--mixer", "all", "--task", "selective-copying", "--difficulty", "all"])
+    names = [e.difficulty for e in experiments if e.mixer == "rt"]
+    assert len(experiments) == len(MIXERS) * len(names)
+    # SPEC of the suite: vocab 3, length 2, examples 4, tokens to copy 3, and the baseline
+    assert len(names) == 13
+    assert {"baseline", "vocab-size-32", "length-1024", "train-examples-800", "tokens-to-copy-96"} <= set(names)
+
+
+def test_nested_options_reach_the_layer_and_the_task() -> None:
+    (experiment,) = plan(["--mixer", "rt", "--mixer.block", "4", "--task", "compression", "--task.vocab-size", "32"])[1]
+    assert experiment.mixer_config.block == 4
+    assert experiment.task_config.vocab_size == 32
+    assert experiment.difficulty == "custom"
+
+
+def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--mixer", "rt", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
+    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2", "--out", str(tmp_path)])
+    first = capsys.readouterr().out
+    for expected in ("val seq", "steps/s", "±", "ceiling 1.0000", "chosen on validation", "optuna-dashboard"):
+        assert expected in first
+    assert len(list((tmp_path / "figures").glob("*.png"))) == 1
+    studies = sorted((tmp_path / "studies").iterdir())
+    assert len(studies) == 2
+    for study in studies:
+        assert {path.name for path in study.iterdir()} == {"summary.json", "diagnosis.json", "diagnosis.png"}
+        (point,) = json.loads((study / "summary.json").read_text())["points"]
+        assert point["seeds"] == [0, 1]
+        assert point["estimates"]["test_token_accuracy"]["half_width"] >= 0
+    models = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
+    assert len(models) == 4
+    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2", "--out", str(tmp_path)])
+    second = capsys.readouterr().out
+    assert models == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
+
+    def tables(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "│" in line]
+
+    assert tables(first)[-2:] == tables(second)[-2:]
+
+
+def test_wandb_offline_writes_runs_without_a_network(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
+    mad.main([*command, "--wandb", "offline", "--out", str(tmp_path)])
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 2
+
+
+def test_the_layer_in_contributing_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "my_layer.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["--mixer", "my_layer:MovingAverage", "--mixer.decay", "0.8", "--task", "in-context-recall", *TINY]
+    mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
+    assert "my_layer:MovingAverage in-context-recall custom" in capsys.readouterr().out
+
+
+def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> None:
+    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization"])[1]
+    trials = []
+    for lr, validation, test in [(1e-4, 0.2, 0.9), (5e-4, 0.8, 0.1), (1e-3, 0.5, 0.5)]:
+        attrs = {
+            f"{split}_{metric}": value
+            for split, value in (("validation", validation), ("test", test))
+            for metric in ("sequence_accuracy", "token_accuracy", "loss", "score")
+        }
+        trials.append(
+            create_trial(
+                params={"lr": lr, "weight_decay": 0.0, "seed": 0},
+                distributions=DISTRIBUTIONS,
+                value=validation,
+                user_attrs={**attrs, "steps_per_second": 1.0},
+            )
+        )
+    summary = summarise(experiment, trials)
+    assert summary.chosen == 1
+    assert summary.chosen_trial is trials[1]
+
+
+def test_options_document_every_field() -> None:
+    documented = Options.__doc__ or ""
+    for name in Options.__dataclass_fields__:
+        assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name

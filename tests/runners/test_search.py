@@ -1,0 +1,231 @@
+"""The search: each point exactly once, whatever is killed or runs beside it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from mixers.attention import Transformer
+from mixers.base import Shape
+from runners.checkpoint import load_tensors
+from runners.ensemble import Run
+from runners.experiment import Experiment, code_version, find_mixer
+from runners.search import Store, open_study, search
+from runners.train import CurvePoint, Protocol, Result
+from tasks.recall import InContextRecall
+
+CPU = torch.device("cpu")
+GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
+
+
+class Silent:
+    """A watcher that remembers how many runs were started."""
+
+    def __init__(self) -> None:
+        self.started_runs: list[Run] = []
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        self.started_runs += runs
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None: ...
+
+    def finished(self, results: Sequence[Result]) -> None: ...
+
+    def waiting(self, trials: int) -> None: ...
+
+
+def experiment(**changes: object) -> Experiment:
+    values: dict[str, object] = {
+        "mixer": "transformer",
+        "mixer_config": Transformer.Config(heads=2),
+        "task": "in-context-recall",
+        "task_config": InContextRecall.Config(length=16, train_examples=40, eval_examples=30),
+        "difficulty": "custom",
+        "shape": Shape(width=16, mlp_width=32),
+        "protocol": Protocol(batch_size=16, steps=6, evaluations=3),
+        "precision": "float32",
+    }
+    return Experiment(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path, str(tmp_path / "studies.journal"))
+    yield opened
+    opened.close()
+
+
+def test_the_grid_runs_once_and_is_then_read_from_storage(store: Store) -> None:
+    first, second = Silent(), Silent()
+    trials = search(experiment(), GRID, store, CPU, 64, first)
+    again = search(experiment(), GRID, store, CPU, 64, second)
+    assert first.started_runs == GRID
+    assert second.started_runs == []
+    assert [t.number for t in trials] == [t.number for t in again]
+    assert len({(t.params["lr"], t.params["weight_decay"]) for t in trials}) == 6
+
+
+def test_more_seeds_run_only_what_is_missing(store: Store) -> None:
+    watcher = Silent()
+    search(experiment(), GRID[:2], store, CPU, 64, watcher)
+    search(experiment(), [*GRID[:2], Run(lr=1e-4, weight_decay=0.0, seed=1)], store, CPU, 64, watcher)
+    assert watcher.started_runs[2:] == [Run(lr=1e-4, weight_decay=0.0, seed=1)]
+
+
+def test_small_ensembles_give_the_same_figures_as_one(tmp_path: Path) -> None:
+    values = []
+    for together in (6, 4, 1):
+        opened = Store(tmp_path / str(together), str(tmp_path / str(together) / "studies.journal"))
+        trials = search(experiment(), GRID, opened, CPU, together, Silent())
+        values.append([trial.user_attrs["validation_loss"] for trial in trials])
+        opened.close()
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    assert values[2] == pytest.approx(values[0], rel=1e-5)
+
+
+def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> None:
+    (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    attrs = trial.user_attrs
+    assert attrs["config"]["mixer_config"] == {"heads": 2, "qk_norm": True}
+    assert attrs["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
+    assert attrs["fingerprint"] == experiment().fingerprint
+    assert set(attrs["versions"]) == {"python", "torch", "numpy", "optuna"}
+    for split in ("validation", "test"):
+        for metric in ("sequence_accuracy", "token_accuracy", "loss", "score"):
+            assert isinstance(attrs[f"{split}_{metric}"], float)
+    assert list(trial.intermediate_values) == [2, 4, 6]
+    assert trial.value == attrs["validation_score"]
+    files = Path(attrs["files"])
+    assert sorted(path.name for path in files.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((files / "config.json").read_text())["fingerprint"] == attrs["fingerprint"]
+    experiment().build().load_state_dict(load_tensors(files / "model.safetensors")[0])
+
+
+def test_a_diverged_trial_is_recorded_with_its_step_and_not_run_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Experiment.build
+    monkeypatch.setattr(Experiment, "build", lambda self: _poison_third(build(self)))
+    grid = [Run(lr=1e-3, weight_decay=0.0, seed=seed) for seed in range(3)]
+    watcher = Silent()
+    trials = search(experiment(), grid, store, CPU, 64, watcher)
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
+    assert trials[2].user_attrs["diverged_step"] == 0
+    assert search(experiment(), grid, store, CPU, 64, watcher) == trials
+    assert watcher.started_runs == grid
+
+
+def _poison_third(model: torch.nn.Module) -> torch.nn.Module:
+    if torch.initial_seed() == 2:
+        next(model.parameters()).data[:] = torch.nan
+    return model
+
+
+def test_what_differs_in_anything_that_counts_has_a_study_of_its_own() -> None:
+    different = [
+        experiment(),
+        experiment(mixer_config=Transformer.Config(heads=4)),
+        experiment(task_config=InContextRecall.Config(length=18, train_examples=40, eval_examples=30)),
+        experiment(protocol=Protocol(batch_size=16, steps=7, evaluations=3)),
+        experiment(shape=Shape(width=32, mlp_width=32)),
+        experiment(precision="bfloat16"),
+        experiment(mixer="rt", mixer_config=find_mixer("rt").Config(heads=2)),
+    ]
+    assert len({e.fingerprint for e in different}) == len(different)
+    assert experiment().fingerprint == experiment(difficulty="another label").fingerprint
+
+
+def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = []
+    for i, body in enumerate(["return 1", "'a docstring'\n    return 1  # a comment", "return 2"]):
+        name = f"layer_{i}"
+        (tmp_path / f"{name}.py").write_text(f"class Layer:\n  def f(self):\n    {body}\n")
+        module = __import__(name)
+        digest = code_version(module.Layer)
+        versions.append(digest)
+    sources = [(tmp_path / f"layer_{i}.py") for i in range(3)]
+    for source in sources[1:]:
+        sources[0].write_text(source.read_text())
+        versions.append(code_version(__import__("layer_0").Layer))
+    assert versions[3] == versions[0]
+    assert versions[4] != versions[0]
+
+
+def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "studies.journal"
+    first = Store(tmp_path, str(path))
+    search(experiment(), GRID[:1], first, CPU, 64, Silent())
+    first.close()
+    with path.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker')
+    second, watcher = Store(tmp_path, str(path)), Silent()
+    search(experiment(), GRID[:2], second, CPU, 64, watcher)
+    second.close()
+    assert watcher.started_runs == GRID[1:2]
+    assert len(search(experiment(), GRID[:2], Store(tmp_path, str(path)), CPU, 64, watcher)) == 2
+
+
+def test_a_relational_database_serves_as_well(tmp_path: Path) -> None:
+    opened, watcher = Store(tmp_path, f"sqlite:///{tmp_path}/studies.db"), Silent()
+    assert len(search(experiment(), GRID, opened, CPU, 64, watcher)) == 6
+    assert len(search(experiment(), GRID, opened, CPU, 64, watcher)) == 6
+    assert watcher.started_runs == GRID
+
+
+COMMAND = [
+    *(sys.executable, "-m", "runners.mad", "--mixer", "transformer", "--task", "in-context-recall"),
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--mixer.heads", "2", "--device", "cpu", "--evaluations", "400"),
+]
+
+
+def launch(folder: Path, steps: int, *more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [*COMMAND, "--steps", str(steps), "--out", str(folder), *more]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def states(folder: Path) -> list[TrialState]:
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "studies.journal"))
+    )
+    return [trial.state for trial in optuna.load_study(study_name=None, storage=storage).trials]
+
+
+def test_four_processes_leave_exactly_six_finished_trials(tmp_path: Path) -> None:
+    processes = [launch(tmp_path, 20, "--together", "2") for _ in range(4)]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    assert states(tmp_path) == [TrialState.COMPLETE] * 6
+
+
+def test_a_killed_search_goes_on_and_repeats_nothing_finished(tmp_path: Path) -> None:
+    process = launch(tmp_path, 1000, "--together", "3")
+    journal, deadline = tmp_path / "studies.journal", time.monotonic() + 200
+    reported = '"op_code":7'  # SET_TRIAL_INTERMEDIATE_VALUE: training is under way
+    while time.monotonic() < deadline and (not journal.exists() or reported not in journal.read_text()):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert TrialState.RUNNING in states(tmp_path)
+    again = launch(tmp_path, 1000, "--together", "6")
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert states(tmp_path) == [TrialState.COMPLETE] * 6

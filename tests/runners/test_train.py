@@ -1,0 +1,141 @@
+"""The training loop: evaluation, best parameters, resumption."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixers import MIXERS
+from mixers.backbone import BACKBONES, Backbone
+from mixers.base import Shape
+from runners import train as train_module
+from runners.checkpoint import DamagedFileError
+from runners.ensemble import Run
+from runners.train import CurvePoint, Protocol, Result, data_order, train
+from tasks import TASKS
+
+CPU = torch.device("cpu")
+TASK = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=16, train_examples=40, eval_examples=30))
+PROTOCOL = Protocol(batch_size=16, steps=20, evaluations=5)
+RUNS = [Run(lr=1e-3, weight_decay=0.0, seed=0), Run(lr=5e-4, weight_decay=0.1, seed=1)]
+
+
+def build() -> Backbone:
+    mixer = MIXERS["transformer"]
+    return BACKBONES[TASK.backbone](mixer, mixer.Config(heads=2), Shape(width=16, mlp_width=32), TASK.vocab_size)
+
+
+def paths(folder: Path, count: int = 2) -> list[Path]:
+    return [folder / f"{r}.safetensors" for r in range(count)]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_evaluations_are_even_and_end_with_the_last_step() -> None:
+    assert PROTOCOL.evaluation_steps(20) == [4, 8, 12, 16, 20]
+    assert Protocol(evaluations=40).evaluation_steps(3) == [1, 2, 3]
+    assert Protocol(batch_size=128, epochs=200).total_steps(12_800) == 20_000
+    assert Protocol(batch_size=128, epochs=200).total_steps(800) == 1_400
+
+
+def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+
+    def kill(step: int, points: list[CurvePoint]) -> None:
+        if step == 12:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), kill)
+    seen: list[int] = []
+    resumed = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), lambda step, points: seen.append(step))
+    assert seen == [4, 8, 12, 16, 20]
+    for a, b in zip(whole, resumed, strict=True):
+        assert a.curve == b.curve
+        assert (a.best_step, a.validation, a.test) == (b.best_step, b.validation, b.test)
+        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+
+
+def test_a_checkpointed_run_can_go_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+
+    def kill(step: int, points: list[CurvePoint]) -> None:
+        if step == 12:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), kill)
+    (alone,) = train(build, TASK, PROTOCOL, RUNS[1:], CPU, paths(tmp_path)[1:])
+    for a, b in zip(whole[1].curve, alone.curve, strict=True):
+        assert b.train_loss == pytest.approx(a.train_loss, rel=1e-5)
+
+
+def test_kept_parameters_are_those_of_the_best_evaluation(tmp_path: Path) -> None:
+    for result in train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path)):
+        scores = {point.step: point.validation.score for point in result.curve if point.validation}
+        assert result.best_step == max(scores, key=scores.__getitem__)
+        assert result.validation is not None
+        assert result.validation.score == pytest.approx(max(scores.values()), abs=1e-6)
+
+
+def test_a_diverging_run_says_at_which_step_and_the_other_is_as_without_it(tmp_path: Path) -> None:
+    wild = Run(lr=1e38, weight_decay=0.0, seed=3)
+    with_it = train(build, TASK, PROTOCOL, [*RUNS, wild], CPU, paths(tmp_path, 3))
+    without = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "without"))
+    assert with_it[2].diverged_step is not None
+    assert with_it[2].test is None
+    assert with_it[2].curve[-1].validation is None
+    for a, b in zip(with_it, without, strict=False):
+        assert [p.train_loss for p in a.curve] == pytest.approx([p.train_loss for p in b.curve], rel=1e-5)
+
+
+def test_training_stops_when_all_have_diverged(tmp_path: Path) -> None:
+    (result,) = train(build, TASK, PROTOCOL, [Run(lr=1e38, weight_decay=0.0, seed=0)], CPU, paths(tmp_path, 1))
+    assert len(result.curve) == 1
+
+
+def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own() -> None:
+    orders = [data_order(seed, epoch, 50).tolist() for seed in range(2) for epoch in range(2)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    for path in paths(tmp_path):
+        path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{broken}")
+    with pytest.raises(DamagedFileError, match=r"0\.safetensors is damaged"):
+        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
+
+
+def test_the_test_split_is_not_read_before_training_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = type(TASK).split
+    monkeypatch.setattr(type(TASK), "split", lambda self, name: read.append(name) or original(self, name))
+    evaluated_at: list[int] = []
+    train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), lambda step, points: evaluated_at.append(len(read)))
+    assert read.count("test") == 1
+    assert read.index("test") >= max(evaluated_at)
+
+
+@pytest.mark.slow
+def test_one_rt_layer_recalls_where_one_transformer_layer_does_not(tmp_path: Path) -> None:
+    task = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=64, eval_examples=320))
+    results: dict[str, Result] = {}
+    for name in ("rt", "transformer"):
+        mixer = MIXERS[name]
+
+        def build(mixer: type = mixer) -> Backbone:
+            return BACKBONES[task.backbone](mixer, mixer.Config(), Shape(), task.vocab_size)
+
+        protocol = Protocol(batch_size=64, steps=200, evaluations=4)
+        run = Run(lr=1e-3, weight_decay=0.0, seed=0)
+        (results[name],) = train(build, task, protocol, [run], CPU, paths(tmp_path / name, 1))
+    rt, transformer = results["rt"].test, results["transformer"].test
+    assert rt is not None
+    assert transformer is not None
+    assert rt.sequence_accuracy >= 0.95
+    assert transformer.sequence_accuracy <= 0.05

@@ -1,0 +1,111 @@
+"""One solver per task in plain Python, written from the description of the task.
+
+A solver reads one input sequence, the settings, and (memorization only) the training split. It returns, for each
+position that it believes to be scored, the answers it cannot tell apart: one, if the task can be solved.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tasks.base import Batch
+
+Answers = dict[int, list[int]]
+Solver = Callable[[Sequence[int], Any, Batch], Answers]
+
+
+def solve_recall(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Remember what followed each key; noise, if there is any, are the last tokens of the vocabulary."""
+    keys = (config.vocab_size - getattr(config, "noise_vocab_size", 0)) // 2
+    memory: dict[int, int] = {}
+    answers: Answers = {}
+    for position, token in enumerate(inputs):
+        if token < keys:
+            if token in memory:
+                answers[position] = [memory[token]]
+            memory[token] = inputs[position + 1]
+    return answers
+
+
+def solve_fuzzy_recall(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Cut the sequence into runs of key tokens and of value tokens, and remember which run followed which."""
+    key_tokens, pad = (config.vocab_size - 1) // 2, config.vocab_size - 1
+    memory: dict[tuple[int, ...], list[int]] = {}
+    answers: Answers = {}
+    position = next(i for i, token in enumerate(inputs) if token != pad)
+    while position < len(inputs):
+        key, value = [], []
+        while inputs[position] < key_tokens:
+            key.append(inputs[position])
+            position += 1
+        # The value of a known key is written down before reading it.
+        for offset, token in enumerate(memory.get(tuple(key), [])):
+            answers[position - 1 + offset] = [token]
+        while position < len(inputs) and key_tokens <= inputs[position] < pad:
+            value.append(inputs[position])
+            position += 1
+        memory.setdefault(tuple(key), value)
+    return answers
+
+
+def solve_selective_copying(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Collect what is not blank until the copy token."""
+    blank, copy = config.vocab_size - 2, config.vocab_size - 1
+    start = inputs.index(copy)
+    data = [token for token in inputs[:start] if token != blank]
+    return {start + 1 + i: [token] for i, token in enumerate(data)}
+
+
+def solve_compression(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Every position asks for its own token, but for the compression token at the end."""
+    return {position: [token] for position, token in enumerate(inputs[:-1])}
+
+
+def solve_memorization(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Look the key up in the training split; an unknown one may have any value that the split does not show."""
+    keys = (config.vocab_size - 1) // 2
+    shown: dict[int, int] = {}
+    for row, targets in zip(train.inputs_ST.tolist(), train.targets_ST.tolist(), strict=True):
+        shown.update(zip(row[0::2], targets[1::2], strict=True))
+    unused = sorted(set(range(keys, 2 * keys)) - set(shown.values()))
+    return {i + 1: [shown[inputs[i]]] if inputs[i] in shown else unused for i in range(0, len(inputs), 2)}
+
+
+def solve_copying(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Read the text; in each complete example find the string, the query and what follows it."""
+    text = "".join("abcdefghijklmnopqrstuvwxyz$|.*"[token] for token in inputs)
+    answers: Answers = {}
+    begin = 0
+    while text[begin : begin + 1] == "$" and "." in text[begin:]:
+        end = text.index(".", begin)
+        fields = text[begin + 1 : end].split("|")
+        if config.variant == "copy":
+            string, start = fields[0], 0
+        elif config.variant == "prefix-ngram":
+            query, string = fields[:2]
+            start = find_once(string, query)
+        else:
+            string, query = fields[0], fields[1][: config.ngram]
+            start = find_once(string, query)
+        answer = string[start:]
+        for offset, letter in enumerate(answer):
+            answers[end - 1 - len(answer) + offset] = [ord(letter) - ord("a")]
+        begin = end + 1
+    return answers
+
+
+def find_once(string: str, query: str) -> int:
+    """Position behind the only occurrence of the query."""
+    starts = [i for i in range(len(string)) if string.startswith(query, i)]
+    assert len(starts) == 1, f"{query} occurs {len(starts)} times in {string}"
+    return starts[0] + len(query)
+
+
+SOLVERS: dict[str, Solver] = {
+    "in-context-recall": solve_recall,
+    "noisy-in-context-recall": solve_recall,
+    "fuzzy-in-context-recall": solve_fuzzy_recall,
+    "selective-copying": solve_selective_copying,
+    "compression": solve_compression,
+    "memorization": solve_memorization,
+    "copying": solve_copying,
+}

@@ -1,0 +1,78 @@
+"""Impossible settings are rejected in one line that says what to do."""
+
+from typing import Any
+
+import pytest
+
+from tasks import TASKS
+from tasks.copying import Copying
+
+REJECTED: list[tuple[str, dict[str, Any], str]] = [
+    *((name, {"train_examples": 0}, "train_examples is 0: use at least 1") for name in TASKS),
+    *((name, {"eval_examples": 0}, "eval_examples is 0: use at least 1") for name in TASKS),
+    *((name, {"data_seed": -1}, "data_seed is -1: use 0 or more") for name in TASKS),
+    ("in-context-recall", {"vocab_size": 15}, "vocab_size is 15: use an even number from 4"),
+    ("in-context-recall", {"vocab_size": 2}, "vocab_size is 2: use an even number from 4"),
+    ("in-context-recall", {"length": 127}, "length is 127: use an even number from 4"),
+    ("in-context-recall", {"length": 2}, "length is 2: use an even number from 4"),
+    ("noisy-in-context-recall", {"vocab_size": 33}, "vocab_size - noise_vocab_size is 17: use an even number from 4"),
+    ("noisy-in-context-recall", {"vocab_size": 18}, "vocab_size - noise_vocab_size is 2: use an even number from 4"),
+    ("noisy-in-context-recall", {"noise_vocab_size": 0}, "noise_vocab_size is 0: use at least 1"),
+    ("noisy-in-context-recall", {"noise_fraction": 1.0}, "noise_fraction is 1.0: use a value from 0 to below 1"),
+    ("noisy-in-context-recall", {"noise_fraction": -0.1}, "noise_fraction is -0.1: use a value from 0 to below 1"),
+    ("noisy-in-context-recall", {"length": 3}, "length is 3: use an even number from 4"),
+    ("fuzzy-in-context-recall", {"max_motif": 0}, "max_motif is 0: use at least 1"),
+    ("fuzzy-in-context-recall", {"max_motif": 8}, "motifs of 8 different tokens need 17 or more"),
+    ("fuzzy-in-context-recall", {"vocab_size": 4, "max_motif": 1}, "vocab_size is 4: .* need 5 or more"),
+    ("fuzzy-in-context-recall", {"vocab_size": 128, "max_motif": 10}, "max_motif is 10: too many motifs"),
+    ("fuzzy-in-context-recall", {"length": 11}, "length is 11: .* need 12 or more"),
+    ("selective-copying", {"vocab_size": 3}, "vocab_size is 3: .* need 4 or more"),
+    ("selective-copying", {"tokens_to_copy": 0}, "tokens_to_copy is 0: use at least 1"),
+    ("selective-copying", {"tokens_to_copy": 128}, "length is 256: 128 tokens to copy.* need 258 or more"),
+    ("compression", {"vocab_size": 2}, "vocab_size is 2: .* need 3 or more"),
+    ("compression", {"length": 1}, "length is 1: .* need 2 or more"),
+    ("memorization", {"vocab_size": 4}, "vocab_size is 4: .* need 5 or more"),
+    ("memorization", {"length": 31}, "length is 31: use an even number from 2"),
+    ("copying", {"ngram": 0}, "ngram is 0: use 1 to 10"),
+    ("copying", {"ngram": 11, "eval_length": 22}, "ngram is 11: use 1 to 10"),
+    ("copying", {"min_length": 0}, "min_length is 0: copy needs 1 or more"),
+    ("copying", {"variant": "suffix-ngram", "min_length": 3}, "min_length is 3: suffix-ngram needs 4 or more"),
+    ("copying", {"max_length": 4}, "max_length is 4: use at least min_length, 5"),
+    ("copying", {"context": 42}, "context is 42: the longest example takes 43 tokens"),
+    ("copying", {"variant": "prefix-ngram", "context": 43}, "context is 43: the longest example takes 44 tokens"),
+    ("copying", {"eval_length": 5}, "eval_length is 5: with 3-grams copy needs 6 or more"),
+    ("copying", {"variant": "prefix-ngram", "eval_length": 3}, "eval_length is 3: with 3-grams .* needs 4 or more"),
+    ("copying", {"probe_lengths": (20, 30)}, "probe_lengths are .* above eval_length, 20"),
+    ("copying", {"probe_lengths": (30, 30)}, "probe_lengths are .* different lengths"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REJECTED)
+def test_rejected(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        TASKS[name].Config(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_smallest_settings_draw() -> None:
+    """The limits in the messages are the true ones."""
+    rejected_below: dict[str, dict[str, Any]] = {
+        "in-context-recall": {"vocab_size": 4, "length": 4},
+        "noisy-in-context-recall": {"vocab_size": 5, "noise_vocab_size": 1, "length": 4},
+        "fuzzy-in-context-recall": {"vocab_size": 7, "length": 12},
+        "selective-copying": {"vocab_size": 4, "length": 4, "tokens_to_copy": 1},
+        "compression": {"vocab_size": 3, "length": 2},
+        "memorization": {"vocab_size": 5, "length": 2},
+        "copying": {"min_length": 1, "max_length": 1, "context": 5, "eval_length": 6},
+    }
+    for name, settings in rejected_below.items():
+        task = TASKS[name](TASKS[name].Config(**settings))
+        for split in ("train", "test", *task.probe_names):
+            batch = task.sample(task.stream(split), 1000, split)
+            assert batch.scored_ST.any(axis=1).all()
+
+
+def test_strings_that_hardly_exist_are_given_up() -> None:
+    task = Copying(Copying.Config(variant="prefix-ngram", ngram=1, eval_length=400, probe_lengths=()))
+    with pytest.raises(ValueError, match="400 letters with a unique 1-gram are too rare to draw: use a larger ngram"):
+        task.sample(task.stream("test"), 10, "test")

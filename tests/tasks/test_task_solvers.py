@@ -1,0 +1,125 @@
+"""Independent solvers reach exactly the ceiling; uniform guessing reaches the chance floor."""
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks import TASKS
+from tasks.base import Accuracy, Batch, Task
+from tasks.memorization import Memorization
+from tests.tasks.solvers import SOLVERS, Answers
+
+SMALL = {"train_examples": 200, "eval_examples": 200}
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in TASKS),
+    ("noisy-in-context-recall", {"noise_fraction": 0.8, "vocab_size": 48}),
+    ("noisy-in-context-recall", {"noise_fraction": 0.0, "length": 10}),
+    ("in-context-recall", {"vocab_size": 128, "length": 256}),
+    ("fuzzy-in-context-recall", {"vocab_size": 17, "max_motif": 2}),
+    ("fuzzy-in-context-recall", {"vocab_size": 128, "length": 256}),
+    ("fuzzy-in-context-recall", {"vocab_size": 9, "max_motif": 1, "length": 50}),
+    ("selective-copying", {"tokens_to_copy": 96}),
+    ("selective-copying", {"tokens_to_copy": 15, "length": 32}),
+    ("memorization", {"vocab_size": 257}),
+    ("copying", {"variant": "prefix-ngram"}),
+    ("copying", {"variant": "suffix-ngram"}),
+    ("copying", {"variant": "prefix-ngram", "min_length": 2, "ngram": 1, "probe_lengths": (21,)}),
+    ("copying", {"variant": "suffix-ngram", "context": 43}),
+]
+
+
+def ids(setting: Any) -> str:
+    return setting if isinstance(setting, str) else ",".join(f"{key}={value}" for key, value in setting.items())
+
+
+def solve(task: Task, batch: Batch) -> list[Answers]:
+    solver, train = SOLVERS[task.name], task.split("train")
+    answers = [solver(row, task.config, train) for row in batch.inputs_ST.tolist()]
+    for row, scored in zip(answers, batch.scored_ST, strict=True):
+        assert sorted(row) == np.flatnonzero(scored).tolist(), "the description tells which positions are scored"
+    return answers
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=ids)
+def test_solver_reaches_exactly_the_ceiling(name: str, settings: dict[str, Any]) -> None:
+    # Memorization keeps its own number of training examples: with it, every key is shown.
+    counts = {"eval_examples": 100} if name == "memorization" else SMALL
+    task = TASKS[name](TASKS[name].Config(**{**counts, **settings}))
+    for split in ("train", "validation", "test", *task.probe_names):
+        batch = task.batch(split)
+        for row, targets in zip(solve(task, batch), batch.targets_ST.tolist(), strict=True):
+            for position, candidates in row.items():
+                assert candidates == [targets[position]]
+        assert task.ceiling(split) == Accuracy(sequence=1.0, token=1.0)
+
+
+@pytest.mark.parametrize("train_examples", [1, 2, 3])
+def test_memorization_ceiling_is_the_mean_over_all_guesses_of_the_unknown_keys(train_examples: int) -> None:
+    config = Memorization.Config(vocab_size=14, length=8, train_examples=train_examples, eval_examples=5)
+    task = Memorization(config)
+    for split in ("train", "validation", "test"):
+        batch = task.batch(split)
+        answers = solve(task, batch)
+        keys = batch.inputs_ST[:, 0::2].tolist()
+        targets = batch.targets_ST[:, 1::2].tolist()
+        candidates = {key: row[2 * i + 1] for row, ks in zip(answers, keys, strict=True) for i, key in enumerate(ks)}
+        unknown = [key for key in candidates if len(candidates[key]) > 1]
+        unused = candidates[unknown[0]] if unknown else []
+        sequence, token = [], []
+        for guess in permutations(unused, len(unknown)):
+            values = {key: values[0] for key, values in candidates.items()} | dict(zip(unknown, guess, strict=True))
+            right = np.array([[values[key] for key in ks] for ks in keys]) == targets
+            sequence.append(right.all(axis=1).mean())
+            token.append(right.mean())
+        ceiling = task.ceiling(split)
+        assert ceiling.sequence == pytest.approx(np.mean(sequence), rel=1e-12)
+        assert ceiling.token == pytest.approx(np.mean(token), rel=1e-12)
+        assert (ceiling.token < 1) == bool(unknown)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "sequence", "token"),
+    [(256, 1.0, 1.0), (2048, 0.7373, 0.9815), (4096, 0.1005, 0.8650), (8192, 0.0007, 0.6325)],
+)
+def test_memorization_states_what_the_training_examples_never_show(vocab: int, sequence: float, token: float) -> None:
+    # 4,096 keys drawn with replacement out of K leave out a share of about exp(-4096 / K).
+    task = Memorization(Memorization.Config(vocab_size=vocab, eval_examples=400))
+    ceiling = task.ceiling("test")
+    assert ceiling.token == pytest.approx(token, abs=0.01)
+    assert ceiling.sequence == pytest.approx(sequence, abs=0.05)
+    answers = solve(task, task.split("test"))
+    right = [[1 / len(candidates) for candidates in row.values()] for row in answers]
+    assert ceiling.token == pytest.approx(np.mean(right), rel=1e-12)
+
+
+CHANCE: list[tuple[str, dict[str, Any]]] = [
+    ("in-context-recall", {"vocab_size": 6, "length": 10}),
+    ("noisy-in-context-recall", {"vocab_size": 20, "length": 10, "noise_fraction": 0.5}),
+    ("fuzzy-in-context-recall", {"vocab_size": 9, "length": 16, "max_motif": 2}),
+    ("selective-copying", {"vocab_size": 5, "length": 24, "tokens_to_copy": 3}),
+    ("compression", {"vocab_size": 3, "length": 12}),
+    ("memorization", {"vocab_size": 12, "length": 10}),
+    ("copying", {"eval_length": 2, "ngram": 1, "probe_lengths": (3,), "min_length": 20, "max_length": 20}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), CHANCE, ids=ids)
+def test_chance_is_what_uniform_guessing_reaches(name: str, settings: dict[str, Any]) -> None:
+    """Monte Carlo over 800,000 guessed sequences, within four standard errors."""
+    task = TASKS[name](TASKS[name].Config(train_examples=2, eval_examples=4, **settings))
+    rng = np.random.default_rng(0)
+    population = task.sample(rng, 4_000, "test")
+    possible = np.unique(population.targets_ST[population.scored_ST])
+    assert len(possible) == task.answer_count
+    for split in ("test", *task.probe_names):
+        batch = task.batch(split)
+        rounds = 200_000
+        guesses = possible[rng.integers(len(possible), size=(rounds, int(batch.scored_ST.sum())))]
+        right = guesses == batch.targets_ST[batch.scored_ST]
+        starts = np.cumsum([0, *batch.scored_ST.sum(axis=1)[:-1]])
+        all_right = np.logical_and.reduceat(right, starts, axis=1)
+        chance = task.chance(split)
+        assert right.mean() == pytest.approx(chance.token, abs=4 * np.sqrt(chance.token / right.size))
+        assert all_right.mean() == pytest.approx(chance.sequence, abs=4 * np.sqrt(chance.sequence / all_right.size))

@@ -1,0 +1,192 @@
+"""Mistakes of earlier generators of these tasks; each test fails if one of them comes back."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks import TASKS
+from tasks.base import IGNORE, Task
+from tasks.memorization import Memorization
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz$|.*"
+
+
+def make(name: str, **settings: Any) -> Task:
+    return TASKS[name](TASKS[name].Config(**{"train_examples": 500, "eval_examples": 500, **settings}))
+
+
+def texts(task: Task, split: str) -> list[str]:
+    return ["".join(LETTERS[token] for token in row) for row in task.batch(split).inputs_ST]
+
+
+def test_noise_is_never_a_target() -> None:
+    task = make("noisy-in-context-recall", noise_fraction=0.6)
+    for split in ("train", "validation", "test"):
+        batch = task.batch(split)
+        assert batch.targets_ST.max() < 16
+        assert (batch.inputs_ST >= 16).any()
+        # Every other next token is one.
+        np.testing.assert_array_equal(batch.targets_ST[:, :-1] == IGNORE, batch.inputs_ST[:, 1:] >= 16)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.4, 0.6, 0.8])
+def test_noise_fills_its_share_of_the_slots(fraction: float) -> None:
+    batch = make("noisy-in-context-recall", noise_fraction=fraction, length=256).batch("train")
+    noise = batch.inputs_ST >= 16
+    np.testing.assert_array_equal(noise[:, 0::2], noise[:, 1::2])
+    # Of 128 slots, the last and one more never hold noise.
+    assert noise.mean() == pytest.approx(fraction * 126 / 128, abs=4 * np.sqrt(0.25 / (500 * 126)))
+
+
+def test_values_of_recall_do_not_depend_on_the_key_alone() -> None:
+    batch = make("in-context-recall").batch("train")
+    after_key_0 = batch.inputs_ST[:, 1::2][batch.inputs_ST[:, 0::2] == 0]
+    assert set(after_key_0) == set(range(8, 16))
+
+
+def test_compression_asks_for_every_data_token_and_not_for_the_constant() -> None:
+    batch = make("compression").batch("test")
+    np.testing.assert_array_equal(batch.targets_ST[:, :-1], batch.inputs_ST[:, :-1])
+    assert batch.scored_ST[:, :-1].all()
+    assert not batch.scored_ST[:, -1].any()
+    assert (batch.inputs_ST[:, -1] == 15).all()
+    assert batch.inputs_ST[:, :-1].max() < 15
+
+
+def test_blanks_stand_anywhere_before_the_copy_token_also_right_before_it() -> None:
+    batch = make("selective-copying", length=64).batch("train")
+    places = 64 - 16 - 1
+    blank = batch.inputs_ST[:, :places] == 14
+    assert (batch.inputs_ST[:, places] == 15).all()
+    assert (blank.sum(axis=1) == places - 16).all()
+    share = (places - 16) / places
+    assert blank.mean(axis=0) == pytest.approx(share, abs=4.5 * np.sqrt(share * (1 - share) / 500))
+    assert (batch.inputs_ST[:, places + 1 :] == 14).all(), "no teacher forcing"
+
+
+def test_fuzzy_probes_ask_only_for_keys_that_were_shown() -> None:
+    task = make("fuzzy-in-context-recall", vocab_size=32)
+    for split in ("train", "test", "longest keys"):
+        batch = task.batch(split)
+        for row, scored in zip(batch.inputs_ST.tolist(), batch.scored_ST.tolist(), strict=True):
+            data = [token for token in row if token != 31]
+            assert row[len(row) - len(data) :] == data, "padding at the left only"
+            runs: list[tuple[bool, list[int]]] = []
+            for token in data:
+                if not runs or runs[-1][0] != (token < 15):
+                    runs.append((token < 15, []))
+                runs[-1][1].append(token)
+            keys = [tuple(run) for is_key, run in runs if is_key]
+            assert [is_key for is_key, _ in runs] == [True, False] * len(keys)
+            assert keys[-1] in keys[:-1]
+            assert scored[-1 - len(runs[-1][1])], "the last key is asked"
+            for key, other in zip(sorted(set(keys)), sorted(set(keys))[1:], strict=False):
+                assert other[: len(key)] != key, "no key begins another"
+            lengths = {len(key) for key in keys}
+            assert lengths == {3} if split == "longest keys" else lengths <= {1, 2, 3}
+
+
+def test_fuzzy_motifs_have_all_lengths_about_equally_often() -> None:
+    batch = make("fuzzy-in-context-recall").batch("train")
+    is_key = (batch.inputs_ST < 7).astype(np.int64)
+    starts, ends = (np.argwhere(np.diff(is_key, axis=1, prepend=0, append=0) == sign)[:, 1] for sign in (1, -1))
+    shares = np.bincount(ends - starts)[1:] / len(starts)
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+def test_memorization_map_uses_no_special_token_and_is_the_same_everywhere() -> None:
+    task = make("memorization", vocab_size=64)
+    pairs: Counter[tuple[int, int]] = Counter()
+    for split in ("train", "validation", "test"):
+        batch = task.batch(split)
+        assert (batch.inputs_ST[:, 1::2] == 63).all()
+        assert batch.inputs_ST[:, 0::2].max() < 31
+        pairs.update(
+            zip(batch.inputs_ST[:, 0::2].ravel().tolist(), batch.targets_ST[:, 1::2].ravel().tolist(), strict=True)
+        )
+    keys, values = zip(*sorted(pairs), strict=True)
+    assert keys == tuple(range(31))
+    assert sorted(values) == list(range(31, 62))
+    assert isinstance(task, Memorization)
+    assert not np.array_equal(task.values_K, Memorization(Memorization.Config(vocab_size=64, data_seed=1)).values_K)
+
+
+def test_a_cut_off_example_is_neither_a_target_nor_scored() -> None:
+    task = make("copying")
+    batch = task.batch("train")
+    cut = 0
+    for text, targets, scored in zip(texts(task, "train"), batch.targets_ST, batch.scored_ST, strict=True):
+        assert len(text) == 220
+        assert text[0] == "$"
+        whole = text.rfind(".") + 1
+        assert (targets[whole:] == IGNORE).all()
+        assert not scored[whole:].any()
+        cut += "|" in text[whole:]
+        for example in text[:whole].removesuffix(".").split("."):
+            string, answer = example.removeprefix("$").split("|")
+            assert string == answer
+            assert 5 <= len(string) <= 20
+        # The answers and their dots are targets, only the letters are scored.
+        count = text[:whole].count(".")
+        assert (targets != IGNORE).sum() == scored.sum() + count
+        assert scored.sum() == (whole - 3 * count) // 2
+    assert cut > 100, "some answers are cut off"
+
+
+def test_training_strings_have_all_lengths_and_letters_equally_often() -> None:
+    examples = [e.split("|")[0] for text in texts(make("copying"), "train") for e in text.split("$")[1:4]]
+    lengths = Counter(map(len, examples))
+    assert sorted(lengths) == list(range(5, 21))
+    for tally, share in ((lengths, 1 / 16), (Counter("".join(examples)), 1 / 26)):
+        for value in tally.values():
+            assert value == pytest.approx(tally.total() * share, abs=4.5 * np.sqrt(tally.total() * share))
+
+
+def test_evaluation_holds_one_string_of_the_stated_length_per_row() -> None:
+    task = make("copying")
+    assert task.probe_names == (*(f"length {n}" for n in range(30, 101, 10)), "duplicate-ngram")
+    for split in ("validation", "test", *task.probe_names):
+        length = int(split.split()[1]) if split.startswith("length") else 20
+        for text in texts(task, split):
+            string, answer = text.removeprefix("$").removesuffix(".").split("|")
+            assert len(string) == length
+            assert string == answer
+
+
+@pytest.mark.parametrize("variant", ["prefix-ngram", "suffix-ngram"])
+def test_the_queried_ngram_occurs_once(variant: str) -> None:
+    # With 2-grams of 60 letters, most strings have a 2-gram that occurs twice.
+    task = make("copying", variant=variant, ngram=2, eval_length=60, probe_lengths=(80,))
+    repeats = 0
+    for text in texts(task, "test") + texts(task, "length 80"):
+        first, second = text.removeprefix("$").split(".")[0].split("|")[:2]
+        string, query = (second, first) if variant == "prefix-ngram" else (first, second[:2])
+        grams = Counter(string[i : i + 2] for i in range(len(string) - 1))
+        assert grams[query] == 1
+        assert not string.endswith(query), "there is something to answer"
+        repeats += max(grams.values()) > 1
+    assert repeats > 500
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3, 10])
+def test_one_ngram_of_the_duplicate_probe_occurs_twice(ngram: int) -> None:
+    length = 6 if ngram == 1 else 20
+    task = make("copying", ngram=ngram, eval_length=length)
+    for text in texts(task, "duplicate-ngram"):
+        string = text[1 : length + 1]
+        grams = Counter(string[i : i + ngram] for i in range(length - ngram + 1))
+        assert sorted(grams.values())[-2:] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, {}) for name in TASKS), ("fuzzy-in-context-recall", {"vocab_size": 128})]
+)
+def test_generation_takes_seconds_not_hours(name: str, settings: dict[str, Any]) -> None:
+    """Each takes below a second on an idle core; the limit leaves room for a busy one."""
+    task = TASKS[name](TASKS[name].Config(**settings))
+    start = time.process_time()
+    task.split("train")
+    assert time.process_time() - start < 5
