@@ -140,7 +140,7 @@ def _validation_score(point: Point) -> float:
 def print_summary(summary: Summary, console: Console) -> None:
     """One row a grid point, the chosen one marked; then ceiling and chance."""
     table = Table(title=summary.experiment.name, title_justify="left")
-    for heading in ("", "lr", "weight decay", "val seq", "val token", "val loss", "test seq", "test token", "steps/s"):
+    for heading in ("", "lr", "wd", "val seq", "token", "loss", "test seq", "token", "steps/s"):
         table.add_column(heading, justify="right")
     shown = METRICS[:3] + METRICS[4:6]
     for i, point in enumerate(summary.points):
@@ -166,22 +166,24 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 
 def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
-    """One row an experiment: test accuracies of the chosen point beside ceiling and chance."""
-    table = Table(title="test accuracy of the chosen points", title_justify="left")
-    for heading in ("task", "difficulty", "mixer"):
+    """One row an experiment: test accuracies of the chosen point beside the task's ceiling and chance."""
+    table = Table(title="test accuracy of the points chosen on validation", title_justify="left")
+    for heading in ("task", "mixer"):
         table.add_column(heading)
-    for heading in ("lr", "weight decay", "sequence", "token", "ceiling seq / token", "chance seq / token"):
+    for heading in ("sequence", "token", "ceiling", "chance"):
         table.add_column(heading, justify="right")
     for s in summaries:
-        labels = (s.experiment.task, s.experiment.difficulty, s.experiment.mixer)
-        limits = [f"{a.sequence:.3g} / {a.token:.3g}" for a in (s.ceiling, s.chance)]
+        label = s.experiment.task if s.experiment.difficulty == "baseline" else _setting(s)
         sequence, token = s.test("sequence_accuracy"), s.test("token_accuracy")
-        if s.chosen is None or sequence is None or token is None:
-            table.add_row(*labels, "–", "–", "diverged", "diverged", *limits)
-            continue
-        best = s.points[s.chosen]
-        table.add_row(*labels, f"{best.lr:g}", f"{best.weight_decay:g}", sequence.text(), token.text(), *limits)
+        accuracies = ("diverged", "") if sequence is None or token is None else (sequence.text(), token.text())
+        limits = [f"{a.sequence:.2g} / {a.token:.2g}" for a in (s.ceiling, s.chance)]
+        table.add_row(label, s.experiment.mixer, *accuracies, *limits)
     console.print(table)
+    console.print("ceiling and chance: sequence / token accuracy")
+
+
+def _setting(summary: Summary) -> str:
+    return f"{summary.experiment.task} ({summary.experiment.difficulty})"
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

@@ -5,8 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import wandb
-
 from runners.ensemble import Run
 from runners.experiment import Experiment
 from runners.train import CurvePoint, Result
@@ -26,6 +24,8 @@ class Tracker:
         """Open one W&B run for each member."""
         if self.mode == "disabled":
             return
+        import wandb  # slow to import, and seldom wanted
+
         self.folder.mkdir(parents=True, exist_ok=True)
         self._open = [
             wandb.init(

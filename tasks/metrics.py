@@ -128,7 +128,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
         ValueError: if there are no values.
     """
     # SciPy is only for reports: training and the GPU tests do without it.
-    from scipy.stats import t as student_t  # type: ignore[import-untyped]
+    from scipy.stats import t as student_t
 
     n = len(values)
     if not n:

@@ -60,7 +60,7 @@ def test_the_dashboard_shows_name_parameters_curves_and_protocol(
     finally:
         server.terminate()
         server.wait(timeout=30)
-    assert detail["metric_names"] == ["validation score"]
+    assert detail["objective_names"] == ["validation score"]
     assert "6 steps of 16 sequences" in detail["note"]["body"]
     assert len(detail["trials"]) == 2
     for trial in detail["trials"]:

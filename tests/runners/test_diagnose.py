@@ -126,7 +126,7 @@ def probe_test_split(model: Backbone, task: Task) -> ProbeReport:
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toy, Tokens, Diagnosis, Path]:
     """A model of random weights on a task with more than one length, its predictions and its diagnosis."""
-    task = Toy(Toy.Config(rule="random", vocab_size=5, eval_examples=203, probe_lengths=(9, 15)))
+    task = Toy(Toy.Config(rule="random", vocab_size=5, eval_examples=103, probe_lengths=(9, 15)))
     model = build(task)
     folder = tmp_path_factory.mktemp("diagnosis") / "new" / "folder"
     diagnosis = diagnose(model, task, folder, "a title")
@@ -209,7 +209,7 @@ def test_many_classes_are_reduced_to_the_most_missed() -> None:
 
 
 def test_probe_finds_an_answer_that_only_the_layer_holds() -> None:
-    task = Toy(Toy.Config(rule="previous", eval_examples=400))
+    task = Toy(Toy.Config(rule="previous", eval_examples=250))
     report = probe_test_split(build(task, Previous), task)
     single = report.probes[0]
     assert single.hidden is not None
@@ -224,7 +224,7 @@ def test_probe_finds_an_answer_that_only_the_layer_holds() -> None:
 
 
 def test_probe_finds_nothing_in_noise() -> None:
-    task = Toy(Toy.Config(rule="random", eval_examples=400))
+    task = Toy(Toy.Config(rule="random", eval_examples=250))
     report = probe_test_split(build(task, Previous), task)
     assert report.majority is not None
     assert report.majority < 0.3
@@ -233,16 +233,16 @@ def test_probe_finds_nothing_in_noise() -> None:
 
 
 def test_autoencoder_is_probed_position_by_position() -> None:
-    task = ToyCompression(ToyCompression.Config(rule="previous", eval_examples=500, scored=1.0))
+    task = ToyCompression(ToyCompression.Config(rule="previous", eval_examples=200, scored=1.0))
     report = probe_test_split(build(task, Previous), task)
     assert [single.position for single in report.probes] == [2, 4, 6, 9, 11]
     # The encoder's vector is the embedding of the last token but one: the answer at the last position and nowhere else.
     accuracies = [single.hidden.mean for single in report.probes if single.hidden is not None]
-    assert max(accuracies[:-1]) < 0.35
+    assert max(accuracies[:-1]) < 0.4
     assert accuracies[-1] == 1.0
     assert report.hidden == pytest.approx(np.mean(accuracies))
     assert report.embedding is not None
-    assert report.embedding < 0.35
+    assert report.embedding < 0.4
 
 
 def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
@@ -332,13 +332,13 @@ def test_diverged_model_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["in-context-recall", "compression"])
 def test_real_task(name: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"length": 16, "train_examples": 4, "eval_examples": 100}
+    settings: dict[str, Any] = {"length": 16, "train_examples": 4, "eval_examples": 40}
     task = TASKS[name](TASKS[name].Config(**settings))
     torch.manual_seed(0)
     shape = Shape(width=16, mlp_width=16)
     model = BACKBONES[task.backbone](Transformer, Transformer.Config(heads=2), shape, task.vocab_size)
     diagnosis = diagnose(model, task, tmp_path, name)
-    assert diagnosis.sequences == 100
+    assert diagnosis.sequences == 40
     assert diagnosis.scored_positions == sum(diagnosis.by_position.sequences) == sum(diagnosis.by_answer.sequences)
     assert diagnosis.probe.hidden is not None
     assert 0 <= diagnosis.probe.hidden <= 1

@@ -223,7 +223,7 @@ def test_a_killed_search_goes_on_and_repeats_nothing_finished(tmp_path: Path) ->
     while time.monotonic() < deadline and (not journal.exists() or reported not in journal.read_text()):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert TrialState.RUNNING in states(tmp_path)
     again = launch(tmp_path, 1000, "--together", "6")
     output, _ = again.communicate(timeout=300)
