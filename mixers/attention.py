@@ -95,9 +95,9 @@ class _BiasedAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *qkv, bias_HTT = ctx.saved_tensors
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in qkv]
-            a_BHTK = F.scaled_dot_product_attention(*leaves, attn_mask=bias_HTT)
-        return *torch.autograd.grad(a_BHTK, leaves, gradient), None
+            q, k, v = (tensor.detach().requires_grad_() for tensor in qkv)
+            a_BHTK = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_HTT)
+        return *torch.autograd.grad(a_BHTK, (q, k, v), gradient), None
 
     @staticmethod
     def vmap(

@@ -1,4 +1,4 @@
-"""One entry to the recurrence of the Recurrent Transformer, whatever computes it, alone or under ``torch.func.vmap``."""
+"""One entry to the recurrence of the Recurrent Transformer, whatever computes it, also under ``torch.func.vmap``."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -36,7 +36,7 @@ def recurrence(
 ) -> Tensor:
     """Outputs z (B, T, D) of one layer; arguments as ``naive_recurrence``.
 
-    Products inside run in the dtype of ``q_BTD`` (bfloat16 under autocast); the residual stream keeps that of ``x_BTD``.
+    Products inside run in the dtype of ``q_BTD`` (bfloat16 under autocast), the residual stream in that of ``x_BTD``.
     """
     name = choose(implementation)
     if name == "naive":

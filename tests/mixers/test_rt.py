@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from mixers import MIXERS
 from mixers.attention import Transformer, alibi_slopes
 from mixers.base import Shape
 from mixers.rt.layer import RecurrentTransformer

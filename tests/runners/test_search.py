@@ -19,7 +19,7 @@ from mixers.base import Shape
 from runners.checkpoint import load_tensors
 from runners.ensemble import Run
 from runners.experiment import Experiment, code_version, find_mixer
-from runners.search import Store, open_study, search
+from runners.search import Store, search
 from runners.train import CurvePoint, Protocol, Result
 from tasks.recall import InContextRecall
 
