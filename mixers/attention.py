@@ -1,15 +1,15 @@
 """Multi-head softmax attention with ALiBi and QK-norm, and the Transformer layer made of it."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mixers.base import MLP, Layer, RMSNorm, Shape, State, linear
+from mixers.base import MLP, Layer, RMSNorm, Shape, State, linear, over_batch
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -75,45 +75,6 @@ class AttentionLayer(Layer):
         return {name: weight.new_empty(batch, 0, self.shape.width) for name in ("k", "v")}
 
 
-class _BiasedAttention(torch.autograd.Function):
-    """``scaled_dot_product_attention`` with a bias that all runs share, the mapped axis folded into the batch.
-
-    PyTorch's own batching rule loses the bias kernel's alignment on CUDA (seen with 2.11). The backward computes the
-    forward once more, and so saves nothing of size T x T.
-    """
-
-    @staticmethod
-    def forward(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias_HTT)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *qkv, bias_HTT = ctx.saved_tensors
-        with torch.enable_grad():
-            q, k, v = (tensor.detach().requires_grad_() for tensor in qkv)
-            a_BHTK = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_HTT)
-        return *torch.autograd.grad(a_BHTK, (q, k, v), gradient), None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], q: Tensor, k: Tensor, v: Tensor, bias_HTT: Tensor
-    ) -> tuple[Tensor, int]:
-        """Runs become further batch entries."""
-        if in_dims[3] is not None:
-            raise ValueError("attention: the bias is shared by all runs; it cannot be mapped")
-
-        def fold(y: Tensor, dim: int | None) -> Tensor:
-            return (y.expand(info.batch_size, *y.shape) if dim is None else y.movedim(dim, 0)).flatten(0, 1)
-
-        qkv = (fold(y, dim) for y, dim in zip((q, k, v), in_dims[:3], strict=True))
-        return _BiasedAttention.apply(*qkv, bias_HTT).unflatten(0, (info.batch_size, -1)), 0
-
-
 class Transformer(AttentionLayer):
     """Pre-norm causal Transformer layer (paper section 2.1, "The Transformer layer")."""
 
@@ -125,7 +86,8 @@ class Transformer(AttentionLayer):
         position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
         distance_TT = position_T - position_T[:, None]
         bias_HTT = (self.slopes_H[:, None, None] * distance_TT).masked_fill(distance_TT > 0, -torch.inf)
-        a_BHTK = _BiasedAttention.apply(q_BHTK, k_BHTK, v_BHTK, bias_HTT.to(q_BHTK))
+        attend = partial(F.scaled_dot_product_attention, attn_mask=bias_HTT.to(q_BHTK))
+        a_BHTK = over_batch(attend, q_BHTK, k_BHTK, v_BHTK)
         return self.finish(x_BTD, rearrange(a_BHTK, "b h t k -> b t (h k)"))
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:

@@ -6,11 +6,14 @@ L layers, P parameters of one run.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 State = dict[str, Tensor]
@@ -83,8 +86,48 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
     """``gain * x / sqrt(mean(x^2) + eps)`` over the last axis; statistics in float32 for 16-bit inputs."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMSNorm.eps)).type_as(x) * gain.type_as(x)
+    normalise = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=RMSNorm.eps)
+    return over_batch(normalise, x).type_as(x) * gain.type_as(x)
+
+
+def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """``function(*tensors)``, whose tensors and result all have the batch as their first axis.
+
+    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used, which its
+    own batching rules take apart or, for attention with a bias on CUDA (seen with 2.11), misalign. The backward
+    computes the forward once more and saves nothing but the inputs.
+    """
+    result: Tensor = _OverBatch.apply(function, *tensors)
+    return result
+
+
+class _OverBatch(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return function(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+            output = ctx.function(*leaves)
+        return None, *torch.autograd.grad(output, leaves, gradient)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], function: Callable[..., Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        def fold(y: Tensor, dim: int | None) -> Tensor:
+            return (y.expand(info.batch_size, *y.shape) if dim is None else y.movedim(dim, 0)).flatten(0, 1)
+
+        folded = (fold(y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
+        return over_batch(function, *folded).unflatten(0, (info.batch_size, -1)), 0
 
 
 class MLP(nn.Module):

@@ -94,10 +94,10 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
             weight_decay=(0.0,),
             steps=250,
             batch_size=64,
-            evaluations=8,
+            evaluations=5,
             preset="demo",
         ),
-        {"length": 64, "eval_examples": 320},
+        {"length": 48, "eval_examples": 320},
     ),
 }
 """Defaults of each preset: options, and settings of its task."""

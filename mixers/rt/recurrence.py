@@ -1,6 +1,9 @@
 """One entry to the recurrence of the Recurrent Transformer, whatever computes it, also under ``torch.func.vmap``."""
 
+import importlib.util
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,7 +13,9 @@ from torch.autograd.function import once_differentiable
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.tiled import tiled_backward, tiled_forward
 
-Implementation = Literal["auto", "naive", "tiled"]
+Implementation = Literal["auto", "naive", "tiled", "triton"]
+
+log = logging.getLogger(__name__)
 
 
 class Method(NamedTuple):
@@ -20,7 +25,12 @@ class Method(NamedTuple):
     backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Weights]]
 
 
-METHODS = {"tiled": Method(tiled_forward, tiled_backward)}
+def _method(name: str) -> Method:
+    if name == "tiled":
+        return Method(tiled_forward, tiled_backward)
+    from mixers.rt import kernels  # Triton is not there on every platform
+
+    return Method(kernels.triton_forward, kernels.triton_backward)
 
 
 def recurrence(
@@ -38,7 +48,7 @@ def recurrence(
 
     Products inside run in the dtype of ``q_BTD`` (bfloat16 under autocast), the residual stream in that of ``x_BTD``.
     """
-    name = choose(implementation)
+    name = choose(implementation, q_BTD, weights.up_FD.shape[0], len(slopes_H), block)
     if name == "naive":
         return naive_recurrence(x_BTD, q_BTD, k_BTD, v_BTD, weights, slopes_H, scale, block)
     tensors = [y if y is None else y[None] for y in (x_BTD, q_BTD, k_BTD, v_BTD, *weights)]
@@ -46,9 +56,36 @@ def recurrence(
     return z_RBTD.squeeze(0)
 
 
-def choose(implementation: Implementation) -> str:
-    """Name of the implementation that runs: the one asked for, or for ``auto`` the fastest that is exact here."""
-    return "tiled" if implementation == "auto" else implementation
+def choose(implementation: Implementation, q_BTD: Tensor, hidden: int, heads: int, block: int) -> str:
+    """Name of the implementation that runs.
+
+    ``auto`` is ``triton`` on a GPU in bfloat16, where it is the fastest, and ``tiled`` elsewhere. Where the kernels do
+    not support a shape, ``tiled`` runs and the log says why, once.
+    """
+    if implementation == "auto":
+        wanted = q_BTD.is_cuda and q_BTD.dtype == torch.bfloat16
+        implementation = "triton" if wanted else "tiled"
+    if implementation == "triton":
+        reason = _unsupported(q_BTD.shape[-1], heads, hidden, q_BTD.shape[-2], block, q_BTD.dtype, q_BTD.device)
+        if reason is not None:
+            _log_once(f"Recurrent Transformer: tiled in place of triton: no kernel for {reason}")
+            return "tiled"
+    return implementation
+
+
+def _unsupported(
+    width: int, heads: int, hidden: int, length: int, block: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "this platform (Triton is not installed)"
+    from mixers.rt import kernels
+
+    return kernels.unsupported(width, heads, hidden, length, block, dtype, device)
+
+
+@cache
+def _log_once(message: str) -> None:
+    log.warning(message)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -58,7 +95,7 @@ class _Recurrence(torch.autograd.Function):
     def forward(name: str, scale: float, block: int, slopes_H: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
         x, q, k, v, *weights = tensors
         with _no_autocast(slopes_H):
-            z, saved = METHODS[name].forward(x, q, k, v, Weights(*weights), slopes_H, scale, block)
+            z, saved = _method(name).forward(x, q, k, v, Weights(*weights), slopes_H, scale, block)
         return (z, *saved)
 
     @staticmethod
@@ -75,7 +112,7 @@ class _Recurrence(torch.autograd.Function):
         count = len(Weights._fields)
         weights, (z, *saved) = Weights(*rest[:count]), rest[count:]
         with _no_autocast(slopes_H):
-            *dxs, dweights = METHODS[ctx.name].backward(
+            *dxs, dweights = _method(ctx.name).backward(
                 dz, x, q, k, v, weights, slopes_H, ctx.scale, ctx.block, z, tuple(saved)
             )
         return None, None, None, None, *dxs, *dweights

@@ -11,7 +11,7 @@ from mixers.attention import Transformer, alibi_slopes
 from mixers.base import Shape
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.recurrence import recurrence
+from mixers.rt.recurrence import choose, recurrence
 from mixers.rt.tiled import tiles
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
@@ -169,3 +169,17 @@ def test_the_ablation_leaves_out_the_norm_on_outputs_alone() -> None:
     x = 10 * torch.randn(1, 6, 16, dtype=torch.float64)
     assert torch.equal(with_norm(x)[:, 0], without(x)[:, 0])
     assert not torch.allclose(with_norm(x)[:, 1:], without(x)[:, 1:])
+
+
+def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("triton")
+    q = torch.zeros(1, 4, 96)
+    assert choose("auto", q, 64, 4, 1) == "tiled"
+    assert choose("naive", q, 64, 4, 1) == "naive"
+    for _ in range(2):
+        assert choose("triton", q, 64, 4, 1) == "tiled"
+    assert [record.getMessage() for record in caplog.records] == [
+        "Recurrent Transformer: tiled in place of triton: no kernel for width 96 (kernels: 64, 128, 256)"
+    ]

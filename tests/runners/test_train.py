@@ -123,7 +123,7 @@ def test_the_test_split_is_not_read_before_training_ends(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_one_rt_layer_recalls_where_one_transformer_layer_does_not(tmp_path: Path) -> None:
-    task = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=64, eval_examples=320))
+    task = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=48, eval_examples=320))
     results: dict[str, Result] = {}
     for name in ("rt", "transformer"):
         mixer = MIXERS[name]
@@ -131,7 +131,7 @@ def test_one_rt_layer_recalls_where_one_transformer_layer_does_not(tmp_path: Pat
         def build(mixer: type = mixer) -> Backbone:
             return BACKBONES[task.backbone](mixer, mixer.Config(), Shape(), task.vocab_size)
 
-        protocol = Protocol(batch_size=64, steps=200, evaluations=4)
+        protocol = Protocol(batch_size=64, steps=250, evaluations=5)
         run = Run(lr=1e-3, weight_decay=0.0, seed=0)
         (results[name],) = train(build, task, protocol, [run], CPU, paths(tmp_path / name, 1))
     rt, transformer = results["rt"].test, results["transformer"].test

@@ -1,0 +1,595 @@
+"""The Recurrent Transformer's recurrence as fused Triton kernels (Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
+
+For models so small that a step is bound by latency. Time is split in chunks. At the start of a chunk one kernel, spread
+over the whole GPU, lets its queries attend to all earlier chunks with matrix products; then one program per (run, tile
+of sequences) walks through the positions of the chunk, in which only the keys of the chunk itself remain. The backward
+mirrors this from the last chunk to the first: gradients of the persistent pairs are *pulled* from later queries, so
+there are no atomics and results repeat bitwise. Only activation gradients are sequential; weight gradients, gradients
+of queries and of temporary pairs are products over all positions after the loop.
+
+Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixers.base import RMSNorm
+from mixers.rt.naive import Weights
+
+EPS: tl.constexpr = tl.constexpr(RMSNorm.eps)
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+MASKED: tl.constexpr = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _normal(h):
+    """Standard normal distribution function at h, and exp(-h^2 / 2).
+
+    Abramowitz & Stegun 7.1.26: error under 1.5e-7 at half the instructions of erf, which were a sixth of the forward.
+    """
+    bell = tl.exp2(h * h * (-0.5 * LOG2E))
+    r = 1.0 + tl.abs(h) * (0.3275911 * 0.7071067811865476)
+    r = tl.rsqrt(r * r)  # a third of the instructions of a division
+    tail = 0.5 * bell * r
+    tail *= 0.254829592 + r * (-0.284496736 + r * (1.421413741 + r * (-1.453152027 + r * 1.061405429)))
+    return tl.where(h < 0, tail, 1.0 - tail), bell
+
+
+@triton.jit
+def _rms(y_MD, D: tl.constexpr):
+    """Reciprocal root mean square of each row."""
+    return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)
+
+
+@triton.jit
+def _rms_bwd(dy_MD, normed_MD, r_M, D: tl.constexpr):
+    """Gradient of y for ``normed = y * r`` and gradient ``dy`` of normed."""
+    return r_M[:, None] * (dy_MD - normed_MD * (tl.sum(dy_MD * normed_MD, 1) / D)[:, None])
+
+
+@triton.jit
+def _square(w_ptr, D: tl.constexpr, first, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Rows first .. first + WIDTH of W^T (TRANSPOSED) or W, for W (D, D)."""
+    inner = first + tl.arange(0, WIDTH)
+    outer = tl.arange(0, D)
+    at = outer[None, :] * D + inner[:, None] if TRANSPOSED else inner[:, None] * D + outer[None, :]
+    return tl.load(w_ptr + at)
+
+
+@triton.jit
+def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """acc + y W^T (TRANSPOSED) or acc + y W; W from ``w_DD`` if PINNED, else read in halves of the summed axis."""
+    if PINNED:
+        acc = tl.dot(y_MD, w_DD, acc, input_precision="ieee")
+    else:
+        halves = tl.permute(tl.reshape(y_MD, [y_MD.shape[0], 2, D // 2]), [0, 2, 1])
+        left, right = tl.split(halves)
+        acc = tl.dot(left, _square(w_ptr, D, 0, D // 2, TRANSPOSED), acc, input_precision="ieee")
+        acc = tl.dot(right, _square(w_ptr, D, D // 2, D // 2, TRANSPOSED), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit(do_not_specialize=["T", "start", "stop"])
+def past_fwd_kernel(
+    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, start, stop,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """Softmax state (maximum m, sum l, value o) of positions start..stop over the temporary pair and keys < start.
+
+    A program serves G heads of one sequence: rows are (head, position), columns the E = G * K channels of the heads.
+    Queries are zero outside their own head's channels, so one product gives the logits of all G heads, and
+    head dims under the 16 that tl.dot needs cost nothing.
+    """
+    group = tl.program_id(0) % (D // (G * K))
+    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    head = group * G + tl.arange(0, G * C) // C
+    at = tl.arange(0, G * C) % C
+    channel = group * G * K + tl.arange(0, E)
+    here = (start + at < stop)[:, None] & (channel[None, :] // K == head[:, None])
+    base_N = row * T * D + (start + at) * D
+    q_NE = tl.load(q_ptr + base_N[:, None] + channel[None, :], here, 0.0)
+    kt_NE = tl.load(kt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
+    vt_NE = tl.load(vt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
+    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    unit = K**-0.5 * LOG2E
+    m_N = tl.full([G * C], MASKED, tl.float32)
+    l_N = tl.zeros([G * C], tl.float32)
+    o_NE = tl.zeros([G * C, E], tl.float32)
+    for first in range(0, start, J):
+        j = first + tl.arange(0, J)
+        past = (j < start)[:, None]
+        k_JE = tl.load(k_ptr + row * T * D + j[:, None] * D + channel[None, :], past, 0.0)
+        v_JE = tl.load(v_ptr + row * T * D + j[:, None] * D + channel[None, :], past, 0.0)
+        s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
+        s_NJ += slope_N[:, None] * (j[None, :] - start - at[:, None])
+        s_NJ = tl.where((j < start)[None, :], s_NJ, MASKED)
+        top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
+        p_NJ = tl.exp2(s_NJ - top_N[:, None])
+        shrink_N = tl.exp2(m_N - top_N)
+        l_N = l_N * shrink_N + tl.sum(p_NJ, 1)
+        o_NE = tl.dot(p_NJ.to(v_JE.dtype), v_JE, o_NE * shrink_N[:, None], input_precision="ieee")
+        m_N = top_N
+    # The temporary pair comes last, so that nothing waits for its loads before the loop.
+    s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit
+    top_N = tl.maximum(m_N, s_N)
+    p_N = tl.exp2(s_N - top_N)
+    shrink_N = tl.exp2(m_N - top_N)
+    l_N = l_N * shrink_N + p_N
+    o_NE = o_NE * shrink_N[:, None] + p_N[:, None] * vt_NE
+    m_N = top_N
+    H: tl.constexpr = D // K
+    tl.store(m_ptr + (row * C + at) * H + head, m_N)
+    tl.store(l_ptr + (row * C + at) * H + head, l_N)
+    tl.store(o_ptr + (row * C + at)[:, None] * D + channel[None, :], o_NE, here)
+
+
+@triton.jit(do_not_specialize=["B", "T", "start", "stop"])
+def rt_fwd_kernel(
+    x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr,
+    wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
+    z_ptr, a_ptr, lse_ptr, u_ptr, g_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, B, T, start, stop, scale,
+    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
+    W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
+):  # fmt: skip
+    """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time."""
+    H: tl.constexpr = D // K
+    run = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    row_M = run * B + m
+    d = tl.arange(0, D)
+    # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
+    # one sequence and all J keys, so its sums over K and J stay inside the thread.
+    head = tl.max_contiguous(tl.arange(0, H), [1])
+    hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
+    at_HM = (row_M * T * H)[None, :] + head[:, None]
+    at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    live_1M = (m < B)[None, :]
+    live_1M1 = (m < B)[None, :, None]
+    w = tl.arange(0, W)
+    live_M1 = (m < B)[:, None]
+    at_MD = (row_M * T * D)[:, None] + d[None, :]
+    cd = k_ptr.dtype.element_ty
+    wo_ptr += run * D * D
+    wk_ptr += run * D * D
+    wv_ptr += run * D * D
+    up_ptr += run * F * D
+    down_ptr += run * F * D
+    mlp_norm_D = tl.load(mlp_norm_ptr + run * D + d)
+    if KV_NORM:
+        kv_norm_D = tl.load(kv_norm_ptr + run * D + d)
+    if K_NORM:
+        k_norm_D = tl.load(k_norm_ptr + run * D + d)
+    slope_H = tl.load(slopes_ptr + head) * LOG2E
+    wo_DD = _square(wo_ptr, D, 0, D, True) if PINNED else 0
+    wk_DD = _square(wk_ptr, D, 0, D, True) if PINNED else 0
+    wv_DD = _square(wv_ptr, D, 0, D, True) if PINNED else 0
+    for t in range(start, stop):
+        q_HMK = tl.load(q_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
+        row_here_M = row_M * C + t - start
+        m_HM = tl.load(m_ptr + row_here_M[None, :] * H + head[:, None], live_1M, 0.0)
+        l_HM = tl.load(l_ptr + row_here_M[None, :] * H + head[:, None], live_1M, 1.0)
+        o_HMK = tl.load(o_ptr + row_here_M[None, :, None] * D + hk_H1K, live_1M1, 0.0)
+        x_MD = tl.load(x_ptr + at_MD + t * D, live_M1, 0.0)
+        for first in tl.range(start, t, J, num_stages=1):
+            j = first + tl.arange(0, J)
+            past = (j < t)[None, None, :, None] & live_1M1[:, :, None, :]
+            at_HMJK = at_HMK[:, :, None, :] + (j * D)[None, None, :, None]
+            k_HMJK = tl.load(k_ptr + at_HMJK, past, 0.0).to(tl.float32)
+            v_HMJK = tl.load(v_ptr + at_HMJK, past, 0.0).to(tl.float32)
+            s_HMJ = tl.sum(k_HMJK * q_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (j - t)[None, None, :]
+            s_HMJ = tl.where((j < t)[None, None, :], s_HMJ, MASKED)
+            top_HM = tl.maximum(m_HM, tl.max(s_HMJ, 2))
+            p_HMJ = tl.exp2(s_HMJ - top_HM[:, :, None])
+            shrink_HM = tl.exp2(m_HM - top_HM)
+            l_HM = l_HM * shrink_HM + tl.sum(p_HMJ, 2)
+            o_HMK = o_HMK * shrink_HM[:, :, None] + tl.sum(p_HMJ[:, :, :, None] * v_HMJK, 2)
+            m_HM = top_HM
+        a_HMK = (o_HMK / l_HM[:, :, None]).to(cd)
+        tl.store(a_ptr + at_HMK + t * D, a_HMK, live_1M1)
+        tl.store(lse_ptr + at_HM + t * H, m_HM + tl.log2(l_HM), live_1M)
+        zero_MD = tl.zeros([M, D], tl.float32)
+        a_MD = tl.reshape(tl.permute(a_HMK, [1, 0, 2]), [M, D])
+        u_MD = x_MD + scale * _product(a_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, True)
+        tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
+        n_MD = (u_MD * _rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
+        y_MD = tl.zeros([M, D], tl.float32)
+        for f in tl.range(0, F, W, num_stages=STAGES):
+            h_MW = tl.dot(n_MD, tl.load(up_ptr + (f + w)[None, :] * D + d[:, None]), input_precision="ieee")
+            below_MW, bell_MW = _normal(h_MW)
+            g_MW = (h_MW * below_MW).to(cd)
+            at_MW = ((row_M * T + t) * F)[:, None] + (f + w)[None, :]
+            tl.store(g_ptr + at_MW, g_MW, live_M1)
+            tl.store(slope_ptr + at_MW, (below_MW + h_MW * bell_MW * 0.3989422804014327).to(cd), live_M1)
+            down_WD = tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
+            y_MD = tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
+        z_MD = u_MD + scale * y_MD
+        tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
+        if KV_NORM:
+            z_MD *= _rms(z_MD, D)[:, None] * kv_norm_D[None, :]
+        n_MD = z_MD.to(cd)
+        k_MD = _product(n_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
+        v_MD = _product(n_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
+        if K_NORM:
+            tl.store(raw_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
+            k_MD *= _rms(k_MD, D)[:, None] * k_norm_D[None, :]
+        tl.store(k_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
+        tl.store(v_ptr + at_MD + t * D, v_MD.to(cd), live_M1)
+        tl.debug_barrier()  # the pair is read by other threads of this program from here on
+
+
+@triton.jit(do_not_specialize=["T", "start", "stop"])
+def past_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, start, stop,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the persistent pairs of start..stop pulled from the queries >= stop; layout as past_fwd_kernel."""
+    H: tl.constexpr = D // K
+    group = tl.program_id(0) % (D // (G * K))
+    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    head_first = group * G
+    head = head_first + tl.arange(0, G * C) // C
+    at = tl.arange(0, G * C) % C
+    channel = head_first * K + tl.arange(0, E)
+    here = (start + at < stop)[:, None] & (channel[None, :] // K == head[:, None])
+    base_N = row * T * D + (start + at) * D
+    k_NE = tl.load(k_ptr + base_N[:, None] + channel[None, :], here, 0.0)
+    v_NE = tl.load(v_ptr + base_N[:, None] + channel[None, :], here, 0.0)
+    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    dk_NE = tl.zeros([G * C, E], tl.float32)
+    dv_NE = tl.zeros([G * C, E], tl.float32)
+    is_first = (head == head_first)[:, None]
+    for first in range(stop, T, J):
+        i = first + tl.arange(0, J)
+        q_JE = tl.load(q_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < T)[:, None], 0.0)
+        da_JE = tl.load(da_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < T)[:, None], 0.0)
+        at_J = (row * T + i) * H + head_first
+        lse_NJ = tl.load(lse_ptr + at_J, i < T, 0.0)[None, :]
+        delta_NJ = tl.load(delta_ptr + at_J, i < T, 0.0)[None, :]
+        if G == 2:
+            lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, i < T, 0.0)[None, :])
+            delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, i < T, 0.0)[None, :])
+        s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+        s_NJ += slope_N[:, None] * (start + at[:, None] - i[None, :])
+        p_NJ = tl.where((i < T)[None, :], tl.exp2(s_NJ - lse_NJ), 0.0)
+        ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
+        dv_NE = tl.dot(p_NJ.to(da_JE.dtype), da_JE, dv_NE, input_precision="ieee")
+        dk_NE = tl.dot(ds_NJ.to(q_JE.dtype), q_JE, dk_NE, input_precision="ieee")
+    at_NE = (row * C + at)[:, None] * D + channel[None, :]
+    tl.store(dk_ptr + at_NE, dk_NE, here)
+    tl.store(dv_ptr + at_NE, dv_NE, here)
+
+
+@triton.jit(do_not_specialize=["B", "T", "start", "stop"])
+def rt_bwd_kernel(
+    dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, q_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, slopes_ptr, dk_ptr, dv_ptr,
+    wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
+    dx_ptr, da_ptr, delta_ptr, du_ptr, n_ptr, dh_ptr, dy_ptr, nz_ptr, dkv_ptr, dgain_ptr,
+    B, T, start, stop, scale,
+    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
+    W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
+):  # fmt: skip
+    """Positions stop - 1 down to start of M sequences of one run.
+
+    Writes dx; what earlier positions pull (da, and delta = da . a of each head); and the rows whose products are the
+    weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], normed z). Gain gradients leave as one row of sums
+    for each program and chunk.
+    """
+    H: tl.constexpr = D // K
+    run = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    row_M = run * B + m
+    d = tl.arange(0, D)
+    # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
+    # one sequence and all J keys, so its sums over K and J stay inside the thread.
+    head = tl.max_contiguous(tl.arange(0, H), [1])
+    hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
+    at_HM = (row_M * T * H)[None, :] + head[:, None]
+    at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    live_1M = (m < B)[None, :]
+    live_1M1 = (m < B)[None, :, None]
+    w = tl.arange(0, W)
+    live_M1 = (m < B)[:, None]
+    at_MD = (row_M * T * D)[:, None] + d[None, :]
+    cd = k_ptr.dtype.element_ty
+    wo_ptr += run * D * D
+    wk_ptr += run * D * D
+    wv_ptr += run * D * D
+    up_ptr += run * F * D
+    down_ptr += run * F * D
+    mlp_norm_D = tl.load(mlp_norm_ptr + run * D + d)
+    if KV_NORM:
+        kv_norm_D = tl.load(kv_norm_ptr + run * D + d)
+    if K_NORM:
+        k_norm_HK = tl.load(k_norm_ptr + run * D + head[:, None] * K + tl.arange(0, K)[None, :])
+    slope_H = tl.load(slopes_ptr + head) * LOG2E
+    wo_DD = _square(wo_ptr, D, 0, D, False) if PINNED else 0
+    wk_DD = _square(wk_ptr, D, 0, D, False) if PINNED else 0
+    wv_DD = _square(wv_ptr, D, 0, D, False) if PINNED else 0
+    dmlp_norm_MD = tl.zeros([M, D], tl.float32)
+    dkv_norm_MD = tl.zeros([M, D], tl.float32)
+    dk_norm_HMK = tl.zeros([H, M, K], tl.float32)
+    for back in range(stop - start):
+        t = stop - 1 - back
+        k_HMK = tl.load(k_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
+        v_HMK = tl.load(v_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
+        at_here = (row_M * C + t - start)[None, :, None] * D + hk_H1K
+        dk_HMK = tl.load(dk_ptr + at_here, live_1M1, 0.0)
+        dv_HMK = tl.load(dv_ptr + at_here, live_1M1, 0.0)
+        dz_MD = tl.load(dz_ptr + at_MD + t * D, live_M1, 0.0)
+        z_MD = tl.load(z_ptr + at_MD + t * D, live_M1, 0.0)
+        u_MD = tl.load(u_ptr + at_MD + t * D, live_M1, 0.0)
+        a_HMK = tl.load(a_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
+        if K_NORM:
+            raw_HMK = tl.load(raw_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
+        for first in tl.range(t + 1, stop, J, num_stages=1):
+            i = first + tl.arange(0, J)
+            later_HMJ = (i < stop)[None, None, :] & live_1M1
+            at_HMJ = at_HM[:, :, None] + (i * H)[None, None, :]
+            at_HMJK = at_HMK[:, :, None, :] + (i * D)[None, None, :, None]
+            q_HMJK = tl.load(q_ptr + at_HMJK, later_HMJ[:, :, :, None], 0.0).to(tl.float32)
+            da_HMJK = tl.load(da_ptr + at_HMJK, later_HMJ[:, :, :, None], 0.0).to(tl.float32)
+            lse_HMJ = tl.load(lse_ptr + at_HMJ, later_HMJ, 0.0)
+            delta_HMJ = tl.load(delta_ptr + at_HMJ, later_HMJ, 0.0)
+            s_HMJ = tl.sum(q_HMJK * k_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (t - i)[None, None, :]
+            p_HMJ = tl.where(later_HMJ, tl.exp2(s_HMJ - lse_HMJ), 0.0)
+            ds_HMJ = p_HMJ * (tl.sum(da_HMJK * v_HMK[:, :, None, :], 3) - delta_HMJ)
+            dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
+            dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
+        dk_HMK *= K**-0.5
+        if K_NORM:
+            r_M = tl.rsqrt(tl.sum(tl.sum(raw_HMK * raw_HMK, 2), 0) / D + EPS)
+            raw_HMK *= r_M[None, :, None]
+            dk_norm_HMK += dk_HMK * raw_HMK
+            dk_HMK *= k_norm_HK[:, None, :]
+            dot_M = tl.sum(tl.sum(dk_HMK * raw_HMK, 2), 0) / D
+            dk_HMK = r_M[None, :, None] * (dk_HMK - raw_HMK * dot_M[None, :, None])
+        dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
+        dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
+        at_dkv = ((row_M * T + t) * 2 * D)[:, None] + d[None, :]
+        tl.store(dkv_ptr + at_dkv, dk_MD, live_M1)
+        tl.store(dkv_ptr + at_dkv + D, dv_MD, live_M1)
+        dn_MD = tl.zeros([M, D], tl.float32)
+        dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
+        dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
+        if KV_NORM:
+            r_M = _rms(z_MD, D)
+            z_MD *= r_M[:, None]
+            dkv_norm_MD += dn_MD * z_MD
+            dz_MD += _rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_M, D)
+            z_MD *= kv_norm_D[None, :]
+        else:
+            dz_MD += dn_MD
+        tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
+        dy_MD = (dz_MD * scale).to(cd)
+        tl.store(dy_ptr + at_MD + t * D, dy_MD, live_M1)
+        dn_MD = tl.zeros([M, D], tl.float32)
+        for f in tl.range(0, F, W, num_stages=STAGES):
+            dg_MW = tl.dot(dy_MD, tl.load(down_ptr + d[:, None] * F + (f + w)[None, :]), input_precision="ieee")
+            at_MW = ((row_M * T + t) * F)[:, None] + (f + w)[None, :]
+            dh_MW = (dg_MW * tl.load(slope_ptr + at_MW, live_M1, 0.0).to(tl.float32)).to(cd)
+            tl.store(dh_ptr + at_MW, dh_MW, live_M1)
+            up_WD = tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
+            dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
+        r_M = _rms(u_MD, D)
+        u_MD *= r_M[:, None]
+        dmlp_norm_MD += dn_MD * u_MD
+        dz_MD += _rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_M, D)
+        tl.store(n_ptr + at_MD + t * D, (u_MD * mlp_norm_D[None, :]).to(cd), live_M1)
+        tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
+        du_MD = (dz_MD * scale).to(cd)
+        tl.store(du_ptr + at_MD + t * D, du_MD, live_M1)
+        da_MD = _product(du_MD, tl.zeros([M, D], tl.float32), wo_ptr, wo_DD, D, PINNED, False).to(cd)
+        da_HMK = tl.permute(tl.reshape(da_MD, [M, H, K]), [1, 0, 2])
+        tl.store(da_ptr + at_HMK + t * D, da_HMK, live_1M1)
+        tl.store(delta_ptr + at_HM + t * H, tl.sum(da_HMK.to(tl.float32) * a_HMK, 2), live_1M)
+        tl.debug_barrier()  # da and delta are read by other threads of this program from here on
+    chunk = start // C
+    to_D = ((run * tl.cdiv(T, C) + chunk) * tl.num_programs(0) + tl.program_id(0)) * 3 * D + d
+    tl.store(dgain_ptr + to_D, tl.sum(dmlp_norm_MD, 0))
+    tl.store(dgain_ptr + to_D + D, tl.sum(dkv_norm_MD, 0))
+    tl.store(dgain_ptr + to_D + 2 * D, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
+
+
+@triton.jit(do_not_specialize=["T"])
+def query_bwd_kernel(
+    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dq_ptr, dkt_ptr, dvt_ptr, T,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries and temporary pairs of C positions; layout as past_fwd_kernel."""
+    H: tl.constexpr = D // K
+    group = tl.program_id(0) % (D // (G * K))
+    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    head = group * G + tl.arange(0, G * C) // C
+    channel = group * G * K + tl.arange(0, E)
+    start = tl.program_id(1) * C
+    t = start + tl.arange(0, G * C) % C
+    here = (t < T)[:, None] & (channel[None, :] // K == head[:, None])
+    at_NE = (row * T * D + t * D)[:, None] + channel[None, :]
+    q_NE = tl.load(q_ptr + at_NE, here, 0.0)
+    kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
+    vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
+    da_NE = tl.load(da_ptr + at_NE, here, 0.0)
+    lse_N = tl.load(lse_ptr + (row * T + t) * H + head, t < T, 0.0)
+    delta_N = tl.load(delta_ptr + (row * T + t) * H + head, t < T, 0.0)
+    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    unit = K**-0.5 * LOG2E
+    dq_NE = tl.zeros([G * C, E], tl.float32)
+    for first in range(0, tl.minimum(start + C, T) - 1, J):
+        j = first + tl.arange(0, J)
+        k_JE = tl.load(k_ptr + row * T * D + j[:, None] * D + channel[None, :], (j < T)[:, None], 0.0)
+        v_JE = tl.load(v_ptr + row * T * D + j[:, None] * D + channel[None, :], (j < T)[:, None], 0.0)
+        s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
+        s_NJ += slope_N[:, None] * (j[None, :] - t[:, None])
+        p_NJ = tl.where(j[None, :] < t[:, None], tl.exp2(s_NJ - lse_N[:, None]), 0.0)
+        ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
+        dq_NE = tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
+    p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit - lse_N)
+    ds_N = p_N * (tl.sum(da_NE.to(tl.float32) * vt_NE, 1) - delta_N)
+    tl.store(dkt_ptr + at_NE, ds_N[:, None] * K**-0.5 * q_NE.to(tl.float32), here)
+    tl.store(dvt_ptr + at_NE, p_N[:, None] * da_NE.to(tl.float32), here)
+    dq_NE += ds_N[:, None] * kt_NE
+    tl.store(dq_ptr + at_NE, dq_NE * K**-0.5, here)
+
+
+def unsupported(D: int, H: int, F: int, T: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot take this case, in words; None if they can. ``dtype`` is that of q, k and v."""
+    if block != 1:
+        return f"blocks of {block} positions (kernels are written for blocks of 1)"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"{dtype} (kernels compute in float32 or bfloat16)"
+    if D not in (64, 128, 256):
+        return f"width {D} (kernels: 64, 128, 256)"
+    if D % H or D // H not in (8, 16, 32, 64):
+        return f"{H} heads of width {D} (kernels: head dim 8, 16, 32 or 64)"
+    if F % 64 or F > 4 * D:
+        return f"MLP width {F} (kernels: a multiple of 64, at most {4 * D})"
+    if device.type != "cuda" and not (triton.knobs.runtime.interpret and dtype == torch.float32):
+        return f"{dtype} on {device.type} (kernels: cuda; TRITON_INTERPRET=1 lends them the CPU in float32 alone)"
+    return None
+
+
+def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
+    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, {past_fwd, query_bwd}_kernel and past_bwd_kernel."""
+    wide = dtype == torch.float32
+    K = D // H
+    # Tiles of 16 are the fastest, but there should be no more programs than an H200 has multiprocessors.
+    M = 16 if R * triton.cdiv(B, 16) <= 132 else 32
+    pinned = D * D * (4 if wide else 2) <= 32768
+    shape = {"D": D, "K": K, "C": 16}
+    mlp = {"W": 32 if wide else 64, "STAGES": 3 if pinned else 2}
+    loop = {**shape, **mlp, "M": M, "PINNED": pinned, "num_warps": 8}
+    G = 2 if K == 8 else 1
+    chunks = {**shape, "G": G, "E": G * K, "num_warps": 2}
+    return {**loop, "J": 128 // M}, {**loop, "J": 4 if M == 16 else 1}, {**chunks, "J": 32}, {**chunks, "J": 64}
+
+
+def triton_forward(
+    x_RBTD: Tensor,
+    q_RBTD: Tensor,
+    k_RBTD: Tensor,
+    v_RBTD: Tensor,
+    weights: Weights,
+    slopes_H: Tensor,
+    scale: float,
+    block: int,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Outputs z (R, B, T, D) in float32 and what ``triton_backward`` wants as ``saved``.
+
+    Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight; x and weights float32.
+    Products are computed in the dtype of q, k, v (float32 or bfloat16).
+    """
+    R, B, T, D = x_RBTD.shape
+    H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
+    reason = unsupported(D, H, F, T, block, dtype, x_RBTD.device)
+    if reason is not None:
+        raise ValueError(f"no kernel for {reason}")
+    x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    wo, up, down, wk, wv = _linear(weights, dtype)
+    slopes = slopes_H.to(x)
+    loop, _, chunks, _ = _tiles(B, R, D, H, dtype)
+    C = loop["C"]
+    z, u = torch.empty_like(x), torch.empty_like(x)
+    a, raw, k, v = (torch.empty_like(q) for _ in range(4))
+    g, slope = q.new_empty(R, B, T, F), q.new_empty(R, B, T, F)
+    lse = x.new_empty(R, B, T, H)
+    m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
+    o = x.new_empty(R, B, C, D)
+    mlp_norm, kv_norm, k_norm = _gains(weights)
+    for start in range(0, T, C):
+        stop = min(start + C, T)
+        past_fwd_kernel[(R * B * H // chunks["G"],)](q, kt, vt, k, v, slopes, m, l, o, T, start, stop, **chunks)
+        rt_fwd_kernel[triton.cdiv(B, loop["M"]), R](
+            x, q, m, l, o, slopes, wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
+            z, a, lse, u, g, slope, raw, k, v, B, T, start, stop, scale,
+            F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
+        )  # fmt: skip
+    return z, (a, lse, u, g, slope, raw, k, v)
+
+
+def triton_backward(
+    dz_RBTD: Tensor,
+    x_RBTD: Tensor,
+    q_RBTD: Tensor,
+    k_RBTD: Tensor,
+    v_RBTD: Tensor,
+    weights: Weights,
+    slopes_H: Tensor,
+    scale: float,
+    block: int,
+    z_RBTD: Tensor,
+    saved: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
+    """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
+    R, B, T, D = x_RBTD.shape
+    H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
+    a, lse, u, g, slope, raw, k, v = saved
+    wo, up, down, wk, wv = _linear(weights, dtype)
+    dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    slopes = slopes_H.to(dz)
+    _, loop, query, past = _tiles(B, R, D, H, dtype)
+    C, programs, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // past["G"]
+    dx = torch.empty_like(dz)
+    dq, dkt, dvt, da, du, n, dy, nz = (torch.empty_like(q) for _ in range(8))
+    dh = torch.empty_like(g)
+    dkv = q.new_empty(R, B, T, 2 * D)
+    delta = torch.empty_like(lse)
+    dk, dv = dz.new_empty(R, B, C, D), dz.new_empty(R, B, C, D)
+    dgain = dz.new_empty(R, triton.cdiv(T, C) * programs, 3, D)
+    mlp_norm, kv_norm, k_norm = _gains(weights)
+    for start in reversed(range(0, T, C)):
+        stop = min(start + C, T)
+        past_bwd_kernel[(groups,)](q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, **past)
+        rt_bwd_kernel[programs, R](
+            dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
+            wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
+            dx, da, delta, du, n, dh, dy, nz, dkv, dgain, B, T, start, stop, scale,
+            F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
+        )  # fmt: skip
+    query_bwd_kernel[groups, triton.cdiv(T, C)](q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, **query)
+    dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
+    dwk, dwv = _rows_product(dkv, nz).split(D, dim=1)
+    gradients = Weights(
+        wo_DD=_rows_product(du, a),
+        mlp_norm_D=dmlp_norm,
+        up_FD=_rows_product(dh, n),
+        down_DF=_rows_product(dy, g),
+        kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
+        wk_DD=dwk,
+        k_norm_D=None if weights.k_norm_D is None else dk_norm,
+        wv_DD=dwv,
+    )
+    return dx, dq, dkt, dvt, gradients
+
+
+def _linear(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
+    """wo, up, down, wk, wv in the dtype of the products. Cast in both passes: saving them would return inputs."""
+    linear = (weights.wo_DD, weights.up_FD, weights.down_DF, weights.wk_DD, weights.wv_DD)
+    return [w.to(dtype).contiguous() for w in linear]
+
+
+def _gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Gains of the three norms; where a norm is absent, any tensor, for the kernels take a pointer."""
+    mlp_norm = weights.mlp_norm_D.contiguous()
+    kv_norm, k_norm = (
+        mlp_norm if gain is None else gain.contiguous() for gain in (weights.kv_norm_D, weights.k_norm_D)
+    )
+    return mlp_norm, kv_norm, k_norm
+
+
+def _rows_product(left_RBTI: Tensor, right_RBTJ: Tensor) -> Tensor:
+    """Float32 sum over B and T of ``left_i right_j`` (R, I, J).
+
+    One run is too small a product to fill a GPU: its sequences are split in groups that are summed afterwards.
+    """
+    R, B = left_RBTI.shape[:2]
+    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or R * n <= 64))
+    left, right = (y.view(R * groups, -1, y.shape[-1]) for y in (left_RBTI, right_RBTJ))
+    if left.is_cuda and left.dtype != torch.float32:
+        out = torch.bmm(left.mT, right, out_dtype=torch.float32)
+    else:
+        out = torch.bmm(left.mT.float(), right.float())
+    return out.view(R, groups, *out.shape[1:]).sum(1) if groups > 1 else out

@@ -1,0 +1,211 @@
+"""The fused kernels of the Recurrent Transformer against the oracle in float64: outputs and every gradient."""
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+from mixers.base import Shape  # noqa: E402
+from mixers.rt.kernels import triton_backward, triton_forward, unsupported  # noqa: E402
+from mixers.rt.layer import RecurrentTransformer  # noqa: E402
+from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
+
+SCALE = 0.7
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+Inputs = tuple[list[Tensor], Weights, Tensor]
+"""[x, q, k, v, dz], weights and ALiBi slopes."""
+
+
+def draw(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool = True, k_norm: bool = True) -> Inputs:
+    generator = torch.Generator().manual_seed(R + 2 * B + 3 * T + 5 * D + 7 * H)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
+
+    weights = Weights(
+        wo_DD=normal(R, D, D) * D**-0.5,
+        mlp_norm_D=1 + 0.2 * normal(R, D),
+        up_FD=normal(R, F, D) * D**-0.5,
+        down_DF=normal(R, D, F) * F**-0.5,
+        kv_norm_D=1 + 0.2 * normal(R, D) if kv_norm else None,
+        wk_DD=normal(R, D, D) * D**-0.5,
+        k_norm_D=1 + 0.2 * normal(R, D) if k_norm else None,
+        wv_DD=normal(R, D, D) * D**-0.5,
+    )
+    slopes = torch.exp2(-8.0 * torch.arange(1, H + 1, dtype=torch.float64, device=device) / H)
+    return [normal(R, B, T, D) for _ in range(5)], weights, slopes
+
+
+def names(weights: Weights) -> list[str]:
+    return ["z", "dx", "dq", "dk", "dv", *(f"d{n}" for n, w in weights._asdict().items() if w is not None)]
+
+
+def oracle(inputs: Inputs, dtype: torch.dtype = torch.float64, autocast: bool = False) -> list[Tensor]:
+    """z and all gradients, in the order of ``names``."""
+    (*xs, dz), weights, slopes = inputs
+    leaves = [y.to(dtype).requires_grad_() for y in xs]
+    leaf_weights = Weights._make(None if w is None else w.to(dtype).requires_grad_() for w in weights)
+    x, q, k, v = leaves
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        if autocast:
+            q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        runs = []
+        for r in range(len(x)):
+            of_run = Weights._make(None if w is None else w[r] for w in leaf_weights)
+            runs.append(naive_recurrence(x[r], q[r], k[r], v[r], of_run, slopes.to(dtype), SCALE))
+    z = torch.stack(runs)
+    wrt = leaves + [w for w in leaf_weights if w is not None]
+    return [z.detach(), *torch.autograd.grad(z, wrt, dz.to(z.dtype), materialize_grads=True)]
+
+
+def kernels(inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
+    (x, q, k, v, dz), weights, slopes = inputs
+    x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
+    weights = Weights._make(None if w is None else w.float() for w in weights)
+    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
+    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+    return [z, *gradients, *(w for w in dweights if w is not None)]
+
+
+def error(y: Tensor, reference: Tensor) -> float:
+    return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
+
+
+def check_float32(inputs: Inputs) -> None:
+    (*_, dz), weights, _ = inputs
+    for name, got, want in zip(names(weights), kernels(inputs, torch.float32), oracle(inputs), strict=True):
+        assert got.dtype == torch.float32
+        assert got.shape == want.shape
+        if want.any():
+            assert error(got, want) <= 1e-5, name
+        else:  # one position: its softmax has one entry and no gradient
+            assert got.norm() <= 1e-6 * dz.norm(), name
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_like, new_empty = torch.empty_like, Tensor.new_empty
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("R", "B", "T", "D", "H", "F", "kv_norm", "k_norm"),
+    [
+        (1, 1, 1, 64, 8, 64, True, True),
+        (2, 1, 2, 64, 8, 64, True, True),
+        (1, 17, 7, 64, 4, 128, False, True),
+        (2, 2, 17, 64, 2, 64, True, False),
+        (1, 1, 33, 64, 8, 64, False, False),
+        (1, 1, 2, 128, 16, 64, True, True),
+        (1, 1, 2, 64, 1, 64, True, True),
+    ],
+)
+def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
+    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
+
+
+def test_unsupported_says_why() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert unsupported(128, 16, 512, 220, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(unsupported(128, 16, 512, 220, 4, torch.bfloat16, cuda))
+    assert "width 96" in str(unsupported(96, 8, 512, 220, 1, torch.bfloat16, cuda))
+    assert "32 heads" in str(unsupported(128, 32, 512, 220, 1, torch.bfloat16, cuda))
+    assert "MLP width 100" in str(unsupported(128, 16, 100, 220, 1, torch.bfloat16, cuda))
+    assert "float64" in str(unsupported(128, 16, 512, 220, 1, torch.float64, cuda))
+    assert "cpu" in str(unsupported(128, 16, 512, 220, 1, torch.bfloat16, cpu))
+
+
+SHAPES = [
+    (1, 1, 1, 128, 16, 512),
+    (1, 37, 63, 128, 16, 512),
+    (3, 37, 100, 128, 16, 512),
+    (1, 128, 128, 128, 16, 512),
+    (30, 128, 18, 128, 16, 512),
+    (1, 2, 1024, 128, 16, 512),
+    (3, 5, 100, 64, 8, 256),
+    (1, 37, 63, 64, 1, 256),
+    (1, 1, 1024, 64, 2, 128),
+    (1, 128, 63, 256, 16, 1024),
+    (3, 1, 100, 256, 32, 1024),
+    (1, 37, 128, 256, 4, 512),
+]
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), SHAPES)
+@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, False)])
+def test_gpu_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
+    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), SHAPES)
+def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int) -> None:
+    inputs = draw(R, B, T, D, H, F)
+    want, naive = oracle(inputs), oracle(inputs, torch.float32, autocast=True)
+    got, again = kernels(inputs, torch.bfloat16), kernels(inputs, torch.bfloat16)
+    for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
+        assert torch.equal(y, y_again), f"{name} is not repeatable"
+        assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
+    xs, weights, slopes = draw(3, 37, 40, 128, 16, 512)
+    together = kernels((xs, weights, slopes), dtype)
+    for r in range(3):
+        one = [x[r : r + 1] for x in xs], Weights._make(None if w is None else w[r : r + 1] for w in weights), slopes
+        for name, y, y_one in zip(names(weights), together, kernels(one, dtype), strict=True):
+            if name in ("z", "dx", "dq", "dk", "dv"):
+                assert torch.equal(y[r : r + 1], y_one), name
+            else:  # sums over sequences are grouped by the number of runs
+                assert error(y[r : r + 1], y_one.double()) <= 1e-6, name
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_gpu_graph() -> None:
+    (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 16, 512)
+    x, q, k, v, dz, slopes = (y.float() for y in (x, q, k, v, dz, slopes))
+    weights = Weights._make(None if w is None else w.float() for w in weights)
+
+    def call() -> list[Tensor]:
+        z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
+        *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+        return [z, *gradients, *(w for w in dweights if w is not None)]
+
+    want = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
+def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> None:
+    shape = Shape(width=64, mlp_width=64)
+    gradients = {}
+    for implementation in ("naive", "triton"):
+        layers = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            config = RecurrentTransformer.Config(heads=4, implementation=implementation)  # type: ignore[arg-type]
+            layers.append(RecurrentTransformer(config, shape))
+        params, _ = torch.func.stack_module_state(layers)
+        x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
+        z = torch.func.vmap(lambda p, y, layer=layers[0]: torch.func.functional_call(layer, p, (y,)))(params, x)
+        gradients[implementation] = [z, *torch.autograd.grad(z.square().sum(), list(params.values()))]
+    for got, want in zip(gradients["triton"], gradients["naive"], strict=True):
+        assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want)
