@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -323,11 +325,12 @@ def _record(
         trial.set_user_attr(name, value)
 
 
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
+def versions() -> dict[str, str | None]:
+    """Versions that a result depends on; None for what is not installed."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": version("triton") if find_spec("triton") else None,
         "numpy": np.__version__,
         "optuna": optuna.__version__,
     }

@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from optuna.trial import create_trial
 
 from mixers import MIXERS
+from mixers.base import Shape
 from runners import mad
+from runners.experiment import find_mixer
 from runners.mad import Options, plan
 from runners.report import summarise
 from runners.search import DISTRIBUTIONS
@@ -151,9 +154,16 @@ def test_the_layer_in_contributing_trains(
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
     (tmp_path / "my_layer.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    command = ["--mixer", "my_layer:MovingAverage", "--mixer.decay", "0.8", "--task", "in-context-recall", *TINY]
+    command = ["--mixer", "my_layer:RunningMean", "--mixer.strength", "0.8", "--task", "in-context-recall", *TINY]
     mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
-    assert "my_layer:MovingAverage in-context-recall custom" in capsys.readouterr().out
+    assert "my_layer:RunningMean in-context-recall custom" in capsys.readouterr().out
+    layer = find_mixer("my_layer:RunningMean")
+    mixer, x, outputs = layer(layer.Config(), Shape(width=16, mlp_width=32)), torch.randn(2, 5, 16), []
+    state = mixer.init_state(2)
+    for x_BD in x.unbind(1):
+        z_BD, state = mixer.step(x_BD, state)
+        outputs.append(z_BD)
+    torch.testing.assert_close(torch.stack(outputs, 1), mixer(x))
 
 
 def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> None:

@@ -98,7 +98,7 @@ def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> 
     assert attrs["config"]["mixer_config"] == {"heads": 2, "qk_norm": True}
     assert attrs["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
     assert attrs["fingerprint"] == experiment().fingerprint
-    assert set(attrs["versions"]) == {"python", "torch", "numpy", "optuna"}
+    assert set(attrs["versions"]) == {"python", "torch", "triton", "numpy", "optuna"}
     for split in ("validation", "test"):
         for metric in ("sequence_accuracy", "token_accuracy", "loss", "score"):
             assert isinstance(attrs[f"{split}_{metric}"], float)

@@ -33,6 +33,18 @@ class Killed(Exception):
     pass
 
 
+def kill_at_step_12(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train with a checkpoint after each evaluation and die in the third, before its checkpoint is written."""
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+
+    def kill(step: int, points: list[CurvePoint]) -> None:
+        if step == 12:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(build, TASK, PROTOCOL, RUNS, CPU, paths(folder), kill)
+
+
 def test_evaluations_are_even_and_end_with_the_last_step() -> None:
     assert PROTOCOL.evaluation_steps(20) == [4, 8, 12, 16, 20]
     assert Protocol(evaluations=40).evaluation_steps(3) == [1, 2, 3]
@@ -42,14 +54,7 @@ def test_evaluations_are_even_and_end_with_the_last_step() -> None:
 
 def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
-    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-
-    def kill(step: int, points: list[CurvePoint]) -> None:
-        if step == 12:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), kill)
+    kill_at_step_12(tmp_path, monkeypatch)
     seen: list[int] = []
     resumed = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), lambda step, points: seen.append(step))
     assert seen == [4, 8, 12, 16, 20]
@@ -61,14 +66,7 @@ def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_checkpointed_run_can_go_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
-    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-
-    def kill(step: int, points: list[CurvePoint]) -> None:
-        if step == 12:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), kill)
+    kill_at_step_12(tmp_path, monkeypatch)
     (alone,) = train(build, TASK, PROTOCOL, RUNS[1:], CPU, paths(tmp_path)[1:])
     for a, b in zip(whole[1].curve, alone.curve, strict=True):
         assert b.train_loss == pytest.approx(a.train_loss, rel=1e-5)
