@@ -91,10 +91,10 @@ class AutoEncoder(Backbone):
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
     """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
-    half = width // 2
+    half = (width + 1) // 2
     frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
     angle = torch.arange(length, device=device)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
 
 
 BACKBONES: dict[str, type[Backbone]] = {"language-model": LanguageModel, "autoencoder": AutoEncoder}

@@ -125,8 +125,7 @@ class Ensemble:
     def _update(self, gradient_RP: Tensor, loss_R: Tensor) -> None:
         hyper = self.optimizer
         norm_R1 = torch.linalg.vector_norm(gradient_RP, dim=1, keepdim=True)
-        failed_R = ~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite())
-        self.diverged_R.copy_(torch.where((self.diverged_R < 0) & failed_R, self.step, self.diverged_R))
+        self.mark_diverged(~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite()))
         alive_R1 = (self.diverged_R < 0)[:, None]
         gradient_RP = torch.where(alive_R1, gradient_RP * (hyper.clip / norm_R1).clamp(max=1.0), 0.0)
         lr_R1 = torch.where(alive_R1, self.learning_rate(), 0.0)
@@ -139,6 +138,10 @@ class Ensemble:
         denominator_RP = (self.moment2_RP / corrected2).sqrt_().add_(hyper.eps)
         self.params_RP.mul_(1 - lr_R1 * self.decay_RP)
         self.params_RP.sub_(self.moment1_RP.div(denominator_RP).mul_(lr_R1 / corrected1))
+
+    def mark_diverged(self, failed_R: Tensor) -> None:
+        """Freeze the runs that failed at the step under way."""
+        self.diverged_R.copy_(torch.where((self.diverged_R < 0) & failed_R, self.step, self.diverged_R))
 
     def learning_rate(self) -> Tensor:
         """Learning rate (R, 1) of the step under way: cosine from a run's peak to ``final_lr``."""

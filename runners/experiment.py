@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import json
-from dataclasses import asdict, dataclass
+import sys
+import sysconfig
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ class Experiment:
 
     def run_id(self, run: Run) -> str:
         """Name of a run's files."""
-        return _sha256(self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+        return _sha256(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
 def find_mixer(name: str) -> type[Layer]:
@@ -94,19 +96,25 @@ def find_mixer(name: str) -> type[Layer]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import mixer {name!r}: {error}") from error
+    except Exception as error:  # importing runs a user's code, which may fail in any way
+        raise ValueError(f"cannot import mixer {name!r}: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Layer)):
         raise ValueError(f"{name!r} is no mixer: it must be a subclass of mixers.base.Layer")
+    try:
+        usable = is_dataclass(found.Config())
+    except TypeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"mixer {name!r}: its Config must be a dataclass whose fields all have defaults")
     return found
 
 
 def code_version(*roots: type) -> str:
-    """SHA-256 over the code that a result depends on: the modules of ``roots`` and of training, and what they import
-    from this project or from the root's own package. Comments, docstrings and layout do not count.
+    """SHA-256 over the code that a result depends on: the modules of ``roots``, of their base classes and of training,
+    and all they import that is not part of Python or an installed library. Comments, docstrings and layout do not
+    count; Python's minor version does, for its syntax trees differ.
     """
-    packages = {*OWN_PACKAGES, *(root.__module__.partition(".")[0] for root in roots)}
-    waiting = ["runners.train", *(root.__module__ for root in roots)]
+    waiting = ["runners.train", *(ancestor.__module__ for root in roots for ancestor in root.__mro__)]
     seen: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
@@ -115,27 +123,42 @@ def code_version(*roots: type) -> str:
             continue
         tree = ast.parse(source)
         seen[name] = ast.dump(_without_docstrings(tree))
-        waiting += [module for module in _imports(tree) if module.partition(".")[0] in packages]
+        waiting += _imports(tree, _package(name))
     return _sha256(json.dumps(sorted(seen.items())))
 
 
 def _source(module_name: str) -> str | None:
+    """Source of a module that is neither Python's nor an installed library's; None for others and for no modules."""
+    top = module_name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
     try:
         spec = importlib.util.find_spec(module_name)
-    except ModuleNotFoundError:  # the name of a class or function inside a module
+    except (ImportError, ValueError):  # the name of a class or function inside a module; a library that is not there
         return None
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    return Path(spec.origin).read_text()
+    installed = any(Path(spec.origin).is_relative_to(sysconfig.get_path(place)) for place in ("purelib", "platlib"))
+    return None if installed and top not in OWN_PACKAGES else Path(spec.origin).read_text()
 
 
-def _imports(tree: ast.Module) -> list[str]:
+def _package(module_name: str) -> str:
+    spec = importlib.util.find_spec(module_name)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return module_name if is_package else module_name.rpartition(".")[0]
+
+
+def _imports(tree: ast.Module, package: str) -> list[str]:
+    """Absolute names of what a module of ``package`` imports, the imported names themselves included."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return names
 
 

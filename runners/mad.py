@@ -10,6 +10,7 @@ baseline setting. The same command again goes on where it stopped.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from runners.ensemble import Run
 from runners.experiment import Experiment, find_mixer
 from runners.options import expand, fail, find_task, override, parse
 from runners.report import Display, Summary, plot_comparison, print_comparison, print_summary, summarise, write_summary
-from runners.search import Store, Watcher, search
+from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Store, Watcher, finished, run_of, search
 from runners.track import Mode, Tracker
 from runners.train import CurvePoint, Protocol, Result
 from tasks import TASKS
@@ -108,30 +109,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options, experiments = plan(sys.argv[1:] if arguments is None else arguments)
         device = find_device(options.device)
-        grid = [
-            Run(lr=lr, weight_decay=decay, seed=seed)
-            for lr, decay, seed in product(options.lr, options.weight_decay, range(options.seeds))
-        ]
+        points = product(options.lr, options.weight_decay, range(options.seeds))
+        grid = list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
         store = Store(options.out, options.storage or str(options.out / "studies.journal"))
     console = Console()
     summaries = []
     with closing(store), Display(console) as display:
         watcher = Watchers(display, Tracker(options.wandb, options.out))
         for experiment in experiments:
-            with user_errors(SplitOverlapError, DamagedFileError, OSError):
+            with user_errors(SplitOverlapError, DamagedFileError, ForeignFolderError, OSError):
                 trials = search(experiment, grid, store, device, options.together, watcher)
-            summary = summarise(experiment, trials)
-            folder = store.study_folder(experiment)
-            write_summary(summary, folder)
-            print_summary(summary, console)
-            _diagnose(summary, folder, device, console)
-            console.print(f"stored in {folder}\n")
+                summary = summarise(experiment, trials)
+                folder = store.study_folder(experiment)
+                write_summary(summarise(experiment, finished(experiment, store)), folder)
+                print_summary(summary, console)
+                _diagnose(summary, store, device, console)
+                console.print(f"stored in {folder}\n", soft_wrap=True)
             summaries.append(summary)
     if len(summaries) > 1:
         figure = options.out / "figures" / f"{_figure_name(options)}.png"
-        plot_comparison(summaries, figure)
+        with user_errors(OSError):
+            plot_comparison(summaries, figure)
         print_comparison(summaries, console)
-        console.print(f"chart: {figure}")
+        console.print(f"chart: {figure}", soft_wrap=True)
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
 
 
@@ -166,8 +166,7 @@ def plan(arguments: Sequence[str]) -> tuple[Options, list[Experiment]]:
                     precision=precision,
                 )
                 protocol.check(task_config.train_examples)
-                with torch.device("meta"):
-                    experiment.build()
+                _try_to_build(experiment)
                 experiments.append(experiment)
     return options, experiments
 
@@ -191,9 +190,20 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
     label = "baseline" if base == task_class.Config() else "demo" if options.preset == "demo" else "custom"
+    suffix = "-custom" if values else ""
     return [
-        (label, base) if name == "baseline" else (name, override(task_class.Config, named[name])) for name in chosen
+        (label, base) if name == "baseline" else (name + suffix, override(task_class.Config, named[name]))
+        for name in chosen
     ]
+
+
+def _try_to_build(experiment: Experiment) -> None:
+    """Build the model once, so that what cannot be built is refused before anything is stored."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            experiment.build()
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"cannot build mixer {experiment.mixer!r}: {error}") from error
 
 
 def find_device(name: str) -> torch.device:
@@ -215,7 +225,9 @@ def _check(options: Options) -> None:
     for name in (*at_least_one, *(("steps",) if options.steps is not None else ())):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
-    for name, (low, high) in {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}.items():
+    if options.steps is not None and options.epochs != Options.epochs:
+        raise ValueError("--epochs and --steps exclude each other: give one")
+    for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
             raise ValueError(f"--{name.replace('_', '-')} {bad[0]:g} must lie between {low:g} and {high:g}")
 
@@ -252,18 +264,21 @@ class Watchers:
             member.waiting(trials)
 
 
-def _diagnose(summary: Summary, folder: Path, device: torch.device, console: Console) -> None:
-    """Look into the chosen model, once: what is there already is kept."""
+def _diagnose(summary: Summary, store: Store, device: torch.device, console: Console) -> None:
+    """Look into the chosen model; what is there of the same run is kept."""
     if summary.chosen_trial is None:
         return
-    marker = folder / "diagnosis.json"
-    model_path = Path(summary.chosen_trial.user_attrs["files"]) / "model.safetensors"
-    if marker.exists() and marker.stat().st_mtime >= model_path.stat().st_mtime:
-        return
-    model = summary.experiment.build()
-    model.load_state_dict(load_tensors(model_path)[0])
-    diagnose(model.to(device), summary.experiment.instance, folder, summary.experiment.name)
-    console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
+    experiment, run = summary.experiment, run_of(summary.chosen_trial)
+    folder, model_path = store.study_folder(experiment), store.run_folder(experiment, run) / "model.safetensors"
+    title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}"
+    there = folder / "diagnosis.json"
+    if not model_path.exists():
+        console.print(f"no diagnosis: {model_path} is gone", soft_wrap=True)
+    elif not (there.exists() and json.loads(there.read_text())["title"] == title):
+        model = experiment.build()
+        model.load_state_dict(load_tensors(model_path)[0])
+        diagnose(model.to(device), experiment.instance, folder, title)
+        console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
 
 
 def _figure_name(options: Options) -> str:
@@ -272,4 +287,8 @@ def _figure_name(options: Options) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -81,8 +81,10 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
     if not classes:
         return make_dataclass(f"{group.capitalize()}Options", [], frozen=True, kw_only=True)
     first, *others = classes.values()
-    shared = [f.name for f in fields(first) if all(f.name in _defaults(other) for other in others)]
     hints = get_type_hints(first)
+    shared = [
+        f.name for f in fields(first) if all(get_type_hints(other).get(f.name) == hints[f.name] for other in others)
+    ]
     texts = {
         param.arg_name: param.description or ""
         for ancestor in reversed(first.__mro__)
@@ -114,9 +116,14 @@ def _cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[A
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│╭╮╰╯ ") for line in box.getvalue().splitlines()[1:]]
-        message = itertools.takewhile(lambda line: not line.startswith("───"), lines)
-        raise ValueError(" ".join(line for line in message if line) + "; see --help") from stop
+        rows = [line.strip("│|╭╮╰╯+ ") for line in box.getvalue().splitlines()]
+        texts = itertools.dropwhile(_is_rule, rows)  # the box may be drawn in ASCII
+        message = itertools.takewhile(lambda row: not _is_rule(row), texts)
+        raise ValueError(" ".join(filter(None, message)) + "; see --help") from stop
+
+
+def _is_rule(row: str) -> bool:
+    return "──" in row or "---" in row or not row
 
 
 def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
@@ -126,6 +133,8 @@ def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
         return f"unknown option {option}: see --help"
     field_name = name.replace("-", "_")
     lacking = {member: c for member, c in configs[group].items() if field_name not in _defaults(c)}
+    if not lacking:
+        return f"{option} means different things to {group} {', '.join(configs[group])}: give them one at a time"
     known = ", ".join(f"--{group}.{f.replace('_', '-')}" for c in list(lacking.values())[:1] for f in _defaults(c))
     return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known}"
 

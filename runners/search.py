@@ -35,10 +35,13 @@ from runners.ensemble import Run
 from runners.experiment import Experiment
 from runners.train import CurvePoint, Result, train
 
+LR_BOUNDS = (1e-8, 10.0)
+WEIGHT_DECAY_BOUNDS = (0.0, 10.0)
+SEED_BOUNDS = (0, 2**31 - 1)
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
-    "lr": FloatDistribution(1e-8, 10.0, log=True),
-    "weight_decay": FloatDistribution(0.0, 10.0),
-    "seed": IntDistribution(0, 2**31 - 1),
+    "lr": FloatDistribution(*LR_BOUNDS, log=True),
+    "weight_decay": FloatDistribution(*WEIGHT_DECAY_BOUNDS),
+    "seed": IntDistribution(*SEED_BOUNDS),
 }
 METRIC_NAME = "validation score"
 
@@ -61,26 +64,37 @@ class Watcher(Protocol):
         """All that is missing is being trained by other processes."""
 
 
+class ForeignFolderError(ValueError):
+    """A study in a database belongs to another results folder."""
+
+
 class Store:
     """Where studies and the files of runs live.
 
     Args:
-        folder: results folder; locks, models and checkpoints go below it.
-        storage: an Optuna storage URL, or a path of a journal file.
+        folder: results folder; models and checkpoints go below it, and with a database the locks.
+        storage: an Optuna storage URL, or a path of a journal file, beside which its locks lie.
 
     Raises:
         ValueError: the storage cannot be opened.
     """
 
     def __init__(self, folder: Path, storage: str) -> None:
-        self.folder, self.url = folder, storage
-        self._locks = folder / "locks"
+        self.folder = folder.resolve()
+        self.is_database = "://" in storage
+        self.url = storage if self.is_database else str(Path(storage).resolve())
+        home = self.folder if self.is_database else Path(self.url).parent
+        self._locks = home / "locks"
         self._locks.mkdir(parents=True, exist_ok=True)
         self._owner = uuid.uuid4().hex
         self._life = FileLock(self._locks / f"{self._owner}.alive")
         self._life.acquire()
-        with self.exclusive():
-            self.storage = _open_storage(storage)
+        try:
+            with self.exclusive():
+                self.storage = _open_storage(self.url)
+        except ValueError:
+            self.close()
+            raise
 
     def exclusive(self) -> FileLock:
         """Lock that one process holds at a time for this storage."""
@@ -122,8 +136,8 @@ def search(
     """Train what is missing of ``grid``, at most ``together`` runs at a time; return its trials in the grid's order."""
     study = open_study(experiment, store)
     while True:
-        for trials in _equal_progress(_take(study, grid, store, together), experiment, store):
-            _run(study, trials, experiment, store, device, watcher)
+        for group in _equal_progress(_take(study, grid, store, together), experiment, store):
+            _run(study, group, experiment, store, device, watcher)
         done, open_trials = _split_by_state(study, grid)
         if len(done) == len(grid):
             return done
@@ -143,9 +157,18 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 study.set_metric_names([METRIC_NAME])
             study.set_user_attr("config", experiment.to_dict())
+            study.set_user_attr("results_folder", str(store.folder))
             save_note(study, describe(experiment))
             study.set_user_attr("fingerprint", experiment.fingerprint)
+    home = study.user_attrs["results_folder"]
+    if store.is_database and home != str(store.folder):
+        raise ForeignFolderError(f"study {experiment.name!r} belongs to the results folder {home}: give --out {home}")
     return study
+
+
+def finished(experiment: Experiment, store: Store) -> list[FrozenTrial]:
+    """All trials of the experiment's study that are done, also those of other grids."""
+    return [trial for trial in open_study(experiment, store).get_trials(deepcopy=False) if is_done(trial)]
 
 
 def describe(experiment: Experiment) -> str:
@@ -204,9 +227,19 @@ def _drop_torn_line(path: Path) -> None:
         lock.release()
 
 
-def run_of(trial: FrozenTrial | Trial) -> Run:
-    """The run that a trial stands for."""
-    return Run(**{name: trial.params[name] for name in DISTRIBUTIONS})
+def run_of(trial: FrozenTrial) -> Run:
+    """The run that a trial stands for, also while its parameters are still being written."""
+    values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+    return Run(**{name: values[name] for name in DISTRIBUTIONS})
+
+
+def _suggest(trial: Trial) -> Run:
+    """The run of a trial that was enqueued; writes what a killed process left out of its parameters."""
+    return Run(
+        lr=trial.suggest_float("lr", *LR_BOUNDS, log=True),
+        weight_decay=trial.suggest_float("weight_decay", *WEIGHT_DECAY_BOUNDS),
+        seed=trial.suggest_int("seed", *SEED_BOUNDS),
+    )
 
 
 def is_done(trial: FrozenTrial) -> bool:
@@ -228,37 +261,46 @@ def _split_by_state(study: optuna.Study, grid: Sequence[Run]) -> tuple[list[Froz
     ]
 
 
-def _take(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> list[Trial]:
-    """Up to ``limit`` trials to run now: those that died under their owner first, then enqueued ones."""
+def _take(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> list[tuple[Trial, Run]]:
+    """Up to ``limit`` trials to run now: those that died under their owner first, then missing ones.
+
+    Only what is taken at once is enqueued, so that a killed command leaves no queue for another to work off.
+    """
     with store.exclusive():
-        known, orphans, waiting = set(), [], 0
+        known: set[Run] = set()
+        taken: list[Trial] = []
+        waiting = 0
         for trial in study.get_trials(deepcopy=False):
             if trial.state == TrialState.WAITING:
-                known.add(Run(**trial.system_attrs["fixed_params"]))
                 waiting += 1
-            elif trial.state == TrialState.RUNNING or is_done(trial):
+            if trial.state in (TrialState.WAITING, TrialState.RUNNING) or is_done(trial):
                 known.add(run_of(trial))
             if trial.state == TrialState.RUNNING and run_of(trial) in grid and store.is_orphan(trial):
-                orphans.append(Trial(study, trial._trial_id))
-        for run in grid:
-            if run not in known:
-                study.enqueue_trial(asdict(run))
-                waiting += 1
-        taken = orphans[:limit]
-        taken += [study.ask(DISTRIBUTIONS) for _ in range(min(waiting, limit - len(taken)))]
+                if is_done(trial):  # it had diverged, and its owner died before it could say so
+                    study.tell(trial.number, state=TrialState.FAIL)
+                elif len(taken) < limit:
+                    taken.append(Trial(study, trial._trial_id))
+        missing = [run for run in grid if run not in known]
+        for run in missing[: max(0, limit - len(taken) - waiting)]:
+            study.enqueue_trial(asdict(run))
+            waiting += 1
+        taken += [study.ask() for _ in range(min(waiting, limit - len(taken)))]
         for mine in taken:
             store.own(mine)
-        return taken
+        return [(mine, _suggest(mine)) for mine in taken]
 
 
-def _equal_progress(trials: Sequence[Trial], experiment: Experiment, store: Store) -> list[list[Trial]]:
+Taken = Sequence[tuple[Trial, Run]]
+
+
+def _equal_progress(taken: Taken, experiment: Experiment, store: Store) -> list[Taken]:
     """Trials that can be trained together: those whose checkpoints stand at the same step."""
 
-    def step(trial: Trial) -> int:
-        path = _checkpoint(experiment, run_of(trial), store)
+    def step(pair: tuple[Trial, Run]) -> int:
+        path = _checkpoint(experiment, pair[1], store)
         return int(load_tensors(path)[1]["step"]) if path.exists() else 0
 
-    return [list(group) for _, group in groupby(sorted(trials, key=step), step)]
+    return [list(group) for _, group in groupby(sorted(taken, key=step), step)]
 
 
 def _checkpoint(experiment: Experiment, run: Run, store: Store) -> Path:
@@ -267,14 +309,14 @@ def _checkpoint(experiment: Experiment, run: Run, store: Store) -> Path:
 
 def _run(
     study: optuna.Study,
-    trials: Sequence[Trial],
+    taken: Taken,
     experiment: Experiment,
     store: Store,
     device: torch.device,
     watcher: Watcher,
 ) -> None:
     """Train an ensemble of trials and tell Optuna each result."""
-    runs = [run_of(trial) for trial in trials]
+    trials, runs = [trial for trial, _ in taken], [run for _, run in taken]
     checkpoints = [_checkpoint(experiment, run, store) for run in runs]
     task, protocol = experiment.instance, experiment.protocol
     watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))))

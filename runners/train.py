@@ -1,8 +1,9 @@
 """The one training loop: an ensemble of runs of one model on one task.
 
 The data set and the data order lie on the device; between two evaluations nothing is read back from it. On a CUDA
-device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. On the CPU a run is bitwise repeatable
-for its seed; on CUDA it is as repeatable as the kernels that PyTorch picks.
+device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. On the CPU the same runs trained together
+are bitwise repeatable, and a run in other company agrees within rounding, for products of another size may round
+otherwise; on CUDA they are as repeatable as the kernels that PyTorch picks.
 """
 
 import functools
@@ -184,6 +185,7 @@ class _Loop:
             self.step += here
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
+        self.ensemble.mark_diverged(~counts.loss.isfinite())
         alive_R = self.ensemble.diverged_R < 0
         better_R = alive_R & (score(counts) > self.best_score_R)
         self.best_RP = torch.where(better_R[:, None], self.ensemble.params_RP, self.best_RP)

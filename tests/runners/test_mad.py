@@ -67,6 +67,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
         (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),
         (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
         (["--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
     ],
 )
@@ -192,3 +193,39 @@ def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
     for name in Options.__dataclass_fields__:
         assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name
+
+
+def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
+    for rates in (["1e-4", "1e-3"], ["1e-4"], ["1e-3"]):
+        mad.main([*command, "--lr", *rates, "--out", str(tmp_path)])
+        (folder,) = (tmp_path / "studies").iterdir()
+        text = capsys.readouterr().out
+        (chosen,) = re.findall(r"chosen on validation: (lr \S+, weight decay \S+)", text)
+        assert f", {chosen}, seed 0" in json.loads((folder / "diagnosis.json").read_text())["title"]
+        assert len(json.loads((folder / "summary.json").read_text())["points"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("class Config: pass", "Config must be a dataclass"),
+        ("@dataclass\n    class Config:\n        size: int", "whose fields all have defaults"),
+        ("Config = undefined", "cannot import mixer"),
+    ],
+)
+def test_a_layer_with_an_unusable_config_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, message: str
+) -> None:
+    name = f"layer_{abs(hash(config))}"
+    imports = "from dataclasses import dataclass\nfrom mixers.base import Layer\n"
+    (tmp_path / f"{name}.py").write_text(f"{imports}class L(Layer):\n    {config}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message in refused(capsys, tmp_path, "--mixer", f"{name}:L", "--task", "compression")
+
+
+def test_odd_widths_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = ["--width", "15", "--mixer.heads", "3", "--task.train-examples", "64", "--task.eval-examples", "30"]
+    command = ["--mixer", "rt", "--task", "compression", *sizes, "--batch-size", "16", "--steps", "2", "--lr", "1e-3"]
+    mad.main([*command, "--device", "cpu", "--out", str(tmp_path)])
+    assert "chosen on validation" in capsys.readouterr().out

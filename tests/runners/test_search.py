@@ -1,5 +1,6 @@
 """The search: each point exactly once, whatever is killed or runs beside it."""
 
+import importlib
 import json
 import os
 import signal
@@ -16,11 +17,13 @@ from optuna.trial import TrialState
 
 from mixers.attention import Transformer
 from mixers.base import Shape
+from runners import train as train_module
 from runners.checkpoint import load_tensors
-from runners.ensemble import Run
+from runners.ensemble import Ensemble, Run
 from runners.experiment import Experiment, code_version, find_mixer
-from runners.search import Store, search
+from runners.search import ForeignFolderError, Store, open_study, search
 from runners.train import CurvePoint, Protocol, Result
+from tasks.metrics import Counts
 from tasks.recall import InContextRecall
 
 CPU = torch.device("cpu")
@@ -229,3 +232,95 @@ def test_a_killed_search_goes_on_and_repeats_nothing_finished(tmp_path: Path) ->
     output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output
     assert states(tmp_path) == [TrialState.COMPLETE] * 6
+
+
+def test_a_process_killed_while_it_takes_trials_leaves_a_study_that_goes_on(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes the parameters of a trial one by one, after it runs: die after each of them."""
+
+    class Died(BaseException):
+        pass
+
+    suggest, calls = optuna.trial.Trial.suggest_float, []
+
+    def dying(self: optuna.trial.Trial, name: str, *args: object, **options: object) -> float:
+        calls.append(name)
+        if len(calls) == 2:
+            raise Died
+        return suggest(self, name, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(optuna.trial.Trial, "suggest_float", dying)
+    dead = Store(tmp_path, str(tmp_path / "studies.journal"))
+    with pytest.raises(Died):
+        search(experiment(), GRID, dead, CPU, 64, Silent())
+    dead.close()
+    monkeypatch.undo()
+    watcher = Silent()
+    assert len(search(experiment(), GRID, store, CPU, 64, watcher)) == 6
+    assert sorted(watcher.started_runs, key=GRID.index) == GRID
+    assert len(open_study(experiment(), store).trials) == 6
+
+
+def test_a_narrower_command_does_not_work_off_the_queue_of_a_killed_one(store: Store, tmp_path: Path) -> None:
+    class Dying(Silent):
+        def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+            raise KeyboardInterrupt
+
+    dead = Store(tmp_path, str(tmp_path / "studies.journal"))
+    with pytest.raises(KeyboardInterrupt):
+        search(experiment(), GRID, dead, CPU, 2, Dying())
+    dead.close()
+    watcher = Silent()
+    search(experiment(), GRID[5:], store, CPU, 64, watcher)
+    assert watcher.started_runs == GRID[5:]
+
+
+def test_two_spellings_of_a_journal_share_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = Store(tmp_path, "x.journal"), Store(tmp_path / "elsewhere", str(tmp_path / "sub" / ".." / "x.journal"))
+    assert a.exclusive().lock_file == b.exclusive().lock_file
+    a.close()
+    b.close()
+
+
+def test_a_study_in_a_database_stays_with_its_results_folder(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    first, second = Store(tmp_path / "one", url), Store(tmp_path / "two", url)
+    search(experiment(), GRID[:1], first, CPU, 64, Silent())
+    with pytest.raises(ForeignFolderError, match="belongs to the results folder"):
+        search(experiment(), GRID[:1], second, CPU, 64, Silent())
+    first.close()
+    second.close()
+
+
+def test_a_run_that_only_its_evaluation_finds_broken_is_recorded_as_diverged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All training losses are finite; the parameters that the last step left give no finite loss."""
+    evaluate = train_module.evaluate
+
+    def broken(members: Ensemble, params: torch.Tensor, *rest: object) -> Counts:
+        return evaluate(members, torch.full_like(params, torch.nan), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_module, "evaluate", broken)
+    (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    assert trial.state == TrialState.FAIL
+    assert trial.user_attrs["diverged_step"] == 2
+
+
+def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "layer.py").write_text("from .helper import K\nimport beside\nclass Mine:\n    k = K\n")
+    (package / "helper.py").write_text("K = 1\n")
+    (tmp_path / "beside.py").write_text("B = 1\n")
+    layer = importlib.import_module("lab.layer").Mine
+    before = code_version(layer)
+    assert code_version(layer) == before
+    (package / "helper.py").write_text("K = 2\n")
+    after = code_version(layer)
+    (tmp_path / "beside.py").write_text("B = 2\n")
+    assert len({before, after, code_version(layer)}) == 3
