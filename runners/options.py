@@ -116,10 +116,10 @@ def _cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[A
     except SystemExit as stop:
         if not stop.code:
             raise
-        rows = [line.strip("│|╭╮╰╯+ ") for line in box.getvalue().splitlines()]
-        texts = itertools.dropwhile(_is_rule, rows)  # the box may be drawn in ASCII
+        _title, *rows = (line.strip("│╭╮╰╯ ") for line in box.getvalue().splitlines())
+        texts = itertools.dropwhile(_is_rule, rows)  # drawn in ASCII, the box has a rule under its title
         message = itertools.takewhile(lambda row: not _is_rule(row), texts)
-        raise ValueError(" ".join(filter(None, message)) + "; see --help") from stop
+        raise ValueError(" ".join(message).rstrip(".") + "; see --help") from stop
 
 
 def _is_rule(row: str) -> bool:
