@@ -9,12 +9,27 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MLP, Layer, RMSNorm, Shape, State, linear, over_batch
+from mixers.base import MLP, Layer, RMSNorm, Shape, State, fused_kernels, linear, residual_mlp
+from mixers.runs import over_batch, over_runs
 
 
 def alibi_slopes(heads: int) -> Tensor:
     """Slopes 2^(-8h/H) of heads h = 1..H, float32 (Press et al. 2022, arXiv:2108.12409; max bias 8)."""
     return torch.exp2(-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads).float()
+
+
+def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor) -> Tensor:
+    """Causal softmax attention (B, T, D) with ALiBi, heads concatenated."""
+    heads = len(slopes_H)
+    kernels = fused_kernels(q_BTD)
+    if kernels and kernels.fits_attention(q_BTD.shape[-1], heads):
+        return over_runs(kernels.attention_method(slopes_H), q_BTD, k_BTD, v_BTD)[0]
+    q_BHTK, k_BHTK, v_BHTK = (rearrange(y, "b t (h k) -> b h t k", h=heads) for y in (q_BTD, k_BTD, v_BTD))
+    position_T = torch.arange(q_BTD.shape[1], device=q_BTD.device)
+    distance_TT = position_T - position_T[:, None]
+    bias_HTT = (slopes_H[:, None, None] * distance_TT).masked_fill(distance_TT > 0, -torch.inf)
+    attend = partial(F.scaled_dot_product_attention, attn_mask=bias_HTT.to(q_BHTK))
+    return rearrange(over_batch(attend, q_BHTK, k_BHTK, v_BHTK), "b h t k -> b t (h k)")
 
 
 class AttentionLayer(Layer):
@@ -51,14 +66,18 @@ class AttentionLayer(Layer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key, value of inputs ``x`` (..., D), heads concatenated."""
+        kernels = fused_kernels(x)
+        if kernels and kernels.fits_project(self.shape.width):
+            gains = (norm.gain if isinstance(norm, RMSNorm) else None for norm in (self.q_norm, self.k_norm))
+            weights = (linear.weight for linear in (self.q, self.k, self.v))
+            q, k, v = over_runs(kernels.project_method(torch.bfloat16), x, self.attention_norm.gain, *gains, *weights)
+            return q, k, v
         normed = self.attention_norm(x)
         return self.q_norm(self.q(normed)), self.k_norm(self.k(normed)), self.v(normed)
 
     def finish(self, x: Tensor, a: Tensor) -> Tensor:
         """Layer output from its input and the attention output ``a`` (..., D), heads concatenated."""
-        scale = self.shape.residual_scale
-        u = x + scale * self.out(a)
-        return u + scale * self.mlp(self.mlp_norm(u))
+        return residual_mlp(x, self.out(a), self.mlp_norm, self.mlp, self.shape.residual_scale)
 
     def attend_one(self, q_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor) -> Tensor:
         """Attention output of the newest query over J keys, the last of which stands at its own position."""
@@ -81,14 +100,7 @@ class Transformer(AttentionLayer):
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762; ALiBi: Press et al. 2022, arXiv:2108.12409"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        heads = self.config.heads
-        q_BHTK, k_BHTK, v_BHTK = (rearrange(y, "b t (h k) -> b h t k", h=heads) for y in self.project(x_BTD))
-        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        distance_TT = position_T - position_T[:, None]
-        bias_HTT = (self.slopes_H[:, None, None] * distance_TT).masked_fill(distance_TT > 0, -torch.inf)
-        attend = partial(F.scaled_dot_product_attention, attn_mask=bias_HTT.to(q_BHTK))
-        a_BHTK = over_batch(attend, q_BHTK, k_BHTK, v_BHTK)
-        return self.finish(x_BTD, rearrange(a_BHTK, "b h t k -> b t (h k)"))
+        return self.finish(x_BTD, attention(*self.project(x_BTD), self.slopes_H))
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

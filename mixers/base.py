@@ -6,15 +6,17 @@ L layers, P parameters of one run.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from mixers.runs import over_batch, over_runs
 
 State = dict[str, Tensor]
 """What a layer carries from one position to the next while decoding; every tensor is batch-first."""
@@ -85,49 +87,24 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
-    """``gain * x / sqrt(mean(x^2) + eps)`` over the last axis; statistics in float32 for 16-bit inputs."""
+    """``gain * x / sqrt(mean(x^2) + eps)`` over the last axis; statistics in float32 for 16-bit inputs.
+
+    Under bfloat16 autocast on a GPU the result is bfloat16, for it goes into products.
+    """
+    if kernels := fused_kernels(x):
+        return over_runs(kernels.rms_norm_method(torch.bfloat16), x, gain)[0]
     normalise = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=RMSNorm.eps)
     return over_batch(normalise, x).type_as(x) * gain.type_as(x)
 
 
-def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """``function(*tensors)``, whose tensors and result all have the batch as their first axis.
+def fused_kernels(x: Tensor) -> ModuleType | None:
+    """``mixers.kernels`` where an operation on x should run in them: on a GPU under bfloat16 autocast."""
+    wanted = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    if not wanted or find_spec("triton") is None:
+        return None
+    from mixers import kernels  # Triton is not there on every platform
 
-    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used, which its
-    own batching rules take apart or, for attention with a bias on CUDA (seen with 2.11), misalign. The backward
-    computes the forward once more and saves nothing but the inputs.
-    """
-    result: Tensor = _OverBatch.apply(function, *tensors)
-    return result
-
-
-class _OverBatch(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return function(*tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.function, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-            output = ctx.function(*leaves)
-        return None, *torch.autograd.grad(output, leaves, gradient)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], function: Callable[..., Tensor], *tensors: Tensor
-    ) -> tuple[Tensor, int]:
-        def fold(y: Tensor, dim: int | None) -> Tensor:
-            return (y.expand(info.batch_size, *y.shape) if dim is None else y.movedim(dim, 0)).flatten(0, 1)
-
-        folded = (fold(y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
-        return over_batch(function, *folded).unflatten(0, (info.batch_size, -1)), 0
+    return kernels
 
 
 class MLP(nn.Module):
@@ -140,6 +117,15 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
+
+
+def residual_mlp(x: Tensor, y: Tensor, norm: RMSNorm, mlp: MLP, scale: float) -> Tensor:
+    """``u + scale mlp(norm(u))`` for ``u = x + scale y``: what ends a pre-norm layer whose mixer has the output y."""
+    kernels = fused_kernels(x)
+    if kernels and kernels.fits_mlp(*mlp.down.weight.shape):
+        return over_runs(kernels.mlp_method(scale), x, y.bfloat16(), norm.gain, mlp.up.weight, mlp.down.weight)[0]
+    u = x + scale * y
+    return u + scale * mlp(norm(u))
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

@@ -17,38 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.base import RMSNorm
+from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd, rows_product
 from mixers.rt.naive import Weights
-
-EPS: tl.constexpr = tl.constexpr(RMSNorm.eps)
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-MASKED: tl.constexpr = tl.constexpr(-1e30)
-
-
-@triton.jit
-def _normal(h):
-    """Standard normal distribution function at h, and exp(-h^2 / 2).
-
-    Abramowitz & Stegun 7.1.26: error under 1.5e-7 at half the instructions of erf, which were a sixth of the forward.
-    """
-    bell = tl.exp2(h * h * (-0.5 * LOG2E))
-    r = 1.0 + tl.abs(h) * (0.3275911 * 0.7071067811865476)
-    r = tl.rsqrt(r * r)  # a third of the instructions of a division
-    tail = 0.5 * bell * r
-    tail *= 0.254829592 + r * (-0.284496736 + r * (1.421413741 + r * (-1.453152027 + r * 1.061405429)))
-    return tl.where(h < 0, tail, 1.0 - tail), bell
-
-
-@triton.jit
-def _rms(y_MD, D: tl.constexpr):
-    """Reciprocal root mean square of each row."""
-    return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)
-
-
-@triton.jit
-def _rms_bwd(dy_MD, normed_MD, r_M, D: tl.constexpr):
-    """Gradient of y for ``normed = y * r`` and gradient ``dy`` of normed."""
-    return r_M[:, None] * (dy_MD - normed_MD * (tl.sum(dy_MD * normed_MD, 1) / D)[:, None])
 
 
 @triton.jit
@@ -195,11 +165,11 @@ def rt_fwd_kernel(
         a_MD = tl.reshape(tl.permute(a_HMK, [1, 0, 2]), [M, D])
         u_MD = x_MD + scale * _product(a_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, True)
         tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
-        n_MD = (u_MD * _rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
+        n_MD = (u_MD * rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
         y_MD = tl.zeros([M, D], tl.float32)
         for f in tl.range(0, F, W, num_stages=STAGES):
             h_MW = tl.dot(n_MD, tl.load(up_ptr + (f + w)[None, :] * D + d[:, None]), input_precision="ieee")
-            below_MW, bell_MW = _normal(h_MW)
+            below_MW, bell_MW = normal_cdf(h_MW)
             g_MW = (h_MW * below_MW).to(cd)
             at_MW = ((row_M * T + t) * F)[:, None] + (f + w)[None, :]
             tl.store(g_ptr + at_MW, g_MW, live_M1)
@@ -209,13 +179,13 @@ def rt_fwd_kernel(
         z_MD = u_MD + scale * y_MD
         tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
-            z_MD *= _rms(z_MD, D)[:, None] * kv_norm_D[None, :]
+            z_MD *= rms(z_MD, D)[:, None] * kv_norm_D[None, :]
         n_MD = z_MD.to(cd)
         k_MD = _product(n_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
         v_MD = _product(n_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
         if K_NORM:
             tl.store(raw_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
-            k_MD *= _rms(k_MD, D)[:, None] * k_norm_D[None, :]
+            k_MD *= rms(k_MD, D)[:, None] * k_norm_D[None, :]
         tl.store(k_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
         tl.store(v_ptr + at_MD + t * D, v_MD.to(cd), live_M1)
         tl.debug_barrier()  # the pair is read by other threads of this program from here on
@@ -356,10 +326,10 @@ def rt_bwd_kernel(
         dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
         dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
         if KV_NORM:
-            r_M = _rms(z_MD, D)
+            r_M = rms(z_MD, D)
             z_MD *= r_M[:, None]
             dkv_norm_MD += dn_MD * z_MD
-            dz_MD += _rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_M, D)
+            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_M, D)
             z_MD *= kv_norm_D[None, :]
         else:
             dz_MD += dn_MD
@@ -374,10 +344,10 @@ def rt_bwd_kernel(
             tl.store(dh_ptr + at_MW, dh_MW, live_M1)
             up_WD = tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
             dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
-        r_M = _rms(u_MD, D)
+        r_M = rms(u_MD, D)
         u_MD *= r_M[:, None]
         dmlp_norm_MD += dn_MD * u_MD
-        dz_MD += _rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_M, D)
+        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_M, D)
         tl.store(n_ptr + at_MD + t * D, (u_MD * mlp_norm_D[None, :]).to(cd), live_M1)
         tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
         du_MD = (dz_MD * scale).to(cd)
@@ -551,12 +521,12 @@ def triton_backward(
         )  # fmt: skip
     query_bwd_kernel[groups, triton.cdiv(T, C)](q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, **query)
     dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
-    dwk, dwv = _rows_product(dkv, nz).split(D, dim=1)
+    dwk, dwv = rows_product(dkv, nz).split(D, dim=1)
     gradients = Weights(
-        wo_DD=_rows_product(du, a),
+        wo_DD=rows_product(du, a),
         mlp_norm_D=dmlp_norm,
-        up_FD=_rows_product(dh, n),
-        down_DF=_rows_product(dy, g),
+        up_FD=rows_product(dh, n),
+        down_DF=rows_product(dy, g),
         kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
         wk_DD=dwk,
         k_norm_D=None if weights.k_norm_D is None else dk_norm,
@@ -578,18 +548,3 @@ def _gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
         mlp_norm if gain is None else gain.contiguous() for gain in (weights.kv_norm_D, weights.k_norm_D)
     )
     return mlp_norm, kv_norm, k_norm
-
-
-def _rows_product(left_RBTI: Tensor, right_RBTJ: Tensor) -> Tensor:
-    """Float32 sum over B and T of ``left_i right_j`` (R, I, J).
-
-    One run is too small a product to fill a GPU: its sequences are split in groups that are summed afterwards.
-    """
-    R, B = left_RBTI.shape[:2]
-    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or R * n <= 64))
-    left, right = (y.view(R * groups, -1, y.shape[-1]) for y in (left_RBTI, right_RBTJ))
-    if left.is_cuda and left.dtype != torch.float32:
-        out = torch.bmm(left.mT, right, out_dtype=torch.float32)
-    else:
-        out = torch.bmm(left.mT.float(), right.float())
-    return out.view(R, groups, *out.shape[1:]).sum(1) if groups > 1 else out
