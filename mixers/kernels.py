@@ -447,7 +447,8 @@ def attention_method(slopes_H: Tensor) -> Method:
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
         q, k, v, slopes = q.contiguous(), k.contiguous(), v.contiguous(), slopes_H.float()
-        a, lse, tile = torch.empty_like(q), slopes.new_empty(*q.shape[:3], len(slopes)), _heads(q, slopes, ATTENTION_FWD)
+        a, lse = torch.empty_like(q), slopes.new_empty(*q.shape[:3], len(slopes))
+        tile = _heads(q, slopes, ATTENTION_FWD)
         attention_fwd_kernel[grid(q, tile)](q, k, v, slopes, a, lse, q.shape[2], **tile)
         return (a,), (lse,)
 

@@ -423,18 +423,21 @@ def unsupported(D: int, H: int, F: int, T: int, block: int, dtype: torch.dtype, 
 
 
 def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
-    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, {past_fwd, query_bwd}_kernel and past_bwd_kernel."""
+    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, {past_fwd, query_bwd, past_bwd}_kernel.
+
+    Tiles of 16 sequences are the fastest while there are no more programs than an H200 has multiprocessors. Beyond, the
+    forward is faster with tiles of 32; the backward, which spills registers with them, in several waves.
+    """
     wide = dtype == torch.float32
     K = D // H
-    # Tiles of 16 are the fastest, but there should be no more programs than an H200 has multiprocessors.
     M = 16 if R * triton.cdiv(B, 16) <= 132 else 32
     pinned = D * D * (4 if wide else 2) <= 32768
     shape = {"D": D, "K": K, "C": 16}
     mlp = {"W": 32 if wide else 64, "STAGES": 3 if pinned else 2}
-    loop = {**shape, **mlp, "M": M, "PINNED": pinned, "num_warps": 8}
+    loop = {**shape, **mlp, "PINNED": pinned, "num_warps": 8}
     G = 2 if K == 8 else 1
-    chunks = {**shape, "G": G, "E": G * K, "num_warps": 2}
-    return {**loop, "J": 128 // M}, {**loop, "J": 4 if M == 16 else 1}, {**chunks, "J": 32}, {**chunks, "J": 64}
+    chunks = {**shape, "G": G, "E": G * K, "J": 32, "num_warps": 1}
+    return {**loop, "M": M, "J": 128 // M}, {**loop, "M": 16, "J": 4}, chunks
 
 
 def triton_forward(
@@ -460,7 +463,7 @@ def triton_forward(
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
     wo, up, down, wk, wv = _linear(weights, dtype)
     slopes = slopes_H.to(x)
-    loop, _, chunks, _ = _tiles(B, R, D, H, dtype)
+    loop, _, chunks = _tiles(B, R, D, H, dtype)
     C = loop["C"]
     z, u = torch.empty_like(x), torch.empty_like(x)
     a, raw, k, v = (torch.empty_like(q) for _ in range(4))
@@ -500,8 +503,8 @@ def triton_backward(
     wo, up, down, wk, wv = _linear(weights, dtype)
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
-    _, loop, query, past = _tiles(B, R, D, H, dtype)
-    C, programs, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // past["G"]
+    _, loop, chunks = _tiles(B, R, D, H, dtype)
+    C, programs, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, n, dy, nz = (torch.empty_like(q) for _ in range(8))
     dh = torch.empty_like(g)
@@ -512,14 +515,14 @@ def triton_backward(
     mlp_norm, kv_norm, k_norm = _gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
-        past_bwd_kernel[(groups,)](q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, **past)
+        past_bwd_kernel[(groups,)](q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, **chunks)
         rt_bwd_kernel[programs, R](
             dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
             wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
             dx, da, delta, du, n, dh, dy, nz, dkv, dgain, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    query_bwd_kernel[groups, triton.cdiv(T, C)](q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, **query)
+    query_bwd_kernel[groups, triton.cdiv(T, C)](q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, **chunks)
     dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
     dwk, dwv = rows_product(dkv, nz).split(D, dim=1)
     gradients = Weights(
