@@ -11,11 +11,13 @@ baseline setting. The same command again goes on where it stopped.
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +28,7 @@ from rich.console import Console
 from mixers import MIXERS
 from mixers.base import Shape
 from runners.checkpoint import DamagedFileError, load_tensors
+from runners.devices import Crew, CrewError, find_devices, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
 from runners.experiment import Experiment, find_mixer
@@ -57,7 +60,7 @@ class Options:
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
         together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
-        device: auto takes a GPU if there is one.
+        device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         wandb: Weights & Biases mode.
@@ -108,23 +111,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     with user_errors(ValueError, OSError):
         options, experiments = plan(sys.argv[1:] if arguments is None else arguments)
-        device = find_device(options.device)
         points = product(options.lr, options.weight_decay, range(options.seeds))
         grid = list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
         store = Store(options.out, options.storage or str(options.out / "studies.journal"))
+        devices = find_devices(options.device)[: len(experiments) * len(grid)]
+    together = min(options.together, math.ceil(len(grid) / len(devices)))
     console = Console()
+    if len(devices) > 1:
+        console.print(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
+    # Processes get what is to do without the data that the experiments hold, and a tracker of their own.
+    to_do = ([replace(e) for e in experiments], grid, store.folder, store.url, together)
+    work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
     summaries = []
-    with closing(store), Display(console) as display:
-        watcher = Watchers(display, Tracker(options.wandb, options.out))
+    known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
+    with user_errors(*known_errors), closing(store), Display(console) as display, Crew(devices[1:], work) as crew:
+        watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
-            with user_errors(SplitOverlapError, DamagedFileError, ForeignFolderError, OSError):
-                trials = search(experiment, grid, store, device, options.together, watcher)
-                summary = summarise(experiment, trials)
-                folder = store.study_folder(experiment)
-                write_summary(summarise(experiment, finished(experiment, store)), folder)
-                print_summary(summary, console)
-                _diagnose(summary, store, device, console)
-                console.print(f"stored in {folder}\n", soft_wrap=True)
+            trials = search(experiment, grid, store, devices[0], together, watcher)
+            summary = summarise(experiment, trials)
+            folder = store.study_folder(experiment)
+            write_summary(summarise(experiment, finished(experiment, store)), folder)
+            print_summary(summary, console)
+            _diagnose(summary, store, devices[0], console)
+            console.print(f"stored in {folder}\n", soft_wrap=True)
             summaries.append(summary)
     if len(summaries) > 1:
         figure = options.out / "figures" / f"{_figure_name(options)}.png"
@@ -150,7 +159,7 @@ def plan(arguments: Sequence[str]) -> tuple[Options, list[Experiment]]:
         batch_size=options.batch_size, epochs=options.epochs, steps=options.steps, evaluations=options.evaluations
     )
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
-    precision = "bfloat16" if find_device(options.device).type == "cuda" else "float32"
+    precision = "bfloat16" if find_devices(options.device)[0].type == "cuda" else "float32"
     experiments = []
     for task in expand(options.task, TASKS):
         for difficulty, task_config in settings(task, options, {**task_preset, **task_values}):
@@ -204,17 +213,6 @@ def _try_to_build(experiment: Experiment) -> None:
             experiment.build()
         except (TypeError, RuntimeError) as error:
             raise ValueError(f"cannot build mixer {experiment.mixer!r}: {error}") from error
-
-
-def find_device(name: str) -> torch.device:
-    """Device of ``--device``.
-
-    Raises:
-        ValueError: there is no GPU.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _check(options: Options) -> None:

@@ -253,6 +253,7 @@ class Display:
 
     def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
         """Open a bar for an ensemble."""
+        self._close()
         description = f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} runs"
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
 
@@ -275,12 +276,18 @@ class Display:
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar of an ensemble."""
-        if self._bar is not None:
-            self._progress.remove_task(self._bar)
-            self._bar = None
+        self._close()
 
     def waiting(self, trials: int) -> None:
-        """Say that other processes hold the missing trials."""
+        """Say that other processes hold the missing trials, as long as there are any."""
+        if trials == 0:
+            self._close()
+            return
         if self._bar is None:
             self._bar = self._progress.add_task("", total=None, figures="")
         self._progress.update(self._bar, description=f"waiting for {trials} trials of other processes")
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None

@@ -61,7 +61,7 @@ class Watcher(Protocol):
         """The ensemble is done and stored."""
 
     def waiting(self, trials: int) -> None:
-        """All that is missing is being trained by other processes."""
+        """All that is missing, so many trials, is being trained by other processes; 0 ends the wait."""
 
 
 class ForeignFolderError(ValueError):
@@ -136,14 +136,28 @@ def search(
     """Train what is missing of ``grid``, at most ``together`` runs at a time; return its trials in the grid's order."""
     study = open_study(experiment, store)
     while True:
-        for group in _equal_progress(_take(study, grid, store, together), experiment, store):
-            _run(study, group, experiment, store, device, watcher)
+        train_available(study, experiment, grid, store, device, together, watcher)
         done, open_trials = _split_by_state(study, grid)
+        watcher.waiting(len(open_trials))
         if len(done) == len(grid):
             return done
         if open_trials:
-            watcher.waiting(len(open_trials))
             time.sleep(1.0)
+
+
+def train_available(
+    study: optuna.Study,
+    experiment: Experiment,
+    grid: Sequence[Run],
+    store: Store,
+    device: torch.device,
+    together: int,
+    watcher: Watcher,
+) -> None:
+    """Train what of ``grid`` is neither done nor in the hands of another process."""
+    while taken := _take(study, grid, store, together):
+        for group in _equal_progress(taken, experiment, store):
+            _run(study, group, experiment, store, device, watcher)
 
 
 def open_study(experiment: Experiment, store: Store) -> optuna.Study:

@@ -1,5 +1,6 @@
 """The ensemble against torch's own optimizer and schedule, and against each of its runs alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from mixers.backbone import Backbone, LanguageModel
 from mixers.base import Shape
 from runners.ensemble import Ensemble, Optimizer, Run, mean_cross_entropy
 from tasks.base import IGNORE
+from tasks.recall import InContextRecall
 
 SHAPE = Shape(width=16, mlp_width=32)
 VOCAB = 7
@@ -120,3 +122,61 @@ def test_initial_parameters_depend_on_the_seed_alone() -> None:
     before = torch.random.get_rng_state()
     ensemble(RUNS)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+RECALL = InContextRecall(InContextRecall.Config(vocab_size=8, length=16))
+FIVE = [
+    Run(lr=3e-3, weight_decay=0.1, seed=0),
+    Run(lr=1e-3, weight_decay=0.0, seed=1),
+    Run(lr=2e-3, weight_decay=0.1, seed=2),
+    Run(lr=5e-4, weight_decay=0.0, seed=3),
+    Run(lr=1e-3, weight_decay=0.1, seed=4),
+]
+
+
+def learn_recall(runs: list[Run], device: torch.device, steps: int = 200) -> tuple[Tensor, Tensor]:
+    """Losses (steps, R) and last parameters (R, P) of RT layers; a run's batches depend on its seed alone."""
+
+    def build() -> Backbone:
+        mixer = MIXERS["rt"]
+        return LanguageModel(mixer, mixer.Config(heads=4), Shape(width=64, mlp_width=128), RECALL.vocab_size)
+
+    members, losses = Ensemble(build, runs, Optimizer(), steps, device), []
+    for step in range(steps):
+        drawn = [RECALL.sample(np.random.default_rng([run.seed, step]), 16, "train") for run in runs]
+        inputs, targets = (
+            torch.from_numpy(np.stack(arrays)).to(device)
+            for arrays in ([batch.inputs_ST for batch in drawn], [batch.targets_ST for batch in drawn])
+        )
+        losses.append(members.train_step(inputs, targets))
+    return torch.stack(losses).double().cpu(), members.params_RP
+
+
+@pytest.mark.gpu
+def test_gpu_a_run_learns_alone_as_in_company(device: torch.device) -> None:
+    """Loss curves in bfloat16. Products of another size may round otherwise, and 200 steps carry that on; so what is
+    right is the curve in float32, and company may add no more to the distance from it than bfloat16 itself does.
+    """
+
+    def distance(a: Tensor, b: Tensor) -> float:
+        return float((a - b).square().mean().sqrt())
+
+    exact, _ = learn_recall(FIVE, torch.device("cpu"))
+    together, _ = learn_recall(FIVE, device)
+    alone = torch.cat([learn_recall([run], device)[0] for run in FIVE], dim=1)
+    assert (exact[-20:].mean(0) < 0.7 * exact[0]).all()
+    rounding = distance(alone, exact)  # 6e-4 with the tiled algorithm in bfloat16 on a CPU
+    assert rounding <= 5e-3
+    assert distance(together, exact) <= 2 * rounding
+    assert distance(together, alone) <= 2 * rounding
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lr", [10.0, 1e38], ids=["far too high", "not finite"])
+def test_gpu_a_diverging_run_changes_no_bit_of_the_others(device: torch.device, lr: float) -> None:
+    wild = [FIVE[0], Run(lr=lr, weight_decay=0.0, seed=1), *FIVE[2:]]
+    (healthy, params), (disturbed, beside) = learn_recall(FIVE, device), learn_recall(wild, device)
+    assert not disturbed[-20:, 1].mean() < 1.5 * healthy[-20:, 1].mean()
+    for r in (0, 2, 3, 4):
+        assert torch.equal(healthy[:, r], disturbed[:, r])
+        assert torch.equal(params[r], beside[r])
