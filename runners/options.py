@@ -48,7 +48,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     extended = make_dataclass("Options", nested, bases=(base,), frozen=True, kw_only=True)
     extended.__doc__ = base.__doc__
     inherited = {f.name: getattr(preset, f.name) for f in fields(base)}
-    options, unknown = _cli(extended, extended(**inherited), arguments)
+    options, unknown = cli(extended, extended(**inherited), arguments)
     if unknown:
         raise ValueError(_explain_unknown(unknown[0], configs))
     plain = base(**{f.name: getattr(options, f.name) for f in fields(base)})
@@ -104,7 +104,7 @@ def _defaults(config_class: type) -> dict[str, Any]:
     return {f.name: getattr(instance, f.name) for f in fields(instance)}
 
 
-def _cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+def cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """``tyro.cli`` with its error box folded into one line."""
     box = io.StringIO()
     try:

@@ -1,0 +1,38 @@
+"""Time the implementations of a layer on this machine, checked against float64 first.
+
+    python -m runners.bench diagnostics
+    python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
+    python -m runners.bench diagnostics --device cpu
+
+``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
+optimizer step on in-context recall. Implementations take turns within each repeat; a figure is the median of the
+repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from runners.bench.diagnostics import diagnostics
+from runners.options import fail
+
+BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["--help"], ["-h"]):
+        print(__doc__)
+    elif not words or words[0] not in BENCHMARKS:
+        given = f"no benchmark {words[0]!r}" if words else "the benchmark is missing"
+        fail(f"{given}: choose from {', '.join(BENCHMARKS)}")
+    else:
+        BENCHMARKS[words[0]](words[1:])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is in the JSON file", file=sys.stderr)
+        raise SystemExit(130) from None

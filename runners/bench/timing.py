@@ -1,0 +1,323 @@
+"""What ``runners.bench`` times: passes of a layer and the trainer's optimizer step, eagerly or as one CUDA graph."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from mixers.attention import AttentionLayer, Transformer
+from mixers.backbone import BACKBONES
+from mixers.base import Shape
+from mixers.rt.layer import RecurrentTransformer
+from mixers.rt.recurrence import choose
+from runners.ensemble import Ensemble, Run
+from runners.options import override
+from runners.train import Protocol, _Stepper
+from tasks.base import Task
+
+Phase = Literal["forward", "forward+backward", "step"]
+PHASES: tuple[Phase, ...] = ("forward", "forward+backward", "step")
+"""Each contains the one before it."""
+
+WARM_UPS = 2
+SECONDS_A_REPEAT = 0.02
+"""A repeat is as many passes as fill this time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Shape of the layer and of a batch."""
+
+    width: int
+    heads: int
+    mlp_width: int
+    batch_size: int
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(width=self.width, mlp_width=self.mlp_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """A way to compute a layer: its class, the recurrence's method, and whether it runs as one CUDA graph."""
+
+    label: str
+    layer: type[AttentionLayer]
+    method: str | None = None
+    graph: bool = False
+
+    @property
+    def parallel(self) -> bool:
+        """Whether this is the Transformer: the Recurrent Transformer with all positions in one block."""
+        return not issubclass(self.layer, RecurrentTransformer)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether Python goes from position to position, so that an eager pass takes time in proportion to N."""
+        return self.method in ("naive", "tiled")
+
+    def config(self, setting: Setting) -> Any:
+        values: dict[str, Any] = {"heads": setting.heads}
+        return override(self.layer.Config, values if self.method is None else {**values, "implementation": self.method})
+
+    def build(self, setting: Setting) -> AttentionLayer:
+        """The layer of one run, with fresh parameters from torch's global generator."""
+        return self.layer(self.config(setting), setting.shape)
+
+    def has_kernel(self, setting: Setting, length: int, device: torch.device) -> bool:
+        """False where the layer would run another method than the one that is named."""
+        if self.method != "triton":
+            return True
+        q_BTD = torch.empty(1, length, setting.width, dtype=torch.bfloat16, device=device)
+        return choose("triton", q_BTD, setting.mlp_width, setting.heads, 1) == "triton"
+
+
+IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
+    "cuda": {
+        "rt-naive": Implementation(label="RT naive", layer=RecurrentTransformer, method="naive"),
+        "rt-tiled": Implementation(label="RT tiled", layer=RecurrentTransformer, method="tiled"),
+        "rt-tiled-graph": Implementation(
+            label="RT tiled, graph", layer=RecurrentTransformer, method="tiled", graph=True
+        ),
+        "rt-triton": Implementation(label="RT triton, graph", layer=RecurrentTransformer, method="triton", graph=True),
+        "transformer": Implementation(label="Transformer, graph", layer=Transformer, graph=True),
+    },
+    "cpu": {
+        "rt-naive": Implementation(label="RT naive", layer=RecurrentTransformer, method="naive"),
+        "rt-tiled": Implementation(label="RT tiled", layer=RecurrentTransformer, method="tiled"),
+        "transformer": Implementation(label="Transformer", layer=Transformer),
+    },
+}
+"""What can be timed, by type of device."""
+
+
+class Work(ABC):
+    """Something to time, pass by pass."""
+
+    replay: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """One pass; a replay of its CUDA graph once that is captured."""
+        if self.replay is None:
+            self.once()
+        else:
+            self.replay()
+
+    @abstractmethod
+    def once(self) -> None:
+        """One eager pass."""
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Capture one pass as a CUDA graph, after a warm-up on a side stream."""
+
+    @abstractmethod
+    def finite(self) -> bool:
+        """Whether the last pass gave finite numbers."""
+
+
+class LayerWork(Work):
+    """Forward pass of R runs of a layer, or forward and backward: gradients of the inputs and of all parameters.
+
+    Parameters and inputs carry the run axis, which ``vmap`` adds to the layer as in ``runners.ensemble``. The forward
+    pass alone, too, saves what a backward would need.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        params: dict[str, Tensor],
+        x_RBTD: Tensor,
+        dz_RBTD: Tensor,
+        *,
+        backward: bool,
+        autocast: bool,
+    ) -> None:
+        self.layer, self.params, self.x_RBTD, self.dz_RBTD = layer, params, x_RBTD, dz_RBTD
+        self.backward, self.autocast = backward, autocast
+        self.outputs: list[Tensor] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Names of ``outputs``."""
+        return ["z", *(["dx", *(f"d{name}" for name in self.params)] if self.backward else [])]
+
+    def once(self) -> None:
+        self.outputs = []
+        leaves = [y.detach().requires_grad_() for y in (self.x_RBTD, *self.params.values())]
+        x_RBTD, *params = leaves
+
+        def one(params: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+            return functional_call(self.layer, params, (x_BTD,))
+
+        with torch.autocast(x_RBTD.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            z_RBTD = vmap(one)(dict(zip(self.params, params, strict=True)), x_RBTD)
+        gradients = torch.autograd.grad(z_RBTD, leaves, self.dz_RBTD.to(z_RBTD.dtype)) if self.backward else ()
+        self.outputs = [z_RBTD.detach(), *gradients]
+
+    def capture(self) -> None:
+        self.outputs = []
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.once()
+        self.replay = graph.replay
+
+    def finite(self) -> bool:
+        return all(bool(y.isfinite().all()) for y in self.outputs)
+
+
+class StepWork(Work):
+    """The trainer's whole optimizer step of R runs, on data that lies on the device."""
+
+    def __init__(self, ensemble: Ensemble, stepper: "_LateStepper") -> None:
+        self.ensemble, self.stepper = ensemble, stepper
+
+    def once(self) -> None:
+        self.stepper.run(0, 1)
+
+    def capture(self) -> None:
+        self.stepper.capture()
+
+    def finite(self) -> bool:
+        return bool((self.ensemble.diverged_R < 0).all())
+
+
+class _LateStepper(_Stepper):
+    """The trainer's stepper, which captures its CUDA graph when it is asked to, and not before."""
+
+    def _capture(self) -> Callable[[], None]:
+        return self._step
+
+    def capture(self) -> None:
+        self.replay = super()._capture()
+
+
+def layer_work(
+    implementation: Implementation, setting: Setting, length: int, runs: int, backward: bool, device: torch.device
+) -> LayerWork:
+    """Passes over random inputs; all runs have the same parameters, for the time does not depend on them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = implementation.build(setting).to(device)
+    params = {name: p.detach().expand(runs, *p.shape).clone() for name, p in layer.named_parameters()}
+    generator = torch.Generator(device).manual_seed(0)
+    x_RBTD, dz_RBTD = (
+        torch.randn(runs, setting.batch_size, length, setting.width, device=device, generator=generator)
+        for _ in range(2)
+    )
+    return LayerWork(layer, params, x_RBTD, dz_RBTD, backward=backward, autocast=device.type == "cuda")
+
+
+def step_work(
+    implementation: Implementation, setting: Setting, task: Task, runs: int, device: torch.device
+) -> StepWork:
+    """Optimizer steps as ``runners.train`` takes them."""
+    protocol, data = Protocol(batch_size=setting.batch_size), task.split("train")
+    build = partial(
+        BACKBONES[task.backbone],
+        implementation.layer,
+        implementation.config(setting),
+        setting.shape,
+        task.vocab_size,
+    )
+    members = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(runs)]
+    ensemble = Ensemble(build, members, protocol.optimizer, protocol.total_steps(len(data)), device)
+    return StepWork(ensemble, _LateStepper(ensemble, data, setting.batch_size))
+
+
+class Clock:
+    """Seconds and peak memory of a device; the GPU's seconds are read from events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.cuda = device, device.type == "cuda"
+
+    def seconds(self, run: Callable[[], None], passes: int = 1) -> float:
+        """Mean seconds of one of ``passes`` passes, which follow each other without a pause."""
+        if not self.cuda:
+            started = time.perf_counter()
+            for _ in range(passes):
+                run()
+            return (time.perf_counter() - started) / passes
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(passes):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3 / passes
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """On a GPU another stream than the current one; what is captured later must be warmed up on one."""
+        if not self.cuda:
+            yield
+            return
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            yield
+        torch.cuda.current_stream().wait_stream(side)
+
+    def allocated(self) -> int:
+        """Bytes in use; the peak counts from here."""
+        if not self.cuda:
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak_gib(self, before: int) -> float | None:
+        """Peak since ``allocated`` returned ``before``, less those bytes; None on the CPU."""
+        return (torch.cuda.max_memory_allocated() - before) / 2**30 if self.cuda else None
+
+
+class TooSlowError(Exception):
+    """One pass takes longer than the limit."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds:.3g} s a pass")
+        self.seconds = seconds
+
+
+class Ready(NamedTuple):
+    """Work that is warm.
+
+    Attributes:
+        work: what to time.
+        warm_up: seconds of one eager pass.
+        passes: passes in one repeat.
+        peak_gib: peak memory of a pass with all that it reads and keeps; None on the CPU.
+    """
+
+    work: Work
+    warm_up: float
+    passes: int
+    peak_gib: float | None
+
+
+def prepare(build: Callable[[], Work], graph: bool, clock: Clock, limit: float) -> Ready:
+    """Build, warm up and, with ``graph``, capture.
+
+    Raises:
+        TooSlowError: an eager pass takes longer than ``limit`` seconds.
+    """
+    before = clock.allocated()
+    work = build()
+    with clock.side_stream() if graph else nullcontext():
+        warm_up = min(clock.seconds(work.run) for _ in range(WARM_UPS))
+    if warm_up > limit:
+        raise TooSlowError(warm_up)
+    once = warm_up
+    if graph:
+        work.capture()
+        once = min(clock.seconds(work.run) for _ in range(WARM_UPS))
+    return Ready(work, warm_up, max(1, math.ceil(SECONDS_A_REPEAT / once)), clock.peak_gib(before))
