@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MLP, Layer, RMSNorm, Shape, State, fused_kernels, linear, residual_mlp
+from mixers.base import MLP, Layer, RMSNorm, Shape, State, check_heads, fused_kernels, linear, residual_mlp
 from mixers.runs import over_batch, over_runs
 
 
@@ -51,8 +51,7 @@ class AttentionLayer(Layer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        if config.heads < 1 or shape.width % config.heads:
-            raise ValueError(f"heads: {config.heads} must divide the model width {shape.width}")
+        check_heads(config.heads, shape.width)
         width = shape.width
         self.attention_norm = RMSNorm(width)
         self.q, self.k, self.v, self.out = (linear(width, width) for _ in range(4))

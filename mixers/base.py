@@ -128,6 +128,43 @@ def residual_mlp(x: Tensor, y: Tensor, norm: RMSNorm, mlp: MLP, scale: float) ->
     return u + scale * mlp(norm(u))
 
 
+class MixerLayer(Layer):
+    """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
+
+    A subclass gives ``mix`` over a whole sequence and ``mix_one`` for one position, which agree.
+    """
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.mixer_norm = RMSNorm(shape.width)
+        self.mlp_norm = RMSNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    @abstractmethod
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        """Output (B, T, D) of the mixer for normed inputs; position t depends on positions up to t alone."""
+
+    @abstractmethod
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """The mixer at one position: output (B, D) and next state."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self._finish(x_BTD, self.mix(self.mixer_norm(x_BTD)))
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        y_BD, state = self.mix_one(self.mixer_norm(x_BD), state)
+        return self._finish(x_BD, y_BD), state
+
+    def _finish(self, x: Tensor, y: Tensor) -> Tensor:
+        return residual_mlp(x, y, self.mlp_norm, self.mlp, self.shape.residual_scale)
+
+
+def check_heads(heads: int, width: int) -> None:
+    """Raise ValueError unless the heads divide the model width."""
+    if heads < 1 or width % heads:
+        raise ValueError(f"heads: {heads} must divide the model width {width}")
+
+
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """Linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
     layer = nn.Linear(inputs, outputs, bias=False)

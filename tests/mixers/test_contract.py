@@ -35,6 +35,11 @@ def inputs(length: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Te
     return torch.randn(3, length, SHAPE.width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_names_the_paper_it_follows(name: str) -> None:
+    assert "arXiv:" in MIXERS[name].paper or "doi:" in MIXERS[name].paper
+
+
 @each_layer
 @pytest.mark.parametrize("length", LENGTHS)
 def test_keeps_shape_and_dtype(name: str, values: dict[str, object], length: int) -> None:
@@ -114,7 +119,7 @@ def test_runs_stacked_under_vmap_equal_single_runs(name: str, values: dict[str, 
             torch.testing.assert_close(a[r], b, rtol=1e-9, atol=1e-9, msg=f"gradient of {label}")
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")])
 def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="heads: 5 must divide the model width 32"):
         MIXERS[name](MIXERS[name].Config(heads=5), SHAPE)

@@ -1,0 +1,59 @@
+"""Linear attention."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from einops import rearrange
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.base import MixerLayer, Shape, State, check_heads, linear
+from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+
+
+class LinearAttention(MixerLayer):
+    """Attention with the feature map elu + 1 in place of the softmax, normalised by the sum of its weights.
+
+    Positions are told apart by causality alone. State: for each head a matrix (K, K) and a vector (K).
+    """
+
+    paper: ClassVar[str] = "Katharopoulos et al. 2020, arXiv:2006.16236"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MixerLayer.Config):
+        """Settings of linear attention.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+        """
+
+        heads: int = 16
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        check_heads(config.heads, shape.width)
+        self.q, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD)
+        a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK)
+        weight_BTH1 = (q_BTHK * k_BTHK.cumsum(1)).sum(-1, keepdim=True)
+        return self.out(rearrange(a_BTHK / weight_BTH1, "b t h k -> b t (h k)"))
+
+    def init_state(self, batch: int) -> State:
+        heads, weight = self.config.heads, self.q.weight
+        size = self.shape.width // heads
+        return {"S": weight.new_zeros(batch, heads, size, size), "k": weight.new_zeros(batch, heads, size)}
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        q_BHK, k_BHK, v_BHK = self._project(x_BD)
+        a_BHK, S_BHKK = matrix_step(state["S"], q_BHK, k_BHK, v_BHK)
+        sum_BHK = state["k"] + k_BHK
+        weight_BH1 = (q_BHK * sum_BHK).sum(-1, keepdim=True)
+        return self.out((a_BHK / weight_BH1).flatten(1)), {"S": S_BHKK, "k": sum_BHK}
+
+    def _project(self, x: Tensor) -> list[Tensor]:
+        q, k, v = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1, self.v(x)
+        return [rearrange(y, "... (h k) -> ... h k", h=self.config.heads) for y in (q, k, v)]
