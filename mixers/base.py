@@ -99,7 +99,8 @@ def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
 
 def fused_kernels(x: Tensor) -> ModuleType | None:
     """``mixers.kernels`` where an operation on x should run in them: on a GPU under bfloat16 autocast."""
-    wanted = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    wanted = x.is_cuda and autocast and x.dtype in (torch.float32, torch.bfloat16)
     if not wanted or find_spec("triton") is None:
         return None
     from mixers import kernels  # Triton is not there on every platform
