@@ -11,15 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Layer, RMSNorm, Shape, State, linear
+from mixers.deep import DeepLayer
 
 
 class Backbone(nn.Module, ABC):
-    """Token embedding, L layers of one kind, and a final norm; subclasses read the logits out."""
+    """Token embedding, L layers of one kind, and a final norm; subclasses read the logits out.
+
+    The L layers are one module where the kind is a ``DeepLayer``.
+    """
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, shape.width)
-        self.layers = nn.ModuleList(layer(config, shape) for _ in range(shape.layers))
+        count = 1 if issubclass(layer, DeepLayer) else shape.layers
+        self.layers = nn.ModuleList(layer(config, shape) for _ in range(count))
         self.norm = RMSNorm(shape.width)
 
     @property

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 16
+STRONGEST = -60.0
+"""Logarithm of the strongest decay told apart from zero: running sums of greater ones would lose the smaller."""
 
 
 def matrix_recurrence(
@@ -55,7 +57,7 @@ def _recur(
         return rearrange(F.pad(y_BTHK, (0, 0, 0, 0, 0, pad)), "b (n c) h k -> n b h c k", c=CHUNK)
 
     q, k, v = chunks(q_BTHK), chunks(k_BTHK), chunks(v_BTHV)
-    g = torch.zeros_like(q[..., :1]) if g_BTHK is None else chunks(g_BTHK)
+    g = torch.zeros_like(q[..., :1]) if g_BTHK is None else chunks(g_BTHK).clamp(min=STRONGEST)
     after = g.cumsum(-2)
     before = after - g
     inside = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
@@ -116,6 +118,12 @@ def matrix_step(
     new_BHKV = new_BHKV + pair_BHKV
     read_BHKV = new_BHKV if bonus_HK is None else S_BHKV + bonus_HK[..., None] * pair_BHKV
     return (q_BHK[..., None] * read_BHKV).sum(-2), new_BHKV
+
+
+def unit(k: Tensor) -> Tensor:
+    """Keys of length one (zeros stay zeros), along the last axis."""
+    k = at_least_float32(k)
+    return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def at_least_float32(y: Tensor | None) -> Any:

@@ -1,6 +1,7 @@
 """What every registered layer must satisfy; new layers are picked up by themselves."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,31 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"heads": 4, "qk_norm": False},
         {"heads": 4, "block": 3},
     ],
+    "sliding-attention": [{"heads": 4, "window": 3}, {"heads": 4, "window": 2, "qk_norm": False}, {"heads": 4}],
+    "transformer-xl": [{"heads": 4, "segment": 3}, {"heads": 4, "segment": 1, "qk_norm": False}, {"heads": 4}],
+    "feedback-transformer": [{"heads": 4}, {"heads": 2, "qk_norm": False}],
+    "staircase": [{"heads": 4, "chunk": 3, "steps": 3}, {"heads": 4, "chunk": 1, "steps": 2}, {"heads": 4}],
+    "transformer-fam": [
+        {"heads": 4, "block": 3, "memory": 2},
+        {"heads": 4, "block": 2, "memory": 1, "earlier": 2},
+        {"heads": 4, "block": 3, "earlier": 0, "qk_norm": False},
+        {"heads": 4, "block": 13},
+    ],
+    "rmt": [{"heads": 4, "segment": 3, "memory": 2}, {"heads": 4, "segment": 1, "memory": 1}, {"heads": 4}],
+    "retnet": [{}, {"heads": 2}],
+    "mamba2": [{}, {"heads": 2, "state_size": 5, "convolution": 2}],
+    "gated-deltanet": [{}, {"heads": 8, "convolution": 1}],
+    "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
+    "s5": [{}, {"state_size": 2}],
+    "lru": [{}, {"state_size": 3, "r_min": 0.9, "r_max": 0.99, "max_phase": 0.3}],
+    "hyena": [{}, {"order": 3, "convolution": 1, "bands": 2, "reach": 5}],
 }
+REACH: dict[str, Callable[[Any, int], int]] = {
+    "sliding-attention": lambda config, position: position + config.window,
+    "transformer-xl": lambda config, position: (position // config.segment + 2) * config.segment,
+}
+"""The first position that no longer depends on an earlier one, for layers that do not read the whole past."""
+
 CASES = [(name, values) for name in MIXERS for values in VARIANTS.get(name, [{}])]
 each_layer = pytest.mark.parametrize(("name", "values"), CASES, ids=lambda value: str(value))
 
@@ -56,7 +81,9 @@ def test_depends_on_no_later_position(name: str, values: dict[str, object], posi
     changed[:, position] += 1.0
     difference = (layer(changed) - layer(x)).abs().amax((0, 2))
     assert (difference[:position] == 0).all()
-    assert (difference[position:] > 0).all()
+    reach = REACH[name](layer.config, position) if name in REACH else len(difference)
+    assert (difference[position:reach] > 0).all()
+    assert (difference[reach:] == 0).all()
 
 
 @each_layer

@@ -41,6 +41,13 @@ def test_chunks_equal_single_steps(length: int, decays: int, rank_one: bool, bon
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+def test_a_very_strong_decay_leaves_the_others_their_precision() -> None:
+    q, k, v = (normal(BATCH, CHUNK, HEADS, n).float() for n in (KEY, KEY, VALUE))
+    g = torch.where(torch.arange(CHUNK)[:, None, None] == 3, -1e9, -0.01).expand(BATCH, -1, HEADS, 1)
+    alone = matrix_recurrence(q[:, 3:], k[:, 3:], v[:, 3:], g[:, 3:].clamp(min=-200))
+    torch.testing.assert_close(matrix_recurrence(q, k, v, g)[:, 3:], alone, rtol=1e-4, atol=1e-4)
+
+
 def test_delta_rule_overwrites_a_key() -> None:
     """With unit keys and full strength, the value stored last under a key is what it returns (arXiv:2102.11174)."""
     key = torch.nn.functional.normalize(normal(1, 1, 1, KEY), dim=-1).expand(1, 3, 1, KEY)

@@ -1,0 +1,39 @@
+"""Layers that are all L layers of a model at once, for what no single layer can do: memory that goes down the depth."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mixers.attention import AttentionLayer, Transformer
+from mixers.base import Layer, Shape, State
+
+
+class DeepLayer(Layer):
+    """A layer that holds ``shape.layers`` layers itself: a model is made of one of it."""
+
+
+class TransformerStack(nn.Module):
+    """``shape.layers`` Transformer layers on top of each other."""
+
+    def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Transformer(config, shape) for _ in range(shape.layers))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return x_BTD
+
+    def init_state(self, batch: int) -> State:
+        """Pairs ``k`` and ``v`` (B, J, L, D) of the J positions read, none so far."""
+        pairs = cast(Transformer, self.blocks[0]).init_state(batch)
+        return {name: y_BJD[:, :, None].expand(-1, -1, len(self.blocks), -1) for name, y_BJD in pairs.items()}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        after: list[State] = []
+        for layer, block in enumerate(self.blocks):
+            pairs = {name: y_BJLD[:, :, layer] for name, y_BJLD in state.items()}
+            x_BD, pairs = cast(Transformer, block).step(x_BD, pairs)
+            after.append(pairs)
+        return x_BD, {name: torch.stack([pairs[name] for pairs in after], dim=2) for name in state}

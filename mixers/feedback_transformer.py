@@ -1,0 +1,87 @@
+"""The Feedback Transformer."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.attention import AttentionLayer, alibi_slopes
+from mixers.base import MLP, RMSNorm, Shape, State, check_heads, linear, residual_mlp
+from mixers.deep import DeepLayer
+from mixers.sliding_attention import attend
+
+
+class FeedbackBlock(nn.Module):
+    """One of the layers: queries of its own, and what follows attention; ``keys`` and values are not the layer's."""
+
+    def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
+        super().__init__()
+        self.scale = shape.residual_scale
+        self.attention_norm = RMSNorm(shape.width)
+        self.q, self.out = linear(shape.width, shape.width), linear(shape.width, shape.width)
+        self.q_norm = RMSNorm(shape.width) if config.qk_norm else nn.Identity()
+        self.mlp_norm = RMSNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    def forward(self, x_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_H1J: Tensor) -> Tensor:
+        q_BD = self.q_norm(self.q(self.attention_norm(x_BD)))
+        a_BD = attend(q_BD[:, None], k_BJD, v_BJD, bias_H1J)[:, 0]
+        return residual_mlp(x_BD, self.out(a_BD), self.mlp_norm, self.mlp, self.scale)
+
+
+class FeedbackTransformer(DeepLayer):
+    """Layers that all attend to one memory of earlier positions, which holds what every layer made of them.
+
+    The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
+    layers, and its pair, common to all layers as well (section 3.2 of the paper), is computed from m. A position
+    attends to memory before it alone and, so that the first has something to attend to, to a pair of zeros at its
+    own place; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
+    """
+
+    paper: ClassVar[str] = "Fan et al. 2020, arXiv:2002.09402"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(AttentionLayer.Config):
+        """Settings of the Feedback Transformer.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+            qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
+        """
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        check_heads(config.heads, shape.width)
+        self.blocks = nn.ModuleList(FeedbackBlock(config, shape) for _ in range(shape.layers))
+        self.depth = nn.Parameter(torch.zeros(shape.layers + 1))
+        self.memory_norm = RMSNorm(shape.width)
+        self.k, self.v = linear(shape.width, shape.width), linear(shape.width, shape.width)
+        self.k_norm = RMSNorm(shape.width) if config.qk_norm else nn.Identity()
+        self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
+
+    slopes_H: Tensor
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        state, outputs = self.init_state(len(x_BTD)), []
+        for x_BD in x_BTD.unbind(1):
+            z_BD, state = self.step(x_BD, state)
+            outputs.append(z_BD)
+        return torch.stack(outputs, dim=1)
+
+    def init_state(self, batch: int) -> State:
+        return {name: self.k.weight.new_empty(batch, 0, self.shape.width) for name in ("k", "v")}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        k_BJD, v_BJD = (F.pad(state[name], (0, 0, 0, 1)) for name in ("k", "v"))
+        bias_H1J = self.slopes_H[:, None, None] * torch.arange(1 - k_BJD.shape[1], 1, device=x_BD.device)
+        hidden = [x_BD]
+        for block in self.blocks:
+            hidden.append(block(hidden[-1], k_BJD, v_BJD, bias_H1J))
+        memory_BD = (self.depth.softmax(0)[:, None, None] * torch.stack(hidden)).sum(0)
+        normed_BD = self.memory_norm(memory_BD)
+        pair = {"k": self.k_norm(self.k(normed_BD)), "v": self.v(normed_BD)}
+        return hidden[-1], {name: torch.cat([state[name], y_BD[:, None]], dim=1) for name, y_BD in pair.items()}

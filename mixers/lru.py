@@ -1,0 +1,59 @@
+"""The Linear Recurrent Unit."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixers.base import Shape
+from mixers.scan import DiagonalLayer
+
+
+class LRU(DiagonalLayer):
+    """Complex diagonal recurrence with decays exp(-exp(nu) + i exp(theta)), inputs scaled by learnable exp(gamma).
+
+    At the start the decays are uniform over a ring of the complex plane and gamma makes up for their moduli (sections
+    3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Position is known from the rotation and
+    decay of the states. State: N complex numbers.
+    """
+
+    paper: ClassVar[str] = "Orvieto et al. 2023, arXiv:2303.06349"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(DiagonalLayer.Config):
+        """Settings of the Linear Recurrent Unit.
+
+        Attributes:
+            state_size: number of complex states.
+            r_min: smallest modulus of a decay at the start.
+            r_max: largest modulus of a decay at the start.
+            max_phase: largest phase of a decay at the start, in radians.
+        """
+
+        state_size: int = 64
+        r_min: float = 0.0
+        r_max: float = 1.0
+        max_phase: float = 2 * math.pi
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        if config.state_size < 1:
+            raise ValueError(f"state_size: {config.state_size} must be at least 1")
+        if not 0 <= config.r_min < config.r_max <= 1:
+            raise ValueError(f"ring {config.r_min} to {config.r_max}: choose 0 <= r_min < r_max <= 1")
+        if config.max_phase <= 0:
+            raise ValueError(f"max_phase: {config.max_phase} must be positive")
+        super().__init__(config, shape, config.state_size)
+        radius_N, phase_N = torch.rand(2, config.state_size, dtype=torch.float64)
+        square_N = radius_N * (config.r_max**2 - config.r_min**2) + config.r_min**2
+        self.nu = nn.Parameter((-0.5 * square_N.log()).log().float())
+        self.theta = nn.Parameter((config.max_phase * phase_N).log().float())
+        self.gamma = nn.Parameter((0.5 * (1 - square_N).log()).float())
+        nn.init.normal_(self.B.weight, std=(2 * shape.width) ** -0.5)
+        nn.init.normal_(self.C.weight, std=config.state_size**-0.5)
+
+    def dynamics(self) -> tuple[Tensor, Tensor]:
+        return torch.exp(torch.complex(-self.nu.exp(), self.theta.exp())), self.gamma.exp()

@@ -1,0 +1,52 @@
+"""Long short-term memory."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixers.base import MixerLayer, Shape, State, linear
+from mixers.matrix_recurrence import at_least_float32
+
+
+class LSTM(MixerLayer):
+    """LSTM with a forget gate, no peepholes and D cells, then a linear map of its outputs.
+
+    Gates depend on the previous output, so positions are computed one after the other; the products with the inputs are
+    made for all at once. Position is known from the recurrence alone. State: D cells and D outputs.
+    """
+
+    paper: ClassVar[str] = (
+        "Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget gate: Gers et al. 2000, "
+        "doi:10.1162/089976600300015015"
+    )
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        width = shape.width
+        self.input, self.recurrent, self.out = linear(width, 4 * width), linear(width, 4 * width), linear(width, width)
+        forget_open = torch.tensor([0.0, 1.0, 0.0, 0.0])
+        self.bias = nn.Parameter(forget_open.repeat_interleave(width))
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        state, outputs = self.init_state(len(x_BTD)), []
+        for driven_B4D in self._drive(x_BTD).unbind(1):
+            state = self._cell(driven_B4D, state)
+            outputs.append(state["h"])
+        return self.out(torch.stack(outputs, dim=1))
+
+    def init_state(self, batch: int) -> State:
+        return {name: self.bias.new_zeros(batch, self.shape.width) for name in ("c", "h")}
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        state = self._cell(self._drive(x_BD), state)
+        return self.out(state["h"]), state
+
+    def _drive(self, x: Tensor) -> Tensor:
+        return at_least_float32(self.input(x)) + self.bias
+
+    def _cell(self, driven_B4D: Tensor, state: State) -> State:
+        with torch.autocast(driven_B4D.device.type, enabled=False):
+            i_BD, f_BD, g_BD, o_BD = (driven_B4D + self.recurrent(state["h"])).chunk(4, dim=-1)
+        c_BD = f_BD.sigmoid() * state["c"] + i_BD.sigmoid() * g_BD.tanh()
+        return {"c": c_BD, "h": o_BD.sigmoid() * c_BD.tanh()}

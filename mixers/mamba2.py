@@ -1,0 +1,109 @@
+"""Mamba-2."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import MixerLayer, RMSNorm, Shape, State, check_heads, linear
+from mixers.convolution import ShortConvolution
+from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+
+
+class ScalarDecay(nn.Module):
+    """Step size Δ = softplus(y + b) and logarithm of the decay, -exp(a) Δ, of each head, with parameters a and b.
+
+    At the start exp(a) is uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1], as in the paper's code.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        step_H = torch.empty(heads).uniform_(math.log(0.001), math.log(0.1)).exp()
+        self.bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+
+    def forward(self, y_BTH: Tensor) -> tuple[Tensor, Tensor]:
+        step_BTH = F.softplus(y_BTH + self.bias_H)
+        return step_BTH, -self.log_rate_H.exp() * step_BTH
+
+
+class Mamba2(MixerLayer):
+    """State space duality: h_t = exp(A Δ_t) h_{t-1} + Δ_t B_t x_t^T, y_t = C_t^T h_t + D x_t, with scalars A, Δ_t, D.
+
+    B and C are shared by all heads; x, B and C go through a short causal convolution, and y through a gate and an RMS
+    norm. Positions are told apart by the decays and the convolution. State: for each head a matrix (N, 2 D / H), and
+    the newest inputs of the convolution.
+    """
+
+    paper: ClassVar[str] = "Dao & Gu 2024, arXiv:2405.21060"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MixerLayer.Config):
+        """Settings of Mamba-2.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+            state_size: number of rows N of a head's state.
+            expand: width inside the mixer, in model widths.
+            convolution: positions that the short convolution spans.
+        """
+
+        heads: int = 4
+        state_size: int = 64
+        expand: int = 2
+        convolution: int = 4
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        check_heads(config.heads, shape.width)
+        for name in ("state_size", "expand"):
+            if getattr(config, name) < 1:
+                raise ValueError(f"{name}: {getattr(config, name)} must be at least 1")
+        inner = config.expand * shape.width
+        convolved = inner + 2 * config.state_size
+        self.sizes = [inner, convolved, config.heads]
+        self.inputs = linear(shape.width, sum(self.sizes))
+        self.convolution = ShortConvolution(convolved, config.convolution, bias=True)
+        self.decay = ScalarDecay(config.heads)
+        self.skip_H = nn.Parameter(torch.ones(config.heads))
+        self.norm = RMSNorm(inner)
+        self.out = linear(inner, shape.width)
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        gate, xBC, step = self.inputs(x_BTD).split(self.sizes, dim=-1)
+        tensors = self._recurrence(self.convolution(xBC), step)
+        return self._output(matrix_recurrence(*tensors[:4]), tensors[4], gate)
+
+    def init_state(self, batch: int) -> State:
+        config, weight = self.config, self.inputs.weight
+        size = config.expand * self.shape.width // config.heads
+        return {
+            "S": weight.new_zeros(batch, config.heads, config.state_size, size),
+            "convolution": self.convolution.init_state(batch),
+        }
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        gate, xBC, step = self.inputs(x_BD).split(self.sizes, dim=-1)
+        xBC, convolution = self.convolution.step(xBC, state["convolution"])
+        tensors = self._recurrence(xBC, step)
+        o_BHV, S_BHKV = matrix_step(state["S"], *tensors[:4])
+        return self._output(o_BHV, tensors[4], gate), {"S": S_BHKV, "convolution": convolution}
+
+    def _recurrence(self, xBC: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
+        heads, state_size = self.config.heads, self.config.state_size
+        x, B, C = F.silu(xBC).split([self.sizes[0], state_size, state_size], dim=-1)
+        x = rearrange(x, "... (h v) -> ... h v", h=heads)
+        step, log_decay = self.decay(step)
+        B, C = (y[..., None, :].expand(*y.shape[:-1], heads, state_size) for y in (B, C))
+        return C, B, step[..., None] * x, log_decay[..., None], x
+
+    def _output(self, o: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        y = (o + self.skip_H[:, None] * x).flatten(-2)
+        return self.out(self.norm(y * F.silu(gate)))

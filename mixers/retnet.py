@@ -1,0 +1,80 @@
+"""RetNet: linear attention with rotations and one fixed decay a head."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import MixerLayer, Shape, State, check_heads, linear
+from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+
+
+class RetNet(MixerLayer):
+    """Multi-scale retention: linear attention without a softmax, head h forgetting by 1 - 2^(-5-h) each position.
+
+    Positions enter by that decay and by the rotation of queries and keys, as in xPos. The score normalisations of
+    section 2.1 are left out, for the group norm takes out every scale of a head. The values are D wide (equation 8; the
+    paper's language models double them and take as much from the MLP). State: for each head a matrix (K, K), and the
+    position.
+    """
+
+    paper: ClassVar[str] = "Sun et al. 2023, arXiv:2307.08621"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MixerLayer.Config):
+        """Settings of RetNet.
+
+        Attributes:
+            heads: number of heads; must divide the model width into heads of even size.
+        """
+
+        heads: int = 4
+
+    config: Config
+    log_decay_H: Tensor
+    frequency_K: Tensor
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        check_heads(config.heads, shape.width)
+        width, size = shape.width, shape.width // config.heads
+        if size % 2:
+            raise ValueError(f"heads: {config.heads} must leave heads of even size, not {size}, for the rotations")
+        self.q, self.k, self.v, self.gate, self.out = (linear(width, width) for _ in range(5))
+        self.norm = nn.GroupNorm(config.heads, width)
+        log_decay_H = torch.log1p(-torch.exp2(-5.0 - torch.arange(config.heads)))
+        self.register_buffer("log_decay_H", log_decay_H, persistent=False)
+        self.register_buffer("frequency_K", 1e4 ** -torch.linspace(0, 1, size // 2), persistent=False)
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        position_T1 = torch.arange(x_BTD.shape[1], device=x_BTD.device)[:, None]
+        return self._output(x_BTD, matrix_recurrence(*self._project(x_BTD, position_T1)))
+
+    def init_state(self, batch: int) -> State:
+        heads, weight = self.config.heads, self.q.weight
+        size = self.shape.width // heads
+        return {"S": weight.new_zeros(batch, heads, size, size), "position": weight.new_zeros(batch, 1)}
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        o_BHK, S_BHKK = matrix_step(state["S"], *self._project(x_BD, state["position"]))
+        return self._output(x_BD, o_BHK), {"S": S_BHKK, "position": state["position"] + 1}
+
+    def _project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys, values and logarithms of decays of inputs (..., D) at positions that broadcast to (..., 1)."""
+        q, k, v = (rearrange(f(x), "... (h k) -> ... h k", h=self.config.heads) for f in (self.q, self.k, self.v))
+        angle = position[..., None] * self.frequency_K
+        q, k = rotate(q * q.shape[-1] ** -0.5, angle), rotate(k, angle)
+        return q, k, v, self.log_decay_H[:, None].expand(*q.shape[:-1], 1)
+
+    def _output(self, x: Tensor, o: Tensor) -> Tensor:
+        return self.out(F.silu(self.gate(x)) * self.norm(o.reshape(-1, self.shape.width)).view_as(x))
+
+
+def rotate(y: Tensor, angle: Tensor) -> Tensor:
+    """Channel i of ``y`` (..., K) with channel i + K/2 as one complex number, times ``exp(1j * angle)``."""
+    real, imaginary = y.chunk(2, dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)

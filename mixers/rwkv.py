@@ -1,0 +1,198 @@
+"""RWKV-6 and RWKV-7: their time mixing, with the MLP of this project in place of their channel mixing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import MixerLayer, Shape, State, check_heads, linear
+from mixers.matrix_recurrence import at_least_float32, matrix_recurrence, matrix_step, unit
+
+
+class LowRank(nn.Module):
+    """``bias + f(x A) B``, at first within about a tenth of its bias (the papers' code starts with A = 0)."""
+
+    def __init__(self, bias_D: Tensor, rank: int, f: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.f = f
+        self.down, self.up = linear(len(bias_D), rank), linear(rank, len(bias_D))
+        nn.init.normal_(self.up.weight, std=0.1 * rank**-0.5)
+        self.bias_D = nn.Parameter(bias_D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias_D + self.up(self.f(self.down(x)))
+
+
+class RWKV(MixerLayer):
+    """What the two versions have in common: token shift, the recurrence, group norm over heads.
+
+    State: for each head a matrix (K, K), and the input before.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MixerLayer.Config):
+        """Settings of RWKV.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+        """
+
+        heads: int = 4
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        check_heads(config.heads, shape.width)
+        for name, value in vars(config).items():
+            if value < 1:
+                raise ValueError(f"{name}: {value} must be at least 1")
+        self.r, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
+        self.norm = nn.GroupNorm(config.heads, shape.width, eps=64e-5)
+
+    def init_state(self, batch: int) -> State:
+        heads, weight = self.config.heads, self.r.weight
+        size = self.shape.width // heads
+        return {"S": weight.new_zeros(batch, heads, size, size), "x": weight.new_zeros(batch, self.shape.width)}
+
+    def heads(self, y: Tensor) -> Tensor:
+        return rearrange(y, "... (h k) -> ... h k", h=self.config.heads)
+
+    def head_norm(self, o: Tensor) -> Tensor:
+        """Layer norm of each head of ``o`` (..., H, K), heads concatenated."""
+        return self.norm(o.reshape(-1, self.shape.width)).view(*o.shape[:-2], -1)
+
+
+class RWKV6(RWKV):
+    """Finch: linear attention with a decay of each key channel and a token shift that the input sets, and a bonus u.
+
+    o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. Positions are told apart
+    by the decays and the token shift.
+    """
+
+    paper: ClassVar[str] = "Peng et al. 2024, arXiv:2404.05892"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RWKV.Config):
+        """Settings of RWKV-6.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+            shift_rank: rank of the maps that set the token shifts.
+            decay_rank: rank of the map that sets the decays.
+        """
+
+        shift_rank: int = 32
+        decay_rank: int = 64
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        width = shape.width
+        self.gate = linear(width, width)
+        channel_D = torch.arange(width) / width
+        self.shift_D = nn.Parameter(1 - channel_D)
+        powers = {"r": 0.5, "k": 1.0, "v": 1.0, "gate": 0.5, "decay": 1.0}
+        self.shifts = nn.ModuleDict({name: LowRank(1 - channel_D**p, config.shift_rank) for name, p in powers.items()})
+        self.decay = LowRank(5 * torch.linspace(0, 1, width) ** 0.7 - 6, config.decay_rank)
+        self.bonus_D = nn.Parameter(0.1 * ((torch.arange(width) + 1) % 3 - 1))
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        tensors, gate = self._project(x_BTD, shifted(x_BTD))
+        o_BTHK = matrix_recurrence(*tensors, bonus_HK=self.heads(self.bonus_D))
+        return self.out(self.head_norm(o_BTHK) * gate)
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        tensors, gate = self._project(x_BD, state["x"])
+        o_BHK, S_BHKK = matrix_step(state["S"], *tensors, bonus_HK=self.heads(self.bonus_D))
+        return self.out(self.head_norm(o_BHK) * gate), {"S": S_BHKK, "x": x_BD}
+
+    def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The arguments q, k, v, g of ``matrix_recurrence``, and the gate."""
+        change = before - x
+        guide = x + change * self.shift_D
+        r, k, v, gate, decay = (
+            self.get_submodule(name)(x + change * self.shifts[name](guide)) for name in ("r", "k", "v", "gate", "decay")
+        )
+        r, k, v, log_decay = (self.heads(y) for y in (r, k, v, -at_least_float32(decay).exp()))
+        return (r, k, v, log_decay), F.silu(gate)
+
+
+class RWKV7(RWKV):
+    """Goose: a delta rule with a decay w, a removal key κ̂ and a learning rate a of each key channel.
+
+    S_t = (diag(w_t) - (a_t κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = r_t^T S_t, here with keys as rows of S. Positions are
+    told apart by the decays and the token shift. The paper mixes into the values of deeper layers those of the first;
+    a layer by itself has no such layer below it, and that is left out.
+    """
+
+    paper: ClassVar[str] = "Peng et al. 2025, arXiv:2503.14456"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RWKV.Config):
+        """Settings of RWKV-7.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+            rank: rank of the maps that set decays and learning rates.
+            gate_rank: rank of the map that gives the gate.
+        """
+
+        rank: int = 32
+        gate_rank: int = 64
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        width = shape.width
+        channel_D, centred_D = torch.arange(width) / width, torch.linspace(-0.5, 0.5, width)
+        powers = {"r": 0.2, "decay": 0.9, "k": 0.7, "v": 0.7, "rate": 0.9, "gate": 0.2}
+        self.shifts_D = nn.ParameterDict({name: nn.Parameter(1 - channel_D**p) for name, p in powers.items()})
+        within_K = torch.linspace(-1, 1, width // config.heads)
+        zigzag_D = (within_K * within_K.abs()).repeat(config.heads)
+        self.decay = LowRank(6 * centred_D - 2.5 + 2.5 * zigzag_D, config.rank)
+        self.rate = LowRank(0.4 * centred_D - 0.19 + 0.3 * zigzag_D, config.rank, nn.Identity())
+        self.gate = nn.Sequential(linear(width, config.gate_rank), nn.Sigmoid(), linear(config.gate_rank, width))
+        self.removal_D = nn.Parameter(0.71 - 0.1 * centred_D)
+        self.replacement_D = nn.Parameter(torch.full((width,), 1.02))
+        self.bonus_D = nn.Parameter(torch.full((width,), -0.04))
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        tensors, gate = self._project(x_BTD, shifted(x_BTD))
+        return self._output(matrix_recurrence(*tensors), *tensors[:3], gate)
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        tensors, gate = self._project(x_BD, state["x"])
+        o_BHK, S_BHKK = matrix_step(state["S"], *tensors)
+        return self._output(o_BHK, *tensors[:3], gate), {"S": S_BHKK, "x": x_BD}
+
+    def _project(
+        self, x: Tensor, before: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The arguments q, k, v, g, a, b of ``matrix_recurrence``, and the gate."""
+        change = before - x
+        r, k, v, gate, decay, rate = (
+            self.get_submodule(name)(x + change * self.shifts_D[name])
+            for name in ("r", "k", "v", "gate", "decay", "rate")
+        )
+        rate = rate.sigmoid()
+        log_decay = -(torch.e**-0.5) * decay.sigmoid()
+        removal = unit(self.heads(k * self.removal_D))
+        replacement = k * (1 + (rate - 1) * self.replacement_D)
+        r, k, v, log_decay, rate = (self.heads(y) for y in (r, replacement, v, log_decay, rate))
+        return (r, k, v, log_decay, -rate * removal, removal), gate
+
+    def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        bonus = (r * self.heads(self.bonus_D) * k).sum(-1, keepdim=True) * v
+        return self.out((self.head_norm(o) + bonus.flatten(-2)) * gate)
+
+
+def shifted(x_BTD: Tensor) -> Tensor:
+    """The input before each position, zeros before the first."""
+    return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]

@@ -1,0 +1,81 @@
+"""The simplified state-space layer S5."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import Shape, linear
+from mixers.scan import DiagonalLayer
+
+
+class S5(DiagonalLayer):
+    """One state-space model of D inputs and outputs, diagonal, sampled by zero-order hold; GELU and a gate follow.
+
+    ``h' = lambda h + B x``, ``y = Re(C h) + skip x``, with a learnable time step for each state. At the start it is the
+    HiPPO-N system in the basis of its eigenvectors, whose eigenvalues come in conjugate pairs: one of each is kept, and
+    the other's share of y is in ``C`` as a factor 2 (section 3). Position is known from the rotation and decay of the
+    states. State: P = N/2 complex numbers.
+    """
+
+    paper: ClassVar[str] = "Smith et al. 2022, arXiv:2208.04933"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(DiagonalLayer.Config):
+        """Settings of S5.
+
+        Attributes:
+            state_size: number of real states; even, as they make conjugate pairs.
+            dt_min: smallest time step at the start.
+            dt_max: largest time step at the start.
+        """
+
+        state_size: int = 64
+        dt_min: float = 0.001
+        dt_max: float = 0.1
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        if config.state_size < 2 or config.state_size % 2:
+            raise ValueError(f"state_size: {config.state_size} must be even and at least 2")
+        if not 0 < config.dt_min <= config.dt_max:
+            raise ValueError(f"time steps {config.dt_min} to {config.dt_max}: choose 0 < dt_min <= dt_max")
+        pairs = config.state_size // 2
+        super().__init__(config, shape, pairs)
+        self.gate = linear(shape.width, shape.width)
+        lambda_P, V_NP = hippo_normal(config.state_size)
+        B_ND = torch.randn(config.state_size, shape.width, dtype=torch.float64) * shape.width**-0.5
+        C_DN = torch.randn(shape.width, config.state_size, dtype=torch.float64) * config.state_size**-0.5
+        B_PD, C_DP = V_NP.mH @ B_ND.to(V_NP), 2 * C_DN.to(V_NP) @ V_NP
+        with torch.no_grad():
+            self.B.weight.copy_(torch.cat([B_PD.real, B_PD.imag]))
+            self.C.weight.copy_(torch.cat([C_DP.real, -C_DP.imag], dim=1))
+        self.log_decay = nn.Parameter((-lambda_P.real).log().float())
+        self.frequency = nn.Parameter(lambda_P.imag.float())
+        ratio = math.log(config.dt_max / config.dt_min)
+        self.log_dt = nn.Parameter(torch.rand(pairs) * ratio + math.log(config.dt_min))
+
+    def dynamics(self) -> tuple[Tensor, Tensor]:
+        lambda_P = torch.complex(-self.log_decay.exp(), self.frequency)
+        exponent_P = lambda_P * self.log_dt.exp()
+        return exponent_P.exp(), exponent_P.expm1() / lambda_P
+
+    def activate(self, y: Tensor) -> Tensor:
+        y = F.gelu(y)
+        return y * torch.sigmoid(self.gate(y))
+
+
+def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (N/2,) of positive imaginary part and eigenvectors (N, N/2) of the HiPPO-N matrix, in complex128.
+
+    The matrix is the normal part of HiPPO-LegS: -1/2 on the diagonal plus an antisymmetric matrix with the entries
+    -sqrt((2n + 1) (2k + 1)) / 2 below it (Gu et al. 2022, arXiv:2206.11893).
+    """
+    root_N = (2 * torch.arange(states, dtype=torch.float64) + 1).sqrt()
+    below_NN = torch.outer(root_N, root_N).tril(-1) / 2
+    frequency_N, V_NN = torch.linalg.eigh(-1j * (below_NN.mT - below_NN))
+    return torch.complex(torch.full_like(frequency_N, -0.5), frequency_N)[states // 2 :], V_NN[:, states // 2 :]

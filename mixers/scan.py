@@ -1,0 +1,78 @@
+"""The elementwise linear recurrence that state-space layers have in common, and the layers whose decays are constant.
+
+    h_t = a_t h_{t-1} + b_t
+
+Dimensions beside those of ``mixers.base``: N states, X any further axes.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixers.base import MixerLayer, Shape, State, linear
+from mixers.matrix_recurrence import at_least_float32
+
+
+def linear_scan(a_BTX: Tensor, b_BTX: Tensor) -> Tensor:
+    """All h_t (B, T, X) of ``h_t = a_t h_{t-1} + b_t`` over axis 1 from h = 0, elementwise, real or complex.
+
+    Axes of ``a`` other than that of positions may have size 1. Two neighbouring positions make one of a sequence of
+    half the length, ``(a, b), (a', b') -> (a a', a' b + b')``, whose results are every second h (Blelloch 1990, "Prefix
+    sums and their applications"): depth 2 log2(T), work O(T). There are no quotients or logarithms, so decays may be as
+    small as 0; with abs(a) <= 1 nothing overflows.
+    """
+    length = b_BTX.shape[1]
+    if length == 1:
+        return b_BTX
+    whole = length - length % 2
+    (a_even, a_odd), (b_even, b_odd) = (y[:, :whole].unflatten(1, (whole // 2, 2)).unbind(2) for y in (a_BTX, b_BTX))
+    h_odd = linear_scan(a_odd * a_even, torch.addcmul(b_odd, a_odd, b_even))
+    h_before = torch.cat([torch.zeros_like(h_odd[:, :1]), h_odd[:, :-1]], dim=1)
+    h_BTX = torch.stack([torch.addcmul(b_even, a_even, h_before), h_odd], dim=2).flatten(1, 2)
+    if whole == length:
+        return h_BTX
+    return torch.cat([h_BTX, a_BTX[:, -1:] * h_BTX[:, -1:] + b_BTX[:, -1:]], dim=1)
+
+
+class DiagonalLayer(MixerLayer):
+    """N complex states with constant decays: ``h_t = decay h_{t-1} + gain B x_t``, ``y_t = Re(C h_t) + skip x_t``.
+
+    ``B`` and ``C`` are real maps to and from pairs: real parts of all states, then imaginary parts. For Re(C h) the
+    second half of the weights of ``C`` is minus its imaginary part. Subclasses give decays and gains, set ``B`` and
+    ``C`` at the start, and may put an activation on y.
+    """
+
+    def __init__(self, config: Any, shape: Shape, states: int) -> None:
+        super().__init__(config, shape)
+        self.B, self.C = linear(shape.width, 2 * states), linear(2 * states, shape.width)
+        self.skip = nn.Parameter(torch.randn(shape.width))
+
+    @abstractmethod
+    def dynamics(self) -> tuple[Tensor, Tensor]:
+        """Complex decays (N,), of modulus at most 1, and gains (N,) of the inputs."""
+
+    def activate(self, y: Tensor) -> Tensor:
+        """Output of the mixer from y."""
+        return y
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        decay_N, gain_N = self.dynamics()
+        decay_BTN = decay_N.expand(1, x_BTD.shape[1], -1)
+        return self._read(linear_scan(decay_BTN, gain_N * self._drive(x_BTD)), x_BTD)
+
+    def init_state(self, batch: int) -> State:
+        weight = self.C.weight
+        return {"h": weight.new_zeros(batch, weight.shape[1] // 2, dtype=weight.dtype.to_complex())}
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        decay_N, gain_N = self.dynamics()
+        h_BN = decay_N * state["h"] + gain_N * self._drive(x_BD)
+        return self._read(h_BN, x_BD), {"h": h_BN}
+
+    def _drive(self, x: Tensor) -> Tensor:
+        return torch.complex(*at_least_float32(self.B(x)).chunk(2, dim=-1))
+
+    def _read(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.activate(self.C(torch.cat([h.real, h.imag], dim=-1)) + self.skip * x)

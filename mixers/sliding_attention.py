@@ -1,0 +1,71 @@
+"""Sliding-window attention, and softmax attention with any mask."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.attention import AttentionLayer, attention
+from mixers.base import Shape, State
+from mixers.runs import over_batch
+
+
+def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tensor:
+    """ALiBi of keys at a distance before their queries, minus infinity where a query does not see a key; (H, I, J)."""
+    return (-slopes_H[:, None, None] * distance_IJ).masked_fill(~seen_IJ, -torch.inf)
+
+
+def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Tensor:
+    """Softmax attention of I queries to J pairs (B, I, D) with a bias added to the logits, heads concatenated."""
+    heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
+    split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
+    a_BHIK = over_batch(partial(F.scaled_dot_product_attention, attn_mask=bias_HIJ.to(q_BID)), *split)
+    return rearrange(a_BHIK, "b h i k -> b i (h k)")
+
+
+class SlidingAttention(AttentionLayer):
+    """The Transformer layer with attention to the last positions only, the position itself included.
+
+    Positions are told apart by ALiBi. State: the pairs of the window.
+    """
+
+    paper: ClassVar[str] = "Beltagy et al. 2020, arXiv:2004.05150; ALiBi: Press et al. 2022, arXiv:2108.12409"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(AttentionLayer.Config):
+        """Settings of sliding-window attention.
+
+        Attributes:
+            heads: number of heads; must divide the model width.
+            qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
+            window: positions that a query sees, the last of which is its own.
+        """
+
+        window: int = 64
+
+    config: Config
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        if config.window < 1:
+            raise ValueError(f"window: {config.window} must be at least 1")
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BTD, k_BTD, v_BTD = self.project(x_BTD)
+        if x_BTD.shape[1] <= self.config.window:
+            return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H))
+        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        distance_TT = position_T[:, None] - position_T
+        seen_TT = (distance_TT >= 0) & (distance_TT < self.config.window)
+        bias_HTT = masked_alibi(self.slopes_H, distance_TT, seen_TT)
+        return self.finish(x_BTD, attend(q_BTD, k_BTD, v_BTD, bias_HTT))
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        q_BD, k_BD, v_BD = self.project(x_BD)
+        k_BJD = torch.cat([state["k"], k_BD[:, None]], dim=1)[:, -self.config.window :]
+        v_BJD = torch.cat([state["v"], v_BD[:, None]], dim=1)[:, -self.config.window :]
+        return self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD)), {"k": k_BJD, "v": v_BJD}

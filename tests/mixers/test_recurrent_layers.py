@@ -1,0 +1,219 @@
+"""State-space layers, LSTM and Hyena against independent statements of what they compute."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mixers.base import Layer, MixerLayer, Shape
+from mixers.hyena import DIRECT, Hyena, direct_convolution, fft_convolution
+from mixers.lru import LRU
+from mixers.lstm import LSTM
+from mixers.mamba import Mamba, selective_scan
+from mixers.s5 import S5, hippo_normal
+
+SHAPE = Shape(width=6, mlp_width=12)
+LAYERS: list[type[MixerLayer]] = [Mamba, S5, LRU, LSTM, Hyena]
+
+
+def build(layer: type[MixerLayer], **values: object) -> MixerLayer:
+    torch.manual_seed(0)
+    return layer(layer.Config(**values), SHAPE).double()
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_lstm_is_that_of_pytorch() -> None:
+    layer, other = build(LSTM), torch.nn.LSTM(6, 6, batch_first=True).double()
+    weights = {"weight_ih_l0": layer.input.weight, "weight_hh_l0": layer.recurrent.weight, "bias_ih_l0": layer.bias}
+    other.load_state_dict({name: w.detach() for name, w in weights.items()} | {"bias_hh_l0": torch.zeros(24)})
+    x = normal(3, 9, 6)
+    torch.testing.assert_close(layer.mix(x), other(x)[0] @ layer.out.weight.T)
+
+
+def test_lstm_opens_its_forget_gates_at_the_start() -> None:
+    """Without input the cell keeps sigmoid(1) of its content, and the other gates stand at one half."""
+    layer = build(LSTM)
+    state = {"c": torch.full((1, 6), 0.3).double(), "h": torch.zeros(1, 6).double()}
+    _, after = layer.mix_one(torch.zeros(1, 6).double(), state)
+    torch.testing.assert_close(after["c"], 0.3 * torch.sigmoid(torch.ones(1, 6).double()))
+    torch.testing.assert_close(after["h"], 0.5 * after["c"].tanh())
+
+
+def test_lru_is_a_loop_over_complex_numbers() -> None:
+    layer, x = build(LRU, state_size=5), normal(7, 6).numpy()
+    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
+    decay = np.exp(-np.exp(p["nu"]) + 1j * np.exp(p["theta"]))
+    B = np.exp(p["gamma"])[:, None] * (p["B.weight"][:5] + 1j * p["B.weight"][5:])
+    C = p["C.weight"][:, :5] - 1j * p["C.weight"][:, 5:]
+    h, want = np.zeros(5, complex), []
+    for x_D in x:
+        h = decay * h + B @ x_D
+        want.append((C @ h).real + p["skip"] * x_D)
+    torch.testing.assert_close(layer.mix(torch.tensor(x)[None])[0], torch.tensor(np.array(want)))
+
+
+def test_lru_starts_on_its_ring_with_states_of_unit_scale() -> None:
+    layer = build(LRU, state_size=4000, r_min=0.5, r_max=0.9, max_phase=0.3)
+    decay, gain = (y.detach() for y in layer.dynamics())
+    assert 0.5 <= decay.abs().min() < 0.51
+    assert 0.89 < decay.abs().max() <= 0.9
+    assert 0 <= decay.angle().min() < decay.angle().max() <= 0.3
+    torch.testing.assert_close(
+        decay.abs().square().mean(), torch.tensor((0.5**2 + 0.9**2) / 2).double(), rtol=0.02, atol=0
+    )
+    stationary = gain.square() / (1 - decay.abs().square())
+    torch.testing.assert_close(stationary, torch.ones_like(stationary), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("states", [2, 6, 64])
+def test_s5_starts_at_the_normal_part_of_hippo_legs(states: int) -> None:
+    """Built from the published LegS matrix and its rank-one term (arXiv:2206.11893); one of each conjugate pair."""
+    n = torch.arange(states).double()
+    legs = -torch.sqrt(torch.outer(2 * n + 1, 2 * n + 1)).tril(-1) - torch.diag(n + 1)
+    low_rank = torch.sqrt(n + 0.5)
+    matrix = (legs + torch.outer(low_rank, low_rank)).to(torch.complex128)
+    values, vectors = hippo_normal(states)
+    torch.testing.assert_close(matrix @ vectors, vectors * values)
+    torch.testing.assert_close(values.real, torch.full_like(values.real, -0.5))
+    assert (values.imag > 0).all()
+    both = torch.cat([vectors, vectors.conj()], dim=1)
+    torch.testing.assert_close(both.mH @ both, torch.eye(states, dtype=both.dtype), atol=1e-12, rtol=0)
+
+
+def test_s5_is_the_real_system_sampled_by_zero_order_hold() -> None:
+    """The diagonal form against matrix exponentials of a real state matrix with the same eigenvalues."""
+    layer, states, step = build(S5, state_size=8), 8, 0.2
+    layer.log_dt.data.fill_(math.log(step))
+    values, vectors = hippo_normal(states)
+    A = (vectors * values @ vectors.mH).real * 2
+    B = (vectors @ torch.complex(*layer.B.weight.detach().chunk(2))).real * 2
+    C = (torch.complex(*layer.C.weight.detach().chunk(2, dim=1)).conj() @ vectors.mH).real
+    A_bar = torch.linalg.matrix_exp(step * A)
+    B_bar = torch.linalg.solve(A, (A_bar - torch.eye(states).double()) @ B)
+    x, h, want = normal(9, 6), torch.zeros(states).double(), []
+    for x_D in x:
+        h = A_bar @ h + B_bar @ x_D
+        want.append(layer.activate(C @ h + layer.skip * x_D))
+    torch.testing.assert_close(layer.mix(x[None])[0], torch.stack(want), rtol=1e-6, atol=1e-6)
+
+
+def test_selective_scan_is_the_loop_of_the_paper() -> None:
+    """Each channel by itself: h = exp(dt A) h + dt B u, y = C h."""
+    batch, length, inner, states = 2, 11, 3, 4
+    u, dt = normal(batch, length, inner), normal(batch, length, inner, seed=2).exp()
+    A, B, C = -normal(inner, states).exp(), normal(batch, length, states, seed=3), normal(batch, length, states, seed=4)
+    want = np.zeros((batch, length, inner))
+    for b in range(batch):
+        for e in range(inner):
+            h = np.zeros(states)
+            for t in range(length):
+                h = torch.exp(dt[b, t, e] * A[e]).numpy() * h + (dt[b, t, e] * B[b, t] * u[b, t, e]).numpy()
+                want[b, t, e] = C[b, t].numpy() @ h
+    torch.testing.assert_close(selective_scan(u, dt, A, B, C), torch.tensor(want))
+
+
+def test_mamba_starts_with_the_published_decays_and_time_steps() -> None:
+    layer = build(Mamba, state_size=5)
+    torch.testing.assert_close(layer._A(), -torch.arange(1.0, 6).double().expand(12, 5), rtol=1e-6, atol=0)
+    dt = torch.nn.functional.softplus(layer.dt.bias)
+    assert (dt > 0.0009).all()
+    assert (dt < 0.1001).all()
+
+
+def toeplitz(h: Tensor) -> Tensor:
+    """Matrices (D, T, T) with h_{t-s} at row t and column s."""
+    return torch.stack(
+        [torch.stack([torch.roll(h[:, d], s) for s in range(len(h))], 1).tril() for d in range(h.shape[1])]
+    )
+
+
+@pytest.mark.parametrize("convolution", [direct_convolution, fft_convolution])
+@pytest.mark.parametrize("length", [1, 2, 13, 64])
+def test_long_convolution_is_a_toeplitz_product(convolution: Callable[..., Tensor], length: int) -> None:
+    """Outputs and gradients, alone and as runs under vmap."""
+    x, h = normal(3, 2, length, 5).requires_grad_(), normal(3, length, 5, seed=2).requires_grad_()
+    want = torch.stack(
+        [torch.einsum("dts,bsd->btd", toeplitz(filters), inputs) for inputs, filters in zip(x, h, strict=True)]
+    )
+    got = torch.func.vmap(convolution)(x, h)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(convolution(x[0], h[0]), want[0])
+    gradients = [torch.autograd.grad(y.square().sum(), (x, h)) for y in (got, want)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_hyena_of_order_two_is_gate_convolution_gate() -> None:
+    layer, x = build(Hyena), normal(2, 10, 6)
+    v, inner, outer = layer.convolution(layer.project(x)).chunk(3, dim=-1)
+    (h,) = layer.filters(10)
+    matrices = toeplitz(h) + torch.diag_embed(layer.skip[:, None].expand(6, 10))
+    mixed = outer * torch.einsum("dts,bsd->btd", matrices, inner * v)
+    torch.testing.assert_close(layer.mix(x), mixed @ layer.out.weight.T)
+
+
+def test_hyena_filters_do_not_depend_on_the_length() -> None:
+    layer = build(Hyena, order=3)
+    for short, long in zip(layer.filters(13), layer.filters(700), strict=True):
+        torch.testing.assert_close(short, long[:13], rtol=1e-13, atol=1e-13)
+
+
+def test_hyena_decodes_beyond_the_length_from_which_it_uses_the_fft() -> None:
+    layer, x = build(Hyena), normal(2, DIRECT + 10, 6)
+    state, outputs = layer.init_state(2), []
+    with torch.no_grad():
+        for x_BD in x.unbind(1):
+            y, state = layer.mix_one(x_BD, state)
+            outputs.append(y)
+        torch.testing.assert_close(torch.stack(outputs, 1), layer.mix(x), rtol=1e-11, atol=1e-11)
+    assert state["past"].shape == (2, DIRECT + 10, 1, 6)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_long_float32_sequences_stay_near_float64(layer: type[MixerLayer]) -> None:
+    double = build(layer)
+    single = build(layer).float()
+    x = normal(1, 700, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(single.mix(x.float()).double(), double.mix(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_recurrences_keep_float32_under_autocast(layer: type[MixerLayer]) -> None:
+    """Only products with weights are in bfloat16: the error does not grow with the length."""
+    single, x = build(layer).float(), normal(2, 200, 6).float()
+    with torch.no_grad():
+        exact = single.mix(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            error = (single.mix(x).float() - exact).square().mean((0, 2)).sqrt()
+            state = single.init_state(2)
+            for x_BD in x.unbind(1):
+                _, state = single.mix_one(x_BD, state)
+    scale = exact.square().mean().sqrt()
+    assert error.max() < 0.1 * scale
+    assert all(y.dtype in (torch.float32, torch.complex64) for name, y in state.items() if name != "convolution")
+
+
+@pytest.mark.parametrize(
+    ("layer", "values", "message"),
+    [
+        (Mamba, {"state_size": 0}, "state_size: 0 must be at least 1"),
+        (Mamba, {"convolution": 0}, "convolution size: 0 must be at least 1"),
+        (S5, {"state_size": 7}, "state_size: 7 must be even"),
+        (S5, {"dt_min": 0.2}, "choose 0 < dt_min <= dt_max"),
+        (LRU, {"state_size": 0}, "state_size: 0 must be at least 1"),
+        (LRU, {"r_min": 0.9, "r_max": 0.5}, "choose 0 <= r_min < r_max <= 1"),
+        (LRU, {"max_phase": 0.0}, "max_phase: 0.0 must be positive"),
+        (Hyena, {"order": 1}, "order: 1 must be at least 2"),
+        (Hyena, {"reach": 0}, "reach: 0 must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(layer: type[Layer], values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer(layer.Config(**values), SHAPE)
