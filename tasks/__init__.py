@@ -5,6 +5,9 @@ from tasks.compression import Compression
 from tasks.copying import Copying
 from tasks.fuzzy_recall import FuzzyInContextRecall
 from tasks.memorization import Memorization
+from tasks.mqar import MultiQueryRecall
+from tasks.parity import Parity
+from tasks.permutations import Permutations
 from tasks.recall import InContextRecall, NoisyInContextRecall
 from tasks.selective_copying import SelectiveCopying
 
@@ -16,4 +19,7 @@ TASKS: dict[str, type[Task]] = {
     "compression": Compression,
     "memorization": Memorization,
     "copying": Copying,
+    "mqar": MultiQueryRecall,
+    "parity": Parity,
+    "s5-permutations": Permutations,
 }

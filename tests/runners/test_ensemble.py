@@ -23,7 +23,9 @@ RUNS = [
 
 
 def build(mixer: str = "transformer") -> Backbone:
-    return LanguageModel(MIXERS[mixer], MIXERS[mixer].Config(heads=2), SHAPE, VOCAB)
+    layer = MIXERS[mixer]
+    config = layer.Config(heads=2) if hasattr(layer.Config(), "heads") else layer.Config()
+    return LanguageModel(layer, config, SHAPE, VOCAB)
 
 
 def batches(runs: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:

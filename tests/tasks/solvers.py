@@ -5,6 +5,7 @@ position that it believes to be scored, the answers it cannot tell apart: one, i
 """
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 from tasks.base import Batch
@@ -100,6 +101,40 @@ def find_once(string: str, query: str) -> int:
     return starts[0] + len(query)
 
 
+def solve_mqar(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Values are the upper half of the tokens; a key that no value follows asks for the one that followed it before."""
+    memory: dict[int, int] = {}
+    answers: Answers = {}
+    for position, token in enumerate(inputs):
+        if 0 < token < config.vocab_size // 2:
+            if token in memory:
+                answers[position] = [memory[token]]
+            else:
+                memory[token] = inputs[position + 1]
+    return answers
+
+
+def solve_parity(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Flip a switch at every one."""
+    odd = False
+    answers: Answers = {}
+    for position, bit in enumerate(inputs):
+        odd ^= bit == 1
+        answers[position] = [int(odd)]
+    return answers
+
+
+def solve_permutations(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Follow each object from place to place."""
+    names = ["".join(images) for images in permutations("01234"[: config.degree])]
+    places = names[0]
+    answers: Answers = {}
+    for position, token in enumerate(inputs):
+        places = "".join(names[token][int(place)] for place in places)
+        answers[position] = [names.index(places)]
+    return answers
+
+
 SOLVERS: dict[str, Solver] = {
     "in-context-recall": solve_recall,
     "noisy-in-context-recall": solve_recall,
@@ -108,4 +143,7 @@ SOLVERS: dict[str, Solver] = {
     "compression": solve_compression,
     "memorization": solve_memorization,
     "copying": solve_copying,
+    "mqar": solve_mqar,
+    "parity": solve_parity,
+    "s5-permutations": solve_permutations,
 }

@@ -44,6 +44,18 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("copying", {"variant": "prefix-ngram", "eval_length": 3}, "eval_length is 3: with 3-grams .* needs 4 or more"),
     ("copying", {"probe_lengths": (20, 30)}, "probe_lengths are .* above eval_length, 20"),
     ("copying", {"probe_lengths": (30, 30)}, "probe_lengths are .* different lengths"),
+    ("mqar", {"pairs": 0}, "pairs is 0: use at least 1"),
+    ("mqar", {"vocab_size": 32}, "vocab_size is 32: .* need an even number from 34"),
+    ("mqar", {"vocab_size": 255}, "vocab_size is 255: .* need an even number from 34"),
+    ("mqar", {"length": 62}, "length is 62: 16 pairs and their queries need an even number from 64"),
+    ("mqar", {"length": 129}, "length is 129: 16 pairs and their queries need an even number from 64"),
+    ("mqar", {"alpha": 0.0}, "alpha is 0.0: use a value above 0, at most 1"),
+    ("mqar", {"alpha": 1.5}, "alpha is 1.5: use a value above 0, at most 1"),
+    ("parity", {"length": 0}, "length is 0: use at least 1"),
+    ("parity", {"probe_factors": (1, 2)}, "probe_factors are .* different whole numbers from 2"),
+    ("s5-permutations", {"probe_factors": (2, 2)}, "probe_factors are .* different whole numbers from 2"),
+    ("s5-permutations", {"degree": 2}, "degree is 2: use 3, 4 or 5"),
+    ("s5-permutations", {"degree": 6}, "degree is 6: use 3, 4 or 5"),
 ]
 
 
@@ -64,6 +76,9 @@ def test_smallest_settings_draw() -> None:
         "compression": {"vocab_size": 3, "length": 2},
         "memorization": {"vocab_size": 5, "length": 2},
         "copying": {"min_length": 1, "max_length": 1, "context": 5, "eval_length": 6},
+        "mqar": {"vocab_size": 4, "length": 4, "pairs": 1},
+        "parity": {"length": 1},
+        "s5-permutations": {"degree": 3, "length": 1},
     }
     for name, settings in rejected_below.items():
         task = TASKS[name](TASKS[name].Config(**settings))

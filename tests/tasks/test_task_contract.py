@@ -31,6 +31,9 @@ FINGERPRINTS = {
     "copying": "492a1efaf901d3339e0830a8a833b148ea6c5383ab69604389fe40a93005726f",
     "copying, prefix-ngram": "5006dc449c5879e4d6db653c601234c38389dbc55d107c91739232762ff9407e",
     "copying, suffix-ngram": "5b3ea3461402e97393eead71b59ec67f3a05430c8ef825d583b1a073fbee208a",
+    "mqar": "3e08262b58a23c1decf5e83b177401607ad5d77275010a124ff46d6ebde06c73",
+    "parity": "7d86f6380ea5b8f6cc4aeb0af1ed2e32d4db900479cf926e7d29cd319cfadcae",
+    "s5-permutations": "a696acd5cf4d15a4116ea106322ba970bf9a2e16b5e887cc6cadaba9b1d642d0",
 }
 
 
@@ -181,7 +184,7 @@ def test_sweeps_are_valid_settings_beside_the_baseline(name: str) -> None:
 def test_worked_example_of_the_docstring(name: str) -> None:
     task_class = TASKS[name]
     doc = inspect.getdoc(task_class) or ""
-    assert re.search(r"arXiv:(2403\.17844|2402\.01032)", doc), "cites its source"
+    assert re.search(r"arXiv:(2403\.17844|2402\.01032|2312\.04927|2207\.02098|2404\.08819)", doc), "cites its source"
     setting = re.search(r"``Config\((.*?)\)``", doc, re.S)
     assert setting is not None
     pairs = (pair.split("=") for pair in re.split(r",\s*", setting[1]))
@@ -258,9 +261,24 @@ def test_tiny_tasks_are_rejected_for_overlap() -> None:
         "in-context-recall": {"vocab_size": 4, "length": 4},
         "compression": {"vocab_size": 3, "length": 4},
         "memorization": {"vocab_size": 8, "length": 4},
+        "mqar": {"vocab_size": 6, "length": 8, "pairs": 2},
+        "parity": {"length": 20},
+        "s5-permutations": {"length": 3},
     }.items():
         with pytest.raises(SplitOverlapError):
             make(name, **settings).split("train")
+
+
+@pytest.mark.parametrize("name", ["mqar", "parity", "s5-permutations"])
+def test_a_probe_sequence_that_begins_with_a_training_sequence_is_an_overlap(name: str) -> None:
+    task = small(name)
+    train = task.split("train")
+    twice = Batch(
+        inputs_ST=np.concatenate([train.inputs_ST] * 2, axis=1),
+        targets_ST=np.concatenate([train.targets_ST] * 2, axis=1),
+        scored_ST=np.concatenate([train.scored_ST] * 2, axis=1),
+    )
+    assert task.examples(twice) == task.examples(train)
 
 
 def test_unknown_split_is_an_error() -> None:

@@ -27,6 +27,11 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("copying", {"variant": "suffix-ngram"}),
     ("copying", {"variant": "prefix-ngram", "min_length": 2, "ngram": 1, "probe_lengths": (21,)}),
     ("copying", {"variant": "suffix-ngram", "context": 43}),
+    ("mqar", {"vocab_size": 12, "length": 22, "pairs": 5, "probe_factors": (3,)}),
+    ("mqar", {"alpha": 1.0, "pairs": 32, "probe_factors": ()}),
+    ("parity", {"length": 33, "probe_factors": (5,)}),
+    ("s5-permutations", {"degree": 3, "length": 24}),
+    ("s5-permutations", {"degree": 4, "probe_factors": ()}),
 ]
 
 
@@ -102,6 +107,9 @@ CHANCE: list[tuple[str, dict[str, Any]]] = [
     ("compression", {"vocab_size": 3, "length": 12}),
     ("memorization", {"vocab_size": 12, "length": 10}),
     ("copying", {"eval_length": 2, "ngram": 1, "probe_lengths": (3,), "min_length": 20, "max_length": 20}),
+    ("mqar", {"vocab_size": 12, "length": 16, "pairs": 2}),
+    ("parity", {"length": 6, "probe_factors": (2,)}),
+    ("s5-permutations", {"degree": 3, "length": 3, "probe_factors": (2,)}),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from tasks import TASKS
 from tasks.base import IGNORE, Task
 from tasks.memorization import Memorization
+from tasks.permutations import Permutations
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz$|.*"
 
@@ -179,6 +180,81 @@ def test_one_ngram_of_the_duplicate_probe_occurs_twice(ngram: int) -> None:
         string = text[1 : length + 1]
         grams = Counter(string[i : i + ngram] for i in range(length - ngram + 1))
         assert sorted(grams.values())[-2:] == [1, 2]
+
+
+def test_each_key_is_asked_once_behind_the_pairs_and_fillers_are_no_keys() -> None:
+    task = make("mqar", vocab_size=40, length=64, pairs=8)
+    assert task.probe_names == ("length 128", "length 256", "pairs 16")
+    for split in ("train", "test", *task.probe_names):
+        pairs = 16 if split == "pairs 16" else 8
+        batch = task.batch(split)
+        assert batch.inputs_ST.shape[1] == (int(split.split()[1]) if split.startswith("length") else 64)
+        pairs_SP2 = batch.inputs_ST[:, : 2 * pairs].reshape(-1, pairs, 2)
+        keys_SP, values_SP = np.sort(pairs_SP2, axis=1).transpose(2, 0, 1)
+        assert (np.diff(keys_SP) > 0).all(), "different keys"
+        assert (np.diff(values_SP) > 0).all(), "different values"
+        assert (set(np.unique(keys_SP)), set(np.unique(values_SP))) == (set(range(1, 20)), set(range(20, 40)))
+        rest_ST, scored_ST = batch.inputs_ST[:, 2 * pairs :], batch.scored_ST[:, 2 * pairs :]
+        assert not batch.scored_ST[:, : 2 * pairs].any()
+        np.testing.assert_array_equal(np.sort(rest_ST[scored_ST].reshape(-1, pairs)), keys_SP)
+        assert (rest_ST[~scored_ST] == 0).all()
+        np.testing.assert_array_equal(batch.targets_ST == IGNORE, ~batch.scored_ST)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
+def test_queries_follow_the_power_law(alpha: float) -> None:
+    """The first key's place by the law itself; the second one's by what remains of it."""
+    task = make("mqar", length=24, pairs=2, alpha=alpha, train_examples=20_000)
+    batch = task.batch("train")
+    law = np.arange(1, 11) ** (alpha - 1)
+    law /= law.sum()
+    second = law * (np.sum(law / (1 - law)) - law / (1 - law))
+    for pair, shares in enumerate((law, second)):
+        is_query = batch.inputs_ST[:, 4:] == batch.inputs_ST[:, 2 * pair, None]
+        assert not is_query[:, 1::2].any()
+        assert is_query[:, 0::2].mean(axis=0) == pytest.approx(shares, abs=4.5 * np.sqrt(0.25 / 20_000))
+
+
+def test_keys_and_values_are_drawn_uniformly_whatever_their_order() -> None:
+    batch = make("mqar", vocab_size=20, length=32, pairs=4, train_examples=20_000).batch("train")
+    for column, choices in enumerate([9, 10] * 4):
+        shares = np.bincount(batch.inputs_ST[:, column])[-choices:] / 20_000
+        assert shares == pytest.approx([1 / choices] * choices, abs=4.5 * np.sqrt(0.1 / 20_000))
+
+
+def test_no_single_bit_tells_a_parity() -> None:
+    batch = make("parity", length=32, train_examples=10_000).batch("train")
+    bound = 4.5 * np.sqrt(0.25 / 10_000)
+    assert batch.inputs_ST.mean(axis=0) == pytest.approx(0.5, abs=bound)
+    assert batch.targets_ST.mean(axis=0) == pytest.approx(0.5, abs=bound)
+    np.testing.assert_array_equal(batch.targets_ST[:, 0], batch.inputs_ST[:, 0])
+    assert (batch.targets_ST == batch.inputs_ST)[:, 1:].mean(axis=0) == pytest.approx(0.5, abs=bound)
+
+
+@pytest.mark.parametrize(("degree", "size"), [(3, 6), (4, 24), (5, 120)])
+def test_products_of_permutations_are_a_group_that_does_not_commute(degree: int, size: int) -> None:
+    task = make("s5-permutations", degree=degree)
+    assert isinstance(task, Permutations)
+    products = task.products_GG
+    elements = np.arange(size)
+    assert products.shape == (size, size)
+    np.testing.assert_array_equal(products[0], elements)
+    np.testing.assert_array_equal(products[:, 0], elements)
+    np.testing.assert_array_equal(np.sort(products, axis=0), np.tile(elements[:, None], size))
+    np.testing.assert_array_equal(np.sort(products, axis=1), np.tile(elements, (size, 1)))
+    np.testing.assert_array_equal(products[products], products[:, products])
+    # As many pairs commute as there are classes of conjugate elements (partitions of the degree) times elements.
+    assert (products == products.T).sum() == size * {3: 3, 4: 5, 5: 7}[degree]
+
+
+@pytest.mark.parametrize(("name", "length"), [("parity", 40), ("s5-permutations", 16)])
+def test_state_tracking_asks_at_every_position_of_longer_sequences_too(name: str, length: int) -> None:
+    task = make(name)
+    assert task.probe_names == (f"length {2 * length}", f"length {4 * length}")
+    for split, factor in zip(("train", "validation", "test", *task.probe_names), (1, 1, 1, 2, 4), strict=True):
+        batch = task.batch(split)
+        assert batch.inputs_ST.shape == (500, factor * length)
+        assert batch.scored_ST.all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""Multi-query associative recall: key-value pairs first, then each key once more, among fillers.
+
+Source: Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models" (arXiv:2312.04927).
+Dimensions: S sequences, T positions, P pairs of a sequence, C things to choose from.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.base import IGNORE, Accuracy, Batch, Tokens, require
+from tasks.extrapolation import Extrapolation
+
+PAIRS = "pairs "
+
+
+class MultiQueryRecall(Extrapolation):
+    """Pairs of a key and its value, then every key once more; where a key returns, its value must be predicted.
+
+    The filler is token 0, keys are ``[1, V/2)`` and values ``[V/2, V)``. The keys of a sequence are different, and so
+    are its values. Behind the pairs, every second position (from the first) can hold a query: the i-th of these is
+    drawn with weight ``i ** (alpha - 1)``, without replacement, for one key after the other; all other positions hold
+    fillers. The value does not follow its query. Training loss at the queries only.
+
+    Beside longer sequences of as many pairs, the probe "pairs N" holds sequences of ``length`` with the most pairs
+    that fit, if those are more than ``pairs``.
+
+    Example, first sequence of the test split of
+    ``Config(vocab_size=12, length=16, pairs=3, train_examples=1, eval_examples=1)``;
+    ``_`` is no target, ``^`` a scored position::
+
+        inputs    5 11  2  7  3  8  0  0  0  0  5  0  3  0  2  0
+        targets   _  _  _  _  _  _  _  _  _  _ 11  _  8  _  7  _
+        scored    .  .  .  .  .  .  .  .  .  .  ^  .  ^  .  ^  .
+
+    Source: Arora et al. 2023 (arXiv:2312.04927), "multi-query associative recall".
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Extrapolation.Config):
+        """Settings of multi-query associative recall.
+
+        Attributes:
+            vocab_size: the filler, keys and values together; half are values.
+            length: tokens in a sequence, four or more for each pair.
+            pairs: keys with their values in a sequence, and queries.
+            alpha: exponent of the power law of the queries' places: near 0 most come soon, 1 is uniform.
+        """
+
+        vocab_size: int = 256
+        length: int = 128
+        pairs: int = 16
+        alpha: float = 0.1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(self.pairs >= 1, f"pairs is {self.pairs}: use at least 1")
+            require(
+                self.vocab_size % 2 == 0 and self.vocab_size >= 2 * self.pairs + 2,
+                f"vocab_size is {self.vocab_size}: a filler, {self.pairs} different keys and as many values or more "
+                f"need an even number from {2 * self.pairs + 2}",
+            )
+            require(
+                self.length % 2 == 0 and self.length >= 4 * self.pairs,
+                f"length is {self.length}: {self.pairs} pairs and their queries need an even number from "
+                f"{4 * self.pairs}",
+            )
+            require(0 < self.alpha <= 1, f"alpha is {self.alpha}: use a value above 0, at most 1")
+
+    name = "mqar"
+    sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "vocab_size": (512, 2048, 8192),
+        "length": (64, 256, 512),
+        "pairs": (4, 8, 32),
+    }
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def answer_count(self) -> int:
+        return self.config.vocab_size // 2
+
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        most = min(self.config.length // 4, self.config.vocab_size // 2 - 1)
+        return (*super().probe_names, *((f"{PAIRS}{most}",) if most > self.config.pairs else ()))
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        length, half = self.length_of(split), self.config.vocab_size // 2
+        pairs = int(split.removeprefix(PAIRS)) if split.startswith(PAIRS) else self.config.pairs
+        keys_SP = 1 + draw_distinct(rng, n, pairs, np.ones(half - 1))
+        values_SP = half + draw_distinct(rng, n, pairs, np.ones(half))
+        place_C = np.arange(1.0, length // 2 - pairs + 1)
+        queries_SP = 2 * (pairs + draw_distinct(rng, n, pairs, place_C ** (self.config.alpha - 1)))
+
+        inputs_ST = np.zeros((n, length), dtype=np.int64)
+        inputs_ST[:, : 2 * pairs] = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
+        np.put_along_axis(inputs_ST, queries_SP, keys_SP, axis=1)
+        targets_ST = np.full_like(inputs_ST, IGNORE)
+        np.put_along_axis(targets_ST, queries_SP, values_SP, axis=1)
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
+
+    def ceiling(self, split: str) -> Accuracy:
+        """1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
+        return Accuracy(sequence=1.0, token=1.0)
+
+
+def draw_distinct(rng: np.random.Generator, n: int, count: int, weights_C: NDArray[np.float64]) -> Tokens:
+    """For each of ``n`` rows, ``count`` different indices drawn one after the other, by their weights among those left.
+
+    Of exponential arrival times with the weights as rates, these are the first.
+    """
+    arrival_SC = rng.standard_exponential((n, len(weights_C))) / weights_C
+    first_SP = np.argpartition(arrival_SC, count - 1, axis=1)[:, :count]
+    order_SP = np.argsort(np.take_along_axis(arrival_SC, first_SP, axis=1), axis=1)
+    return np.take_along_axis(first_SP, order_SP, axis=1)

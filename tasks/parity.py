@@ -1,0 +1,66 @@
+"""Parity: whether the number of ones so far is odd.
+
+Sources: Delétang et al. 2023, "Neural Networks and the Chomsky Hierarchy" (arXiv:2207.02098); Liu et al. 2023,
+"Transformers Learn Shortcuts to Automata" (arXiv:2210.10749).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Accuracy, Batch
+from tasks.extrapolation import Extrapolation
+
+
+class Parity(Extrapolation):
+    """Uniform random bits; at every position the sum of the bits so far, modulo 2, is to be output.
+
+    The smallest state to track: one bit, which each 1 flips. Inputs and targets are not shifted; every position has a
+    target and is scored, so a sequence asks for the parity of all its beginnings. Training at most at length 40 and
+    reading longer sequences afterwards is the protocol of Delétang et al.
+
+    Example, first sequence of the test split of ``Config(length=12, train_examples=1, eval_examples=1)``;
+    ``_`` is no target, ``^`` a scored position::
+
+        inputs   0 1 0 0 1 1 0 0 0 0 0 1
+        targets  0 1 1 1 0 1 1 1 1 1 1 0
+        scored   ^ ^ ^ ^ ^ ^ ^ ^ ^ ^ ^ ^
+
+    Source: Delétang et al. 2023 (arXiv:2207.02098), "parity check", asked at every position as in Liu et al. 2023
+    (arXiv:2210.10749).
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Extrapolation.Config):
+        """Settings of parity.
+
+        Attributes:
+            length: bits in a sequence.
+        """
+
+        length: int = 40
+
+    name = "parity"
+    sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "length": (80, 160),
+        "train_examples": (6400, 3200, 1600, 800),
+    }
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return 2
+
+    @property
+    def answer_count(self) -> int:
+        return 2
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        inputs_ST = rng.integers(2, size=(n, self.length_of(split)))
+        targets_ST = np.cumsum(inputs_ST, axis=1) % 2
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=np.ones_like(inputs_ST, dtype=np.bool_))
+
+    def ceiling(self, split: str) -> Accuracy:
+        """1: every answer is the parity of bits that stand in the input up to its position."""
+        return Accuracy(sequence=1.0, token=1.0)

@@ -1,0 +1,86 @@
+"""Permutations: the running product in a symmetric group.
+
+Sources: Merrill et al. 2024, "The Illusion of State in State-Space Models" (arXiv:2404.08819); Liu et al. 2023,
+"Transformers Learn Shortcuts to Automata" (arXiv:2210.10749).
+Dimensions: S sequences, T positions, G permutations (the group's elements), O objects that they permute.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Accuracy, Batch, Tokens, require
+from tasks.extrapolation import Extrapolation
+
+
+class Permutations(Extrapolation):
+    """Uniform random permutations; at every position the product of all so far is to be output (the word problem).
+
+    A token is a permutation of the objects 0, 1, ...: its rank among the tuples of the objects' images in
+    lexicographic order, so 0 is the identity. The permutation that is read first acts first. Given all tokens but one,
+    a target is uniform over the group. Inputs and targets are not shifted; every position has a target and is scored.
+
+    The word problem of S5 is complete for NC1: a model that computes in TC0, as Transformers and many state-space
+    models of fixed depth do, solves it at all lengths only if TC0 = NC1. S3 and S4 (degrees 3 and 4) are solvable
+    groups, whose word problem lies in TC0.
+
+    Example, first sequence of the test split of ``Config(degree=3, length=8, train_examples=1, eval_examples=1)``,
+    whose tokens 0-5 are 012, 021, 102, 120, 201, 210; ``_`` is no target, ``^`` a scored position::
+
+        inputs   2 1 3 4 2 0 2 4
+        targets  2 4 0 4 5 5 4 3
+        scored   ^ ^ ^ ^ ^ ^ ^ ^
+
+    Source: Merrill et al. 2024 (arXiv:2404.08819), word problem of S5; Liu et al. 2023 (arXiv:2210.10749).
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Extrapolation.Config):
+        """Settings of permutations.
+
+        Attributes:
+            length: permutations in a sequence.
+            degree: objects that are permuted, 3 to 5; the group has 6, 24 or 120 elements.
+        """
+
+        length: int = 16
+        degree: int = 5
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(3 <= self.degree <= 5, f"degree is {self.degree}: use 3, 4 or 5")
+
+    name = "s5-permutations"
+    sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"degree": (3, 4), "length": (8, 32, 64)}
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.products_GG)
+
+    @property
+    def answer_count(self) -> int:
+        return self.vocab_size
+
+    @cached_property
+    def products_GG(self) -> Tokens:
+        """Token of the product of two tokens, the row's permutation acting first."""
+        images_GO = np.array(list(permutations(range(self.config.degree))))
+        weights_O = self.config.degree ** np.arange(self.config.degree)[::-1]
+        # Numbers whose digits are the images, in ascending order as the tokens are.
+        codes_G = images_GO @ weights_O
+        return np.searchsorted(codes_G, images_GO[:, images_GO] @ weights_O).T
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        inputs_ST = rng.integers(self.vocab_size, size=(n, self.length_of(split)))
+        targets_ST = inputs_ST.copy()
+        for t in range(1, inputs_ST.shape[1]):
+            targets_ST[:, t] = self.products_GG[targets_ST[:, t - 1], inputs_ST[:, t]]
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=np.ones_like(inputs_ST, dtype=np.bool_))
+
+    def ceiling(self, split: str) -> Accuracy:
+        """1: every answer is the product of permutations that stand in the input up to its position."""
+        return Accuracy(sequence=1.0, token=1.0)
