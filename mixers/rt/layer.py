@@ -68,17 +68,18 @@ class RecurrentTransformer(AttentionLayer):
         position = state["k"].shape[1]
         inside = position % self.config.block
         earlier = position - inside
-        k_block = torch.cat([state["k_block"][:, -inside:] if inside else state["k_block"][:, :0], k_BD[:, None]], 1)
-        v_block = torch.cat([state["v_block"][:, -inside:] if inside else state["v_block"][:, :0], v_BD[:, None]], 1)
+        k_block = torch.cat([state["k_block"], k_BD[:, None]], dim=1)
+        v_block = torch.cat([state["v_block"], v_BD[:, None]], dim=1)
         k_BJD = torch.cat([state["k"][:, :earlier], k_block], dim=1)
         v_BJD = torch.cat([state["v"][:, :earlier], v_block], dim=1)
         z_BD = self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD))
         k_BD, v_BD = key_value(z_BD, self._recurrent_weights())
+        ends = inside + 1 == self.config.block
         return z_BD, {
             "k": torch.cat([state["k"], k_BD[:, None]], dim=1),
             "v": torch.cat([state["v"], v_BD[:, None]], dim=1),
-            "k_block": k_block,
-            "v_block": v_block,
+            "k_block": k_block[:, :0] if ends else k_block,
+            "v_block": v_block[:, :0] if ends else v_block,
         }
 
     def _recurrent_weights(self) -> Weights:
