@@ -3,7 +3,9 @@
     python -m runners.mad --mixer rt --task compression
     python -m runners.mad --mixer rt transformer --task all --seeds 5
     python -m runners.mad --mixer my_package.my_module:MyLayer --task in-context-recall --steps 2000
+    python -m runners.mad --mixer rt transformer --task compression --mixer.heads 4 --match flops
     python -m runners.mad --preset demo
+    python -m runners.mad --list
 
 By default the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic experiments") at the task's
 baseline setting. The same command again goes on where it stopped.
@@ -14,7 +16,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,12 +28,14 @@ import torch
 from rich.console import Console
 
 from mixers import MIXERS
+from mixers.accounting import Figure
 from mixers.base import Shape
 from runners.checkpoint import DamagedFileError, load_tensors
 from runners.devices import Crew, CrewError, find_devices, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
-from runners.experiment import Experiment, find_mixer
+from runners.experiment import Experiment
+from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, fail, find_task, override, parse
 from runners.report import Display, Summary, plot_comparison, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Store, Watcher, finished, run_of, search
@@ -59,12 +63,14 @@ class Options:
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
+        match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs.
         together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         wandb: Weights & Biases mode.
         preset: demo is one RT layer against one Transformer layer on a short in-context recall.
+        list: print the layers with parameters, state and FLOPs, and train nothing.
     """
 
     mixer: tuple[str, ...]
@@ -80,12 +86,14 @@ class Options:
     width: int = 128
     mlp_width: int = 512
     layers: int = 1
+    match: Figure | None = None
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path = Path("results")
     storage: str | None = None
     wandb: Mode = "disabled"
     preset: Literal["grid", "demo"] = "grid"
+    list: bool = False
 
 
 PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
@@ -109,14 +117,18 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    arguments, console = sys.argv[1:] if arguments is None else arguments, Console()
+    say = partial(console.print, soft_wrap=True)
     with user_errors(ValueError, OSError):
-        options, experiments = plan(sys.argv[1:] if arguments is None else arguments)
+        if "--list" in arguments:
+            print_layers(_layers(*_read(arguments)[:2], say), console)
+            return
+        options, experiments = plan(arguments, say)
         points = product(options.lr, options.weight_decay, range(options.seeds))
         grid = list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
         store = Store(options.out, options.storage or str(options.out / "studies.journal"))
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     together = min(options.together, math.ceil(len(grid) / len(devices)))
-    console = Console()
     if len(devices) > 1:
         console.print(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
     # Processes get what is to do without the data that the experiments hold, and a tracker of their own.
@@ -144,33 +156,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
 
 
-def plan(arguments: Sequence[str]) -> tuple[Options, list[Experiment]]:
+def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: None) -> tuple[Options, list[Experiment]]:
     """Options and experiments of a command line; everything is checked that can be before training.
 
     Raises:
         ValueError: something does not fit; the message says what to do.
     """
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", default="grid")
-    preset, task_preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
-    options, mixer_values, task_values = parse(Options, preset, arguments)
-    _check(options)
+    options, mixer_values, task_values = _read(arguments)
     protocol = Protocol(
         batch_size=options.batch_size, epochs=options.epochs, steps=options.steps, evaluations=options.evaluations
     )
-    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    layers = _layers(options, mixer_values, say)
     precision = "bfloat16" if find_devices(options.device)[0].type == "cuda" else "float32"
     experiments = []
     for task in expand(options.task, TASKS):
-        for difficulty, task_config in settings(task, options, {**task_preset, **task_values}):
-            for mixer in expand(options.mixer, MIXERS):
+        for difficulty, task_config in settings(task, options, task_values):
+            for layer in layers:
                 experiment = Experiment(
-                    mixer=mixer,
-                    mixer_config=override(find_mixer(mixer).Config, mixer_values),
+                    mixer=layer.mixer,
+                    mixer_config=layer.config,
                     task=task,
                     task_config=task_config,
                     difficulty=difficulty,
-                    shape=shape,
+                    shape=layer.shape,
                     protocol=protocol,
                     precision=precision,
                 )
@@ -206,6 +214,23 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     ]
 
 
+def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
+    """Options, and what is set of the mixers' and of the tasks' settings."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--preset", default="grid")
+    preset, task_preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    if "--list" in arguments:
+        preset = replace(preset, mixer=("all",))
+    options, mixer_values, task_values = parse(Options, preset, arguments)
+    _check(options)
+    return options, mixer_values, {**task_preset, **task_values}
+
+
+def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]) -> list[Choice]:
+    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    return choose_layers(expand(options.mixer, MIXERS), values, shape, options.match, say)
+
+
 def _try_to_build(experiment: Experiment) -> None:
     """Build the model once, so that what cannot be built is refused before anything is stored."""
     with torch.random.fork_rng(devices=[]):
@@ -216,7 +241,8 @@ def _try_to_build(experiment: Experiment) -> None:
 
 
 def _check(options: Options) -> None:
-    for name in ("mixer", "task", "lr", "weight_decay", "difficulty"):
+    needed = ("mixer", "lr", "weight_decay", "difficulty")
+    for name in needed if options.list else (*needed, "task"):
         if not getattr(options, name):
             raise ValueError(f"--{name.replace('_', '-')} is missing: give at least one value, or use --preset demo")
     at_least_one = ("seeds", "epochs", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")

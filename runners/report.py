@@ -11,9 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from optuna.trial import FrozenTrial
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixers.accounting import FOOTNOTE, HEADINGS, Costs, costs, short
 from runners.checkpoint import write_atomically, write_json
 from runners.ensemble import Run
 from runners.experiment import Experiment
@@ -85,7 +87,13 @@ class Summary:
             "chosen": self.chosen,
             "ceiling": asdict(self.ceiling),
             "chance": asdict(self.chance),
+            "costs": asdict(self.costs),
         }
+
+    @property
+    def costs(self) -> Costs:
+        """What one layer costs."""
+        return costs(self.experiment.layer, self.experiment.mixer_config, self.experiment.shape)
 
     def test(self, metric: str) -> Estimate | None:
         """A test metric of the chosen point."""
@@ -166,20 +174,34 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 
 def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
-    """One row an experiment: test accuracies of the chosen point beside the task's ceiling and chance."""
-    table = Table(title="test accuracy of the points chosen on validation", title_justify="left")
-    for heading in ("task", "mixer"):
-        table.add_column(heading)
-    for heading in ("sequence", "token", "ceiling", "chance"):
-        table.add_column(heading, justify="right")
+    """One row an experiment: test accuracies of the chosen point, the task's limits, what the layer costs."""
+    names, results, costs_of = [], [], []
     for s in summaries:
         label = s.experiment.task if s.experiment.difficulty == "baseline" else _setting(s)
         sequence, token = s.test("sequence_accuracy"), s.test("token_accuracy")
         accuracies = ("diverged", "") if sequence is None or token is None else (sequence.text(), token.text())
-        limits = [f"{a.sequence:.2g} / {a.token:.2g}" for a in (s.ceiling, s.chance)]
-        table.add_row(label, s.experiment.mixer, *accuracies, *limits)
-    console.print(table)
-    console.print("ceiling and chance: sequence / token accuracy")
+        limits = (f"{a.sequence:.2g} / {a.token:.2g}" for a in (s.ceiling, s.chance))
+        names.append([label, s.experiment.mixer])
+        results.append([*accuracies, *limits])
+        costs_of.append(s.costs.cells(short))
+    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token", "ceiling", "chance")
+    both = [[*result, *figures] for result, figures in zip(results, costs_of, strict=True)]
+    table = _table(title, (*headings, *HEADINGS), names, both)
+    if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+        console.print(table)
+    else:
+        console.print(_table(title, headings, names, results), _table("costs", HEADINGS, names, costs_of))
+    console.print(f"ceiling and chance: sequence / token accuracy\ncosts: {FOOTNOTE}")
+
+
+def _table(title: str, headings: Sequence[str], names: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> Table:
+    """Task and mixer of each row, then its figures."""
+    table = Table("task", "mixer", title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(*name, *row)
+    return table
 
 
 def _setting(summary: Summary) -> str:

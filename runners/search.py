@@ -30,6 +30,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from optuna_dashboard import save_note
 
+from mixers.accounting import costs
 from runners.checkpoint import load_tensors, save_tensors, write_json
 from runners.ensemble import Run
 from runners.experiment import Experiment
@@ -162,6 +163,7 @@ def train_available(
 
 def open_study(experiment: Experiment, store: Store) -> optuna.Study:
     """The experiment's study, made and described when it is new."""
+    note = describe(experiment)  # counts what the layer costs, too long for a lock
     with store.exclusive():
         study = optuna.create_study(
             storage=store.storage, study_name=experiment.name, direction="maximize", load_if_exists=True
@@ -172,7 +174,7 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
                 study.set_metric_names([METRIC_NAME])
             study.set_user_attr("config", experiment.to_dict())
             study.set_user_attr("results_folder", str(store.folder))
-            save_note(study, describe(experiment))
+            save_note(study, note)
             study.set_user_attr("fingerprint", experiment.fingerprint)
     home = study.user_attrs["results_folder"]
     if store.is_database and home != str(store.folder):
@@ -188,6 +190,7 @@ def finished(experiment: Experiment, store: Store) -> list[FrozenTrial]:
 def describe(experiment: Experiment) -> str:
     """The protocol in Markdown, shown beside the study in the dashboard."""
     protocol, task = experiment.protocol, experiment.instance
+    layer = costs(experiment.layer, experiment.mixer_config, experiment.shape)
     ceiling, chance = task.ceiling("test"), task.chance("test")
     steps = protocol.total_steps(experiment.task_config.train_examples)
     settings = "\n".join(
@@ -206,6 +209,8 @@ def describe(experiment: Experiment) -> str:
 The point is chosen on validation alone; the test split is read once for each finished trial.
 
 {settings}
+
+One layer: {layer.sentence()} (matrix products only).
 
 The value is {METRIC_NAME}: it orders trials by sequences right, then tokens right, then loss.
 Sequence / token accuracy on the test split: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f},

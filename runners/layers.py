@@ -1,0 +1,85 @@
+"""The layers of a command line with what they cost: the table of ``--list``, the widths of ``--match``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mixers.accounting import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
+from mixers.attention import Transformer
+from mixers.base import Layer, Shape
+from runners.experiment import find_mixer
+from runners.options import override
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A layer as it is to be built."""
+
+    mixer: str
+    config: Any
+    shape: Shape
+
+    @property
+    def layer(self) -> type[Layer]:
+        return find_mixer(self.mixer)
+
+    def costs(self) -> Costs:
+        """What one layer costs.
+
+        Raises:
+            ValueError: the layer cannot be built.
+        """
+        try:
+            return costs(self.layer, self.config, self.shape)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(f"cannot build mixer {self.mixer!r}: {error}") from error
+
+
+def choose_layers(
+    mixers: Sequence[str], values: dict[str, Any], shape: Shape, figure: Figure | None, say: Callable[[str], None]
+) -> list[Choice]:
+    """The named layers with the options given, and with ``figure`` as wide as meets the Transformer's.
+
+    Raises:
+        ValueError: a layer cannot meet it within 2%.
+    """
+    choices = [Choice(mixer=mixer, config=override(find_mixer(mixer).Config, values), shape=shape) for mixer in mixers]
+    if figure is None:
+        return choices
+    known = asdict(Transformer.Config())
+    reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
+    target = count(figure, Transformer, reference, shape)
+    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {FIGURES[figure][0]}, which others meet")
+    return [choice if choice.layer is Transformer else _matched(choice, figure, target, say) for choice in choices]
+
+
+def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], None]) -> Choice:
+    try:
+        shape, found = match(figure, target, choice.layer, choice.config, choice.shape)
+    except Exception as error:  # a user's layer may fail in any way while it is counted
+        raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
+    say(
+        f"{choice.mixer}: width {shape.width}, MLP {shape.mlp_width}: {found:,} {FIGURES[figure][0]}, "
+        f"{found / target - 1:+.1%}"
+    )
+    return Choice(mixer=choice.mixer, config=choice.config, shape=shape)
+
+
+def print_layers(choices: Sequence[Choice], console: Console) -> None:
+    """One row a layer: the paper it follows, its width, what it costs."""
+    table = Table(title="layers", title_justify="left", show_lines=True)
+    table.add_column("mixer", overflow="fold", min_width=20)
+    for heading in ("width / MLP", *HEADINGS):
+        table.add_column(heading, justify="right", no_wrap=True)
+    with console.status("counting") as status:
+        for choice in choices:
+            status.update(f"counting {choice.mixer}")
+            width = f"{choice.shape.width} / {choice.shape.mlp_width}"
+            name = Text.assemble(choice.mixer, (f"\n{choice.layer.paper}", "dim") if choice.layer.paper else "")
+            table.add_row(name, width, *choice.costs().cells())
+    console.print(table)
+    console.print(FOOTNOTE)

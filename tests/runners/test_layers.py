@@ -1,0 +1,153 @@
+"""What layers cost: the table of --list, the widths of --match, and the figures beside results."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mixers import MIXERS
+from mixers.accounting import FOOTNOTE
+from runners import mad
+from runners.mad import plan
+from runners.report import Summary, print_comparison
+from runners.search import describe
+from tasks.base import Accuracy
+
+HEADS = ["--mixer.heads", "2"]
+SMALL = ["--width", "16", "--mlp-width", "32", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        mad.main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Cells of each row of a table, by the first."""
+    cells = ([cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line)
+    return {first: rest for first, *rest in cells}
+
+
+def test_list_shows_the_whole_registry(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in set(MIXERS) - {"transformer", "lstm"}:
+        monkeypatch.delitem(MIXERS, name)
+    monkeypatch.chdir(tmp_path)
+    mad.main(["--list", *SMALL])
+    text = capsys.readouterr().out
+    table = rows(text)
+    flops = 2 * (4 * 16**2 + 2 * 16 * 32) + 4 * 128 * 16
+    figures = [4 * 16**2 + 2 * 16 * 32 + 4 * 16, 2 * 128 * 16, 2 * 1024 * 16, flops]
+    assert table["transformer"] == ["16 / 32", *(f"{figure:,}" for figure in figures)]
+    assert table["lstm"][2:4] == ["32", "32"]
+    assert "arXiv:1706.03762" in text
+    assert "matrix products" in text
+    assert not any(tmp_path.iterdir())
+
+
+def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    states = []
+    for heads in ("2", "4"):
+        mad.main(["--list", "--mixer", "linear-attention", "--mixer.heads", heads, *SMALL])
+        states.append(rows(capsys.readouterr().out)["linear-attention"][2])
+    assert states == [str(16 * 8 + 16), str(16 * 4 + 16)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--width", "0"], "--width 0 must be at least 1"),
+        (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer", "rt", "--width", "40"], "cannot build mixer 'rt': heads: 16 must divide the model width 40"),
+        (["--mixer", "lstm", *HEADS], "--mixer.heads does not apply to mixer lstm"),
+        (["--sped", "1"], "unknown option --sped"),
+        (["--match", "speed"], "--match"),
+    ],
+)
+def test_a_list_that_cannot_be_made_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in refused(capsys, "--list", *arguments)
+
+
+def test_match_widens_and_narrows_layers_and_says_so() -> None:
+    lines: list[str] = []
+    names = ["transformer", "rt", "linear-attention"]
+    command = ["--mixer", *names, "--task", "compression", "memorization", "--mixer.heads", "2", "--match", "flops"]
+    _, experiments = plan(command, lines.append)
+    shapes = {(e.mixer, e.shape.width, e.shape.mlp_width) for e in experiments}
+    assert shapes == {("transformer", 128, 512), ("rt", 124, 496), ("linear-attention", 132, 528)}
+    assert len({e.fingerprint for e in experiments}) == 6
+    assert lines[0] == "transformer: width 128, MLP 512: 58,720,256 FLOPs at N = 128, which others meet"
+    assert [line.partition(":")[0] for line in lines] == names
+    for line in lines[1:]:
+        assert re.search(r"width 1\d\d, MLP \d+: [\d,]+ FLOPs at N = 128, \+[01]\.\d%$", line)
+
+
+def test_match_takes_the_transformer_as_reference_even_if_it_is_not_trained() -> None:
+    lines: list[str] = []
+    command = ["--mixer", "lstm", "--task", "compression", "--width", "64", "--mlp-width", "256", "--match", "params"]
+    (experiment,) = plan(command, lines.append)[1]
+    target = 4 * 64**2 + 2 * 64 * 256 + 4 * 64
+    width, hidden = experiment.shape.width, experiment.shape.mlp_width
+    assert abs((9 * width**2 + 2 * width * hidden + 6 * width) / target - 1) <= 0.02
+    assert hidden == 4 * width
+    assert f"{target:,} parameters" in lines[0]
+
+
+def test_what_cannot_be_matched_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--mixer", "lstm", "--task", "compression", *SMALL, "--match", "state", "--out", str(tmp_path / "out")]
+    error = refused(capsys, *command, "--mixer", "lstm")
+    assert "--match state: lstm: no width up to 128 meets" in error
+    assert "the nearest, 128, has 256" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    task = ["--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"]
+    command = ["--mixer", "transformer", "linear-attention", "--task", "in-context-recall", *task, *SMALL, *HEADS]
+    mad.main([*command, "--evaluations", "1", "--steps", "2", "--lr", "1e-3", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    comparison = text[text.index("test accuracy of the points") :]
+    assert FOOTNOTE in comparison
+    last = {line.split("│")[2].strip(): line for line in comparison.splitlines() if line.startswith("│")}
+    assert re.search(r"2\.11k │ +4\.10k │ +32\.8k │ +12\.3k │$", last["transformer"])
+    (path,) = tmp_path.glob("studies/linear-attention*/summary.json")
+    costs = json.loads(path.read_text())["costs"]
+    assert costs["state_floats"] == {"128": 144, "1024": 144}
+    assert costs["parameters"] == 4 * 16**2 + 2 * 16 * 32 + 2 * 16
+    assert list(costs["flops_per_token"]) == ["128"]
+
+
+def test_the_note_of_a_study_states_the_costs() -> None:
+    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
+    assert "2,112 parameters; state 4,096 floats after 128 positions" in describe(experiment)
+
+
+@pytest.mark.parametrize(("width", "tables"), [(60, 2), (80, 2), (160, 1)])
+def test_a_narrow_terminal_gets_the_costs_in_a_table_of_their_own(width: int, tables: int) -> None:
+    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
+    none = Accuracy(sequence=1.0, token=1.0)
+    summary = Summary(
+        experiment=replace(experiment), points=[], chosen=None, chosen_trial=None, ceiling=none, chance=none
+    )
+    console = Console(width=width, file=io.StringIO())
+    print_comparison([summary], console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.count("┏") == tables
+    assert "12.3k" in text
