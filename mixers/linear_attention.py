@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from einops import rearrange
 from torch import Tensor
-from torch.nn import functional as F
 
 from mixers.base import MixerLayer, Shape, State, check_heads, linear
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+from mixers.matrix_recurrence import at_least_float32, matrix_recurrence, matrix_step
 
 
 class LinearAttention(MixerLayer):
@@ -39,8 +39,7 @@ class LinearAttention(MixerLayer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD)
         a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK)
-        weight_BTH1 = (q_BTHK * k_BTHK.cumsum(1)).sum(-1, keepdim=True)
-        return self.out(rearrange(a_BTHK / weight_BTH1, "b t h k -> b t (h k)"))
+        return self.out(normalised(a_BTHK, q_BTHK, k_BTHK.cumsum(1)).flatten(2))
 
     def init_state(self, batch: int) -> State:
         heads, weight = self.config.heads, self.q.weight
@@ -51,9 +50,19 @@ class LinearAttention(MixerLayer):
         q_BHK, k_BHK, v_BHK = self._project(x_BD)
         a_BHK, S_BHKK = matrix_step(state["S"], q_BHK, k_BHK, v_BHK)
         sum_BHK = state["k"] + k_BHK
-        weight_BH1 = (q_BHK * sum_BHK).sum(-1, keepdim=True)
-        return self.out((a_BHK / weight_BH1).flatten(1)), {"S": S_BHKK, "k": sum_BHK}
+        return self.out(normalised(a_BHK, q_BHK, sum_BHK).flatten(1)), {"S": S_BHKK, "k": sum_BHK}
 
     def _project(self, x: Tensor) -> list[Tensor]:
-        q, k, v = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1, self.v(x)
+        q, k, v = features(self.q(x)), features(self.k(x)), self.v(x)
         return [rearrange(y, "... (h k) -> ... h k", h=self.config.heads) for y in (q, k, v)]
+
+
+def features(y: Tensor) -> Tensor:
+    """elu + 1, at least float32, and without the subtraction that would round small features to 0."""
+    y = at_least_float32(y)
+    return torch.where(y > 0, y + 1, y.clamp(max=0).exp())
+
+
+def normalised(a: Tensor, q: Tensor, k_sum: Tensor) -> Tensor:
+    """Outputs (..., H, K) divided by the sum of their weights, which is 0 where all features of a head vanish."""
+    return a / (q * k_sum).sum(-1, keepdim=True).clamp(min=1e-6)

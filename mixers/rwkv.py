@@ -48,6 +48,8 @@ class RWKV(MixerLayer):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
+        if shape.width // config.heads < 2:
+            raise ValueError(f"heads: {config.heads} leave heads of size 1, of which their norm leaves nothing")
         for name, value in vars(config).items():
             if value < 1:
                 raise ValueError(f"{name}: {value} must be at least 1")
@@ -70,8 +72,8 @@ class RWKV(MixerLayer):
 class RWKV6(RWKV):
     """Finch: linear attention with a decay of each key channel and a token shift that the input sets, and a bonus u.
 
-    o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. Positions are told apart
-    by the decays and the token shift.
+    o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T; d is cut off at
+    5, where a decay is 0 in float32. Positions are told apart by the decays and the token shift.
     """
 
     paper: ClassVar[str] = "Peng et al. 2024, arXiv:2404.05892"
@@ -119,7 +121,7 @@ class RWKV6(RWKV):
         r, k, v, gate, decay = (
             self.get_submodule(name)(x + change * self.shifts[name](guide)) for name in ("r", "k", "v", "gate", "decay")
         )
-        r, k, v, log_decay = (self.heads(y) for y in (r, k, v, -at_least_float32(decay).exp()))
+        r, k, v, log_decay = (self.heads(y) for y in (r, k, v, -at_least_float32(decay).clamp(max=5).exp()))
         return (r, k, v, log_decay), F.silu(gate)
 
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import io
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import field, fields, make_dataclass, replace
@@ -72,7 +73,14 @@ def find_task(name: str) -> Any:
 
 
 def override(config_class: type, values: dict[str, Any]) -> Any:
-    """``config_class`` with its defaults, but for ``values``."""
+    """``config_class`` with its defaults, but for ``values``.
+
+    Raises:
+        ValueError: a value is infinite or not a number.
+    """
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
     return replace(config_class(), **values)
 
 

@@ -28,8 +28,8 @@ from tasks.metrics import Counts, count, score
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 ELEMENTS_PER_FORWARD = {"cpu": 2**26, "cuda": 2**31}
 """Size in elements of the largest tensor that an evaluation may make at once."""
-ELEMENTS_PER_TOKEN = 2_048
-"""Least size of that tensor per token: attention weights of 16 heads over 128 positions."""
+ELEMENTS_PER_TOKEN = 8_192
+"""Least size of that tensor per token: Mamba's scan holds two of 256 channels with 16 states."""
 
 
 @dataclass(frozen=True, kw_only=True)

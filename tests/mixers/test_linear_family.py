@@ -11,6 +11,7 @@ from mixers.base import MixerLayer, Shape
 from mixers.convolution import ShortConvolution
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.gla import GatedLinearAttention
+from mixers.linear_attention import LinearAttention
 from mixers.mamba2 import Mamba2
 from mixers.retnet import RetNet
 from mixers.rwkv import RWKV6, RWKV7
@@ -222,6 +223,7 @@ def test_short_convolution_equals_that_of_pytorch(length: int, size: int, bias: 
         (Mamba2, {"heads": 2, "state_size": 0}, "state_size: 0 must be at least 1"),
         (DeltaNet, {"heads": 2, "convolution": 0}, "convolution size: 0 must be at least 1"),
         (RWKV7, {"heads": 2, "rank": 0}, "rank: 0 must be at least 1"),
+        (RWKV7, {"heads": 8}, "heads: 8 leave heads of size 1"),
         (RWKV6, {"heads": 2, "shift_rank": 0}, "shift_rank: 0 must be at least 1"),
         (GatedLinearAttention, {"heads": 2, "gate_rank": 0}, "gate_rank: 0, gate_temperature: 16.0: give both > 0"),
     ],
@@ -229,3 +231,25 @@ def test_short_convolution_equals_that_of_pytorch(length: int, size: int, bias: 
 def test_bad_settings_are_refused(layer: type[MixerLayer], values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer(layer.Config(**values), Shape(width=WIDTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_attention_is_finite_where_all_features_of_a_head_vanish(dtype: torch.dtype) -> None:
+    """Heads of one channel and weights 50 times as large: features under 1e-40 or rounded to 0 in many positions."""
+    torch.manual_seed(0)
+    layer = LinearAttention(LinearAttention.Config(heads=WIDTH), Shape(width=WIDTH))
+    for projection in (layer.q, layer.k):
+        projection.weight.data *= 50
+    x_BTD = sequence(64)[None].float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        z_BTD = layer(x_BTD)
+    (gradient,) = torch.autograd.grad(z_BTD.sum(), x_BTD)
+    assert z_BTD.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_rwkv6_has_finite_gradients_at_the_strongest_decays() -> None:
+    layer = build(RWKV6)
+    layer.decay.bias_D.data.fill_(1000.0)
+    x_BTD = sequence()[None].requires_grad_()
+    assert torch.autograd.grad(layer(x_BTD).square().sum(), x_BTD)[0].isfinite().all()
