@@ -103,6 +103,7 @@ def test_transformer_xl_is_masked_relative_attention(segment: int, length: int) 
             weights = torch.stack(logits, 1).softmax(1)
             heads.append(torch.einsum("bj,bjk->bk", weights, v[:, js.start : js.stop, at]))
         expected.append(torch.cat(heads, 1))
+    # position codes are float32
     torch.testing.assert_close(layer(x), layer.finish(x, torch.stack(expected, 1)), rtol=1e-6, atol=1e-6)
 
 

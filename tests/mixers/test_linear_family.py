@@ -149,6 +149,7 @@ def test_deltanet_overwrites_the_value_under_a_key() -> None:
         _, state = layer.mix_one(x_D[None], state)
         _, k, v = F.silu(layer.convolution.weight_DW[:, 0] * layer.qkv(x_D)).view(3, HEADS, SIZE)
         returned = torch.einsum("hkv,hk->hv", state["S"][0], F.normalize(k, dim=-1))
+        # keys are of length one up to an eps of 1e-6
         torch.testing.assert_close(returned, v, rtol=1e-4, atol=1e-4)
 
 
