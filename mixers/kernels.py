@@ -497,10 +497,11 @@ def _cast(weight: Tensor, like: Tensor) -> Tensor:
 def rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
     """Float32 sum over all rows of ``left_i right_j`` (R, I, J); operands (R, B, ..., I) and (R, B, ..., J).
 
-    One run is too small a product to fill a GPU: its sequences are split in groups that are summed afterwards.
+    A small product does not fill a GPU: its sequences are split in groups that are summed afterwards.
     """
     R, B = left_RNI.shape[:2]
-    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or R * n <= 64))
+    size = R * max(left_RNI.shape[-1] * right_RNJ.shape[-1], 2**16)
+    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or n * size <= 2**22))
     left, right = (y.reshape(R * groups, -1, y.shape[-1]) for y in (left_RNI, right_RNJ))
     if left.is_cuda and left.dtype != torch.float32:
         out = torch.bmm(left.mT, right, out_dtype=torch.float32)

@@ -461,7 +461,7 @@ def triton_forward(
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
-    wo, up, down, wk, wv = _linear(weights, dtype)
+    wo, up, down, wk, wv = as_operands(weights, dtype)
     slopes = slopes_H.to(x)
     loop, _, chunks = _tiles(B, R, D, H, dtype)
     C = loop["C"]
@@ -471,7 +471,7 @@ def triton_forward(
     lse = x.new_empty(R, B, T, H)
     m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
     o = x.new_empty(R, B, C, D)
-    mlp_norm, kv_norm, k_norm = _gains(weights)
+    mlp_norm, kv_norm, k_norm = gains(weights)
     for start in range(0, T, C):
         stop = min(start + C, T)
         past_fwd_kernel[(R * B * H // chunks["G"],)](q, kt, vt, k, v, slopes, m, l, o, T, start, stop, **chunks)
@@ -500,7 +500,7 @@ def triton_backward(
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     a, lse, u, g, slope, raw, k, v = saved
-    wo, up, down, wk, wv = _linear(weights, dtype)
+    wo, up, down, wk, wv = as_operands(weights, dtype)
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
     _, loop, chunks = _tiles(B, R, D, H, dtype)
@@ -512,7 +512,7 @@ def triton_backward(
     delta = torch.empty_like(lse)
     dk, dv = dz.new_empty(R, B, C, D), dz.new_empty(R, B, C, D)
     dgain = dz.new_empty(R, triton.cdiv(T, C) * programs, 3, D)
-    mlp_norm, kv_norm, k_norm = _gains(weights)
+    mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
         past_bwd_kernel[(groups,)](q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, **chunks)
@@ -538,13 +538,13 @@ def triton_backward(
     return dx, dq, dkt, dvt, gradients
 
 
-def _linear(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
+def as_operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
     """wo, up, down, wk, wv in the dtype of the products. Cast in both passes: saving them would return inputs."""
     linear = (weights.wo_DD, weights.up_FD, weights.down_DF, weights.wk_DD, weights.wv_DD)
     return [w.to(dtype).contiguous() for w in linear]
 
 
-def _gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Gains of the three norms; where a norm is absent, any tensor, for the kernels take a pointer."""
     mlp_norm = weights.mlp_norm_D.contiguous()
     kv_norm, k_norm = (

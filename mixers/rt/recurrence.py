@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.tiled import tiled_backward, tiled_forward
 from mixers.runs import Method, Optionals, Tensors, over_runs
 
-Implementation = Literal["auto", "naive", "tiled", "triton"]
+Implementation = Literal["auto", "naive", "tiled", "chunked", "triton"]
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,12 @@ def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
     """A forward and backward pass as an operation on x, q, k, v and the weights; see ``mixers.rt.tiled``."""
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
+    elif name == "chunked":
+        from mixers.rt import chunked  # Triton is not there on every platform
+
+        run_forward, run_backward = chunked.chunked_forward, chunked.chunked_backward
     else:
-        from mixers.rt import kernels  # Triton is not there on every platform
+        from mixers.rt import kernels
 
         run_forward, run_backward = kernels.triton_forward, kernels.triton_backward
 
@@ -63,28 +67,29 @@ def recurrence(
 def choose(implementation: Implementation, q_BTD: Tensor, hidden: int, heads: int, block: int) -> str:
     """Name of the implementation that runs.
 
-    ``auto`` is ``triton`` on a GPU in bfloat16, where it is the fastest, and ``tiled`` elsewhere. Where the kernels do
-    not support a shape, ``tiled`` runs and the log says why, once.
+    ``auto`` is the fastest: on a GPU in bfloat16 ``triton`` for the small shapes it supports, ``chunked`` for others,
+    ``tiled`` elsewhere. Where kernels do not support a shape, ``tiled`` runs and the log says why, once.
     """
+    unsupported = partial(_unsupported, q_BTD=q_BTD, hidden=hidden, heads=heads, block=block)
     if implementation == "auto":
-        wanted = q_BTD.is_cuda and q_BTD.dtype == torch.bfloat16
-        implementation = "triton" if wanted else "tiled"
-    if implementation == "triton":
-        reason = _unsupported(q_BTD.shape[-1], heads, hidden, q_BTD.shape[-2], block, q_BTD.dtype, q_BTD.device)
-        if reason is not None:
-            _log_once(f"Recurrent Transformer: tiled in place of triton: no kernel for {reason}")
+        if not (q_BTD.is_cuda and q_BTD.dtype == torch.bfloat16):
             return "tiled"
+        implementation = "chunked" if unsupported("triton") else "triton"
+    if implementation in ("chunked", "triton") and (reason := unsupported(implementation)):
+        _log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
+        return "tiled"
     return implementation
 
 
-def _unsupported(
-    width: int, heads: int, hidden: int, length: int, block: int, dtype: torch.dtype, device: torch.device
-) -> str | None:
+def _unsupported(implementation: str, q_BTD: Tensor, hidden: int, heads: int, block: int) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "this platform (Triton is not installed)"
-    from mixers.rt import kernels
+    from mixers.rt import chunked, kernels
 
-    return kernels.unsupported(width, heads, hidden, length, block, dtype, device)
+    length, width = q_BTD.shape[-2:]
+    if implementation == "chunked":
+        return chunked.unsupported(width, heads, block, q_BTD.dtype, q_BTD.device)
+    return kernels.unsupported(width, heads, hidden, length, block, q_BTD.dtype, q_BTD.device)
 
 
 @cache

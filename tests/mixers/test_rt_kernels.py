@@ -1,4 +1,4 @@
-"""The fused kernels of the Recurrent Transformer against the oracle in float64: outputs and every gradient."""
+"""The kernels of the Recurrent Transformer against the oracle in float64: outputs and every gradient."""
 
 import pytest
 import torch
@@ -7,11 +7,17 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
+from mixers.rt import chunked  # noqa: E402
 from mixers.rt.kernels import triton_backward, triton_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
+from mixers.rt.recurrence import choose  # noqa: E402
 
 SCALE = 0.7
+METHODS = {
+    "triton": (triton_forward, triton_backward),
+    "chunked": (chunked.chunked_forward, chunked.chunked_backward),
+}
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -62,12 +68,14 @@ def oracle(inputs: Inputs, dtype: torch.dtype = torch.float64, autocast: bool = 
     return [z.detach(), *torch.autograd.grad(z, wrt, dz.to(z.dtype), materialize_grads=True)]
 
 
-def kernels(inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
+@torch.no_grad()
+def kernels(inputs: Inputs, dtype: torch.dtype, name: str = "triton") -> list[Tensor]:
     (x, q, k, v, dz), weights, slopes = inputs
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
-    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+    forward, backward = METHODS[name]
+    z, saved = forward(x, q, k, v, weights, slopes, SCALE, 1)
+    *gradients, dweights = backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
@@ -75,9 +83,9 @@ def error(y: Tensor, reference: Tensor) -> float:
     return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
 
 
-def check_float32(inputs: Inputs) -> None:
+def check_float32(inputs: Inputs, method: str = "triton") -> None:
     (*_, dz), weights, _ = inputs
-    for name, got, want in zip(names(weights), kernels(inputs, torch.float32), oracle(inputs), strict=True):
+    for name, got, want in zip(names(weights), kernels(inputs, torch.float32, method), oracle(inputs), strict=True):
         assert got.dtype == torch.float32
         assert got.shape == want.shape
         if want.any():
@@ -110,6 +118,29 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
     check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
 
 
+@interpreted
+@pytest.mark.parametrize(
+    ("R", "B", "T", "D", "H", "F", "kv_norm", "k_norm"),
+    [
+        (1, 1, 1, 32, 2, 32, True, True),
+        (1, 2, 19, 48, 3, 40, True, True),
+        (2, 1, 17, 32, 1, 64, False, True),
+        (1, 1, 35, 32, 2, 32, True, False),
+    ],
+)
+def test_chunked_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
+    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm), "chunked")
+
+
+def test_chunked_says_why_it_is_unsupported() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert chunked.unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(chunked.unsupported(1408, 22, 4, torch.bfloat16, cuda))
+    assert "16 heads of width 1408" in str(chunked.unsupported(1408, 16, 1, torch.bfloat16, cuda))
+    assert "float64" in str(chunked.unsupported(1408, 22, 1, torch.float64, cuda))
+    assert "cpu" in str(chunked.unsupported(1408, 22, 1, torch.bfloat16, cpu))
+
+
 def test_unsupported_says_why() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert unsupported(128, 16, 512, 220, 1, torch.bfloat16, cuda) is None
@@ -135,6 +166,14 @@ SHAPES = [
     (3, 1, 100, 256, 32, 1024),
     (1, 37, 128, 256, 4, 512),
 ]
+WIDE = [
+    (1, 1, 1, 192, 3, 768),
+    (1, 2, 1024, 320, 5, 640),
+    (1, 33, 63, 704, 11, 2816),
+    (3, 5, 100, 256, 4, 512),
+    (1, 3, 40, 2048, 32, 4096),
+    (1, 17, 50, 512, 4, 1000),
+]
 
 
 @on_gpu
@@ -147,11 +186,22 @@ def test_gpu_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
 
 @on_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), SHAPES)
-def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int) -> None:
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), WIDE)
+@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, False)])
+def test_gpu_chunked_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
+    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm), "chunked")
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "R", "B", "T", "D", "H", "F"),
+    [*(("triton", *shape) for shape in SHAPES), *(("chunked", *shape) for shape in WIDE)],
+)
+def test_gpu_bfloat16(method: str, R: int, B: int, T: int, D: int, H: int, F: int) -> None:
     inputs = draw(R, B, T, D, H, F)
     want, naive = oracle(inputs), oracle(inputs, torch.float32, autocast=True)
-    got, again = kernels(inputs, torch.bfloat16), kernels(inputs, torch.bfloat16)
+    got, again = (kernels(inputs, torch.bfloat16, method) for _ in range(2))
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
         assert torch.equal(y, y_again), f"{name} is not repeatable"
         assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
@@ -174,14 +224,16 @@ def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
 
 @on_gpu
 @pytest.mark.gpu
-def test_gpu_graph() -> None:
-    (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 16, 512)
+@pytest.mark.parametrize("method", METHODS)
+def test_gpu_graph(method: str) -> None:
+    (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 4, 512)
     x, q, k, v, dz, slopes = (y.float() for y in (x, q, k, v, dz, slopes))
     weights = Weights._make(None if w is None else w.float() for w in weights)
+    forward, backward = METHODS[method]
 
     def call() -> list[Tensor]:
-        z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
-        *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+        z, saved = forward(x, q, k, v, weights, slopes, SCALE, 1)
+        *gradients, dweights = backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
         return [z, *gradients, *(w for w in dweights if w is not None)]
 
     want = call()
@@ -197,7 +249,7 @@ def test_gpu_graph() -> None:
 def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> None:
     shape = Shape(width=64, mlp_width=64)
     gradients = {}
-    for implementation in ("naive", "triton"):
+    for implementation in ("naive", *METHODS):
         layers = []
         for seed in range(2):
             torch.manual_seed(seed)
@@ -207,5 +259,16 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> Non
         x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
         z = torch.func.vmap(lambda p, y, layer=layers[0]: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients[implementation] = [z, *torch.autograd.grad(z.square().sum(), list(params.values()))]
-    for got, want in zip(gradients["triton"], gradients["naive"], strict=True):
-        assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want)
+    for method in METHODS:
+        for got, want in zip(gradients[method], gradients["naive"], strict=True):
+            assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want), method
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_gpu_auto_takes_the_kernels_made_for_the_width() -> None:
+    narrow, wide = (torch.zeros(1, 4, width, device="cuda", dtype=torch.bfloat16) for width in (128, 1024))
+    assert choose("auto", narrow, 512, 16, 1) == "triton"
+    assert choose("auto", wide, 4096, 16, 1) == "chunked"
+    assert choose("auto", wide, 4096, 16, 2) == "tiled"
+    assert choose("auto", wide.float(), 4096, 16, 1) == "tiled"
