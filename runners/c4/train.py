@@ -33,7 +33,7 @@ from runners.c4.data import Corpus, load_tokenizer
 from runners.c4.distributed import World, distribute, gradients_together, whole
 from runners.c4.downstream import evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
-from runners.c4.model import build, flops_per_token, token_losses
+from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
 from runners.checkpoint import write_atomically, write_json
 
@@ -83,7 +83,7 @@ class Objective(nn.Module):
         self.model, self.recompute = model, recompute
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return token_losses(self.model, tokens_BT, self.recompute).mean()
+        return mean_loss(self.model, tokens_BT, self.recompute)
 
 
 def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
