@@ -14,6 +14,15 @@ from mixers.base import Layer, RMSNorm, Shape, State, linear
 from mixers.deep import DeepLayer
 
 
+class Stack(nn.ModuleList):
+    """Layers on top of each other."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        for layer in self:
+            x_BTD = layer(x_BTD)
+        return x_BTD
+
+
 class Backbone(nn.Module, ABC):
     """Token embedding, L layers of one kind, and a final norm; subclasses read the logits out.
 
@@ -24,7 +33,7 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, shape.width)
         count = 1 if issubclass(layer, DeepLayer) else shape.layers
-        self.layers = nn.ModuleList(layer(config, shape) for _ in range(count))
+        self.layers = Stack(layer(config, shape) for _ in range(count))
         self.norm = RMSNorm(shape.width)
 
     @property
@@ -34,10 +43,7 @@ class Backbone(nn.Module, ABC):
 
     def encode(self, tokens_BT: Tensor) -> Tensor:
         """Normalised outputs (B, T, D) of the last layer."""
-        x_BTD = self.embedding(tokens_BT)
-        for layer in self.stack:
-            x_BTD = layer(x_BTD)
-        return self.norm(x_BTD)
+        return self.norm(self.layers(self.embedding(tokens_BT)))
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
-"""The Recurrent Transformer's recurrence for wide models: two levels of time, products by the library, the rest fused.
+"""The Recurrent Transformer's recurrence for wide models: three levels of time, the library's products, the rest fused.
 
-For models whose products fill a GPU (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). Time is split in chunks.
-At the start of a chunk one kernel lets its queries attend to all earlier chunks; then the positions of the chunk follow
-one another, and only the keys of the chunk itself remain. A position is four matrix products and four kernels between
-them: attention and the pair before it; residual and norm; GELU; residual and norm. The backward mirrors this from the
-last position to the first with as many of each. What does not wait for the next position back (weight gradients,
-gradients of queries and temporary pairs) are products over all positions after the loop. No atomics: results repeat
-bitwise. Thousands of small launches: meant to be captured in a CUDA graph.
+For models whose products fill a GPU (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). Time is split in chunks,
+these in groups. At the start of a group one kernel lets its queries attend to all earlier groups, at the start of a
+chunk another to the group's earlier chunks; then the positions of the chunk follow one another, and only the keys of
+the chunk itself remain. A position is four matrix products and five kernels between them: attention; residual and
+norm; GELU; residual and norm; the persistent pair. The backward mirrors this from the
+last position to the first with as many of each. What does not wait for the next position back are products over all
+positions, before and after that loop: of what the loop needs from the forward only outputs, attention outputs and
+persistent pairs are kept (10 bytes a channel in bfloat16, beside inputs), and the rest is computed again. No atomics:
+results repeat bitwise. Thousands of small launches: meant to be captured in a CUDA graph.
 
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); rows are sequences of all runs.
 Logits are kept in units of log2. Buffers named ``now`` hold one position of all rows.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,98 +22,87 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.kernels import EPS, LOG2E, MASKED, norm_fwd_kernel, normal_cdf, rms, rms_bwd, rows_product
+from mixers.kernels import LOG2E, MASKED, norm_fwd_kernel, normal_cdf, rms, rms_bwd, rows_product
 from mixers.rt.kernels import as_operands, gains, past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
 from mixers.rt.naive import Weights
 
 CHUNK = 16
+CHUNKS = 64
+"""Positions of the chunks, and of the groups of chunks that are shown what came before them together."""
 HEAD_DIMS = (16, 32, 64, 128)
 
 # Tiles, the fastest of those tried on an H200.
-PAST: dict[str, Any] = {"G": 1, "J": 64, "num_warps": 1}
+PAST: dict[str, Any] = {"C": CHUNKS, "S": CHUNKS, "G": 1, "J": 64, "FIRST": True, "num_warps": 4}
+GROUP: dict[str, Any] = {"C": CHUNK, "S": CHUNKS, "G": 1, "J": 16, "FIRST": False, "num_warps": 1}
 QUERY_BWD: dict[str, Any] = {"C": 64, "G": 1, "J": 64, "num_warps": 4}
-ATTEND_FWD: dict[str, Any] = {"G": 1, "num_warps": 1}
-ATTEND_BWD: dict[str, Any] = {"J": 4, "STAGES": 1, "num_warps": 4}
+ATTEND: dict[str, Any] = {"C": CHUNK, "S": CHUNKS, "G": 1, "num_warps": 1}
 ROW: dict[str, Any] = {"num_warps": 4}
 GELU: dict[str, Any] = {"W": 1024, "num_warps": 4}
 
 
-@triton.jit(do_not_specialize=["B", "T", "start", "t"])
+@triton.jit(do_not_specialize=["T", "base", "start", "t"])
 def attend_fwd_kernel(
-    q_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr, now_ptr, gain_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, a_now_ptr,
-    B, T, start, t,
-    D: tl.constexpr, E: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr,
-    K_NORM: tl.constexpr, PAIR: tl.constexpr, ATTEND: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr, a_ptr, lse_ptr, now_ptr, T, base, start, t,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """G heads of a row: the pair of position t - 1 (PAIR), then attention of position t to its chunk (ATTEND).
+    """Position t of G heads of a row attends to its chunk's positions before it; the result also goes into now.
 
-    ``now`` has the products k, v (2 D) of position t - 1; a program reads all of k for the norm's statistic, and
-    finishes the channels of its heads.
+    The state of earlier chunks is kept for S positions from ``base`` on.
     """
     H: tl.constexpr = D // K
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * G + tl.arange(0, G)
     hk_GK = head[:, None] * K + tl.arange(0, K)[None, :]
     live_G1 = (head < H)[:, None]
-    cd = k_ptr.dtype.element_ty
-    # All that is there already is read at first, so that a program waits for memory once.
-    if PAIR:
-        k_GK = tl.load(now_ptr + row * 2 * D + hk_GK, live_G1, 0.0).to(tl.float32)
-        v_GK = tl.load(now_ptr + row * 2 * D + D + hk_GK, live_G1, 0.0)
-        if K_NORM:
-            e = tl.arange(0, E)
-            raw_E = tl.load(now_ptr + row * 2 * D + e, e < D, 0.0).to(tl.float32)
-            gain_GK = tl.load(gain_ptr + row // B * D + hk_GK, live_G1, 0.0)
-    if ATTEND:
-        slope_G = tl.load(slopes_ptr + head, head < H, 0.0) * LOG2E
-        q_GK = tl.load(q_ptr + (row * T + t) * D + hk_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
-        at_G = (row * C + t - start) * H + head
-        m_G = tl.load(m_ptr + at_G, head < H, 0.0)
-        l_G = tl.load(l_ptr + at_G, head < H, 1.0)
-        o_GK = tl.load(o_ptr + (row * C + t - start) * D + hk_GK, live_G1, 0.0)
-        if PAIR:
-            j = start + tl.arange(0, C)
-            past_C = j < t - 1
-            at_GCK = (row * T + j[None, :, None]) * D + hk_GK[:, None, :]
-            past_GCK = past_C[None, :, None] & live_G1[:, :, None]
-            k_GCK = tl.load(k_ptr + at_GCK, past_GCK, 0.0)
-            v_GCK = tl.load(v_ptr + at_GCK, past_GCK, 0.0)
-    if PAIR:
-        at_GK = (row * T + t - 1) * D + hk_GK
-        if K_NORM:
-            tl.store(raw_ptr + at_GK, k_GK.to(cd), live_G1)
-            k_GK *= tl.rsqrt(tl.sum(raw_E * raw_E, 0) / D + EPS) * gain_GK
-        k_GK = k_GK.to(cd)
-        tl.store(k_ptr + at_GK, k_GK, live_G1)
-        tl.store(v_ptr + at_GK, v_GK, live_G1)
-    if ATTEND:
-        if PAIR:
-            s_G = tl.sum(q_GK * k_GK.to(tl.float32), 1) - slope_G
-            s_GC = tl.sum(q_GK[:, None, :] * k_GCK.to(tl.float32), 2) + slope_G[:, None] * (j - t)[None, :]
-            s_GC = tl.where(past_C[None, :], s_GC, MASKED)
-            top_G = tl.maximum(tl.maximum(m_G, s_G), tl.max(s_GC, 1))
-            p_G, p_GC, shrink_G = tl.exp2(s_G - top_G), tl.exp2(s_GC - top_G[:, None]), tl.exp2(m_G - top_G)
-            l_G = l_G * shrink_G + p_G + tl.sum(p_GC, 1)
-            o_GK = o_GK * shrink_G[:, None] + p_G[:, None] * v_GK.to(tl.float32)
-            o_GK += tl.sum(p_GC[:, :, None] * v_GCK.to(tl.float32), 1)
-            m_G = top_G
-        a_GK = (o_GK / l_G[:, None]).to(cd)
-        tl.store(a_ptr + (row * T + t) * D + hk_GK, a_GK, live_G1)
-        tl.store(a_now_ptr + row * D + hk_GK, a_GK, live_G1)
-        tl.store(lse_ptr + (row * T + t) * H + head, m_G + tl.log2(l_G), head < H)
+    j = start + tl.arange(0, C)
+    at_CGK = (row * T + j[:, None, None]) * D + hk_GK[None, :, :]
+    past_CGK = (j < t)[:, None, None] & live_G1[None, :, :]
+    k_CGK = tl.load(k_ptr + at_CGK, past_CGK, 0.0)
+    v_CGK = tl.load(v_ptr + at_CGK, past_CGK, 0.0)
+    q_GK = tl.load(q_ptr + (row * T + t) * D + hk_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
+    slope_G = tl.load(slopes_ptr + head, head < H, 0.0) * LOG2E
+    at_G = (row * S + t - base) * H + head
+    m_G = tl.load(m_ptr + at_G, head < H, 0.0)
+    l_G = tl.load(l_ptr + at_G, head < H, 1.0)
+    o_GK = tl.load(o_ptr + (row * S + t - base) * D + hk_GK, live_G1, 0.0)
+    s_CG = tl.sum(q_GK[None, :, :] * k_CGK.to(tl.float32), 2) + slope_G[None, :] * (j - t)[:, None]
+    s_CG = tl.where((j < t)[:, None], s_CG, MASKED)
+    top_G = tl.maximum(m_G, tl.max(s_CG, 0))
+    p_CG, shrink_G = tl.exp2(s_CG - top_G[None, :]), tl.exp2(m_G - top_G)
+    l_G = l_G * shrink_G + tl.sum(p_CG, 0)
+    o_GK = o_GK * shrink_G[:, None] + tl.sum(p_CG[:, :, None] * v_CGK.to(tl.float32), 0)
+    a_GK = o_GK / l_G[:, None]
+    tl.store(a_ptr + (row * T + t) * D + hk_GK, a_GK, live_G1)
+    tl.store(now_ptr + row * D + hk_GK, a_GK, live_G1)
+    tl.store(lse_ptr + (row * T + t) * H + head, top_G + tl.log2(l_G), head < H)
 
 
 @triton.jit(do_not_specialize=["B", "T", "t"])
-def add_norm_fwd_kernel(
-    x_ptr, y_ptr, gain_ptr, u_ptr, n_ptr, B, T, t, scale, D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr
+def pair_fwd_kernel(
+    now_ptr, gain_ptr, k_ptr, v_ptr, B, T, t, D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """Position t of a row: u = x + scale y for ``y`` of now, and its norm n into now."""
+    """The pair of position t of a row from the products k, v (2 D) of now."""
     row = tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
-    at_1E = (row * T + t) * D + e_1E
+    k_1E = tl.load(now_ptr + row * 2 * D + e_1E, e_1E < D, 0.0).to(tl.float32)
+    v_1E = tl.load(now_ptr + row * 2 * D + D + e_1E, e_1E < D, 0.0)
+    if NORM:
+        k_1E *= rms(k_1E, D)[:, None] * tl.load(gain_ptr + row // B * D + e_1E, e_1E < D, 0.0)
+    tl.store(k_ptr + (row * T + t) * D + e_1E, k_1E, e_1E < D)
+    tl.store(v_ptr + (row * T + t) * D + e_1E, v_1E, e_1E < D)
+
+
+@triton.jit(do_not_specialize=["B"])
+def add_norm_fwd_kernel(
+    x_ptr, x_stride, y_ptr, gain_ptr, u_ptr, u_stride, n_ptr, B, scale,
+    D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One position of a row: u = x + scale y for ``y`` of now, and its norm n into now; strides are those of rows."""
+    row = tl.program_id(0).to(tl.int64)
+    e_1E = tl.arange(0, E)[None, :]
     y_1E = tl.load(y_ptr + row * D + e_1E, e_1E < D, 0.0).to(tl.float32)
-    u_1E = tl.load(x_ptr + at_1E, e_1E < D, 0.0) + scale * y_1E
-    tl.store(u_ptr + at_1E, u_1E, e_1E < D)
+    u_1E = tl.load(x_ptr + row * x_stride + e_1E, e_1E < D, 0.0) + scale * y_1E
+    tl.store(u_ptr + row * u_stride + e_1E, u_1E, e_1E < D)
     if NORM:
         u_1E *= rms(u_1E, D)[:, None] * tl.load(gain_ptr + row // B * D + e_1E, e_1E < D, 0.0)
     tl.store(n_ptr + row * D + e_1E, u_1E, e_1E < D)
@@ -139,16 +131,13 @@ def add_norm_bwd_kernel(
     tl.store(now_ptr + row * D + e_1E, d_1E, e_1E < D)
 
 
-@triton.jit(do_not_specialize=["T", "t"])
-def gelu_fwd_kernel(now_ptr, h_ptr, T, t, F: tl.constexpr, W: tl.constexpr):
-    """W channels of position t of a row: keeps what is in now and puts its GELU there."""
-    row = tl.program_id(0).to(tl.int64)
-    f = tl.program_id(1) * W + tl.arange(0, W)
-    h_W = tl.load(now_ptr + row * F + f, f < F, 0.0)
-    tl.store(h_ptr + (row * T + t) * F + f, h_W, f < F)
-    h_W = h_W.to(tl.float32)
+@triton.jit
+def gelu_fwd_kernel(now_ptr, total, W: tl.constexpr):
+    """GELU of W numbers, in place."""
+    at_W = tl.program_id(0) * W + tl.arange(0, W)
+    h_W = tl.load(now_ptr + at_W, at_W < total, 0.0).to(tl.float32)
     below_W, _ = normal_cdf(h_W)
-    tl.store(now_ptr + row * F + f, h_W * below_W, f < F)
+    tl.store(now_ptr + at_W, h_W * below_W, at_W < total)
 
 
 @triton.jit(do_not_specialize=["T", "t"])
@@ -164,80 +153,82 @@ def gelu_bwd_kernel(now_ptr, h_ptr, dh_ptr, T, t, F: tl.constexpr, W: tl.constex
     tl.store(now_ptr + row * F + f, d_W, f < F)
 
 
-@triton.jit(do_not_specialize=["B", "T", "start", "stop", "t"])
+@triton.jit(do_not_specialize=["T", "base", "stop", "t"])
 def attend_bwd_kernel(
-    q_ptr, a_ptr, k_ptr, v_ptr, raw_ptr, da_now_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, gain_ptr,
-    dgain_ptr, dkv_ptr, now_ptr, B, T, start, stop, t,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HP: tl.constexpr, J: tl.constexpr, STAGES: tl.constexpr,
-    K_NORM: tl.constexpr, QUERY: tl.constexpr, PULL: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, a_ptr, da_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, slopes_ptr, da_now_ptr, dk_now_ptr,
+    dkv_ptr, now_ptr, T, base, stop, t,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
+    QUERY: tl.constexpr, PULL: tl.constexpr,
 ):  # fmt: skip
-    """A row: da of position t + 1 comes in (QUERY), then the pair of position t pulls its gradients (PULL).
+    """G heads of a row: da of position t + 1 comes in (QUERY), then the pair of position t pulls its gradients (PULL).
 
-    HP is the power of two from the number of heads on. ``dk`` and ``dv`` hold what later chunks sent back.
+    ``dk`` and ``dv`` have what later chunks sent back, for S positions from ``base`` on. The gradient of v is final
+    and goes into the second half of now.
     """
     H: tl.constexpr = D // K
     row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HP)
-    live_H = head < H
-    hk_HK = head[:, None] * K + tl.arange(0, K)[None, :]
-    live_H1 = live_H[:, None]
-    at_HK = (row * T + t) * D + hk_HK
+    head = tl.program_id(1) * G + tl.arange(0, G)
+    hk_GK = head[:, None] * K + tl.arange(0, K)[None, :]
+    live_G1 = (head < H)[:, None]
+    at_GK = (row * T + t) * D + hk_GK
     # All that is there already is read at first, so that a program waits for memory once.
-    if QUERY:
-        da_low_HK = tl.load(da_now_ptr + row * D + hk_HK, live_H1, 0.0)
-        a_HK = tl.load(a_ptr + at_HK + D, live_H1, 0.0).to(tl.float32)
     if PULL:
-        k_HK = tl.load(k_ptr + at_HK, live_H1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
-        v_HK = tl.load(v_ptr + at_HK, live_H1, 0.0).to(tl.float32)
-        dk_HK = tl.load(dk_ptr + (row * C + t - start) * D + hk_HK, live_H1, 0.0)
-        dv_HK = tl.load(dv_ptr + (row * C + t - start) * D + hk_HK, live_H1, 0.0)
-        slope_H = tl.load(slopes_ptr + head, live_H, 0.0) * LOG2E
+        k_GK = tl.load(k_ptr + at_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
+        v_GK = tl.load(v_ptr + at_GK, live_G1, 0.0).to(tl.float32)
+        dk_GK = tl.load(dk_ptr + (row * S + t - base) * D + hk_GK, live_G1, 0.0)
+        dv_GK = tl.load(dv_ptr + (row * S + t - base) * D + hk_GK, live_G1, 0.0)
+        slope_G = tl.load(slopes_ptr + head, head < H, 0.0) * LOG2E
         if QUERY:
-            q_HK = tl.load(q_ptr + at_HK + D, live_H1, 0.0).to(tl.float32)
-            lse_H = tl.load(lse_ptr + (row * T + t + 1) * H + head, live_H, 0.0)
-        if K_NORM:
-            raw_HK = tl.load(raw_ptr + at_HK, live_H1, 0.0).to(tl.float32)
-            gain_HK = tl.load(gain_ptr + row // B * D + hk_HK, live_H1, 0.0)
-            dgain_at_HK = dgain_ptr + row * D + hk_HK
-            dgain_HK = tl.load(dgain_at_HK, live_H1, 0.0)
+            i = t + 2 + tl.arange(0, C)
+            later_CG = (i < stop)[:, None] & (head < H)[None, :]
+            at_CGK = (row * T + i[:, None, None]) * D + hk_GK[None, :, :]
+            at_CG = (row * T + i[:, None]) * H + head[None, :]
+            q_CGK = tl.load(q_ptr + at_CGK, later_CG[:, :, None], 0.0)
+            da_CGK = tl.load(da_ptr + at_CGK, later_CG[:, :, None], 0.0)
+            lse_CG = tl.load(lse_ptr + at_CG, later_CG, 0.0)
+            delta_CG = tl.load(delta_ptr + at_CG, later_CG, 0.0)
+            q_GK = tl.load(q_ptr + at_GK + D, live_G1, 0.0).to(tl.float32)
+            lse_G = tl.load(lse_ptr + (row * T + t + 1) * H + head, head < H, 0.0)
     if QUERY:
-        tl.store(da_ptr + at_HK + D, da_low_HK, live_H1)
-        da_HK = da_low_HK.to(tl.float32)
-        delta_H = tl.sum(da_HK * a_HK, 1)
-        tl.store(delta_ptr + (row * T + t + 1) * H + head, delta_H, live_H)
+        da_GK = tl.load(da_now_ptr + row * D + hk_GK, live_G1, 0.0)
+        a_GK = tl.load(a_ptr + at_GK + D, live_G1, 0.0).to(tl.float32)
+        tl.store(da_ptr + at_GK + D, da_GK, live_G1)
+        da_GK = da_GK.to(tl.float32)
+        delta_G = tl.sum(da_GK * a_GK, 1)
+        tl.store(delta_ptr + (row * T + t + 1) * H + head, delta_G, head < H)
     if PULL:
         if QUERY:
-            p_H = tl.exp2(tl.sum(q_HK * k_HK, 1) - slope_H - lse_H)
-            ds_H = p_H * (tl.sum(da_HK * v_HK, 1) - delta_H)
-            dv_HK += p_H[:, None] * da_HK
-            dk_HK += ds_H[:, None] * q_HK
-            for first in tl.range(t + 2, stop, J, num_stages=STAGES):
-                i = first + tl.arange(0, J)
-                at_HJK = (row * T + i[None, :, None]) * D + hk_HK[:, None, :]
-                later_HJ = live_H[:, None] & (i < stop)[None, :]
-                later_HJK = (i < stop)[None, :, None] & live_H1[:, None, :]
-                q_HJK = tl.load(q_ptr + at_HJK, later_HJK, 0.0).to(tl.float32)
-                da_HJK = tl.load(da_ptr + at_HJK, later_HJK, 0.0).to(tl.float32)
-                at_HJ = (row * T + i[None, :]) * H + head[:, None]
-                lse_HJ = tl.load(lse_ptr + at_HJ, later_HJ, 0.0)
-                delta_HJ = tl.load(delta_ptr + at_HJ, later_HJ, 0.0)
-                s_HJ = tl.sum(q_HJK * k_HK[:, None, :], 2) + slope_H[:, None] * (t - i)[None, :]
-                p_HJ = tl.where(later_HJ, tl.exp2(s_HJ - lse_HJ), 0.0)
-                ds_HJ = p_HJ * (tl.sum(da_HJK * v_HK[:, None, :], 2) - delta_HJ)
-                dv_HK += tl.sum(p_HJ[:, :, None] * da_HJK, 1)
-                dk_HK += tl.sum(ds_HJ[:, :, None] * q_HJK, 1)
-        dk_HK *= K**-0.5
-        if K_NORM:
-            r = tl.rsqrt(tl.sum(tl.sum(raw_HK * raw_HK, 1), 0) / D + EPS)
-            raw_HK *= r
-            tl.store(dgain_at_HK, dgain_HK + dk_HK * raw_HK, live_H1)
-            dk_HK *= gain_HK
-            dk_HK = r * (dk_HK - raw_HK * (tl.sum(tl.sum(dk_HK * raw_HK, 1), 0) / D))
-        at_HK = (row * T + t) * 2 * D + hk_HK
-        tl.store(dkv_ptr + at_HK, dk_HK, live_H1)
-        tl.store(dkv_ptr + at_HK + D, dv_HK, live_H1)
-        tl.store(now_ptr + row * 2 * D + hk_HK, dk_HK, live_H1)
-        tl.store(now_ptr + row * 2 * D + D + hk_HK, dv_HK, live_H1)
+            p_G = tl.exp2(tl.sum(q_GK * k_GK, 1) - slope_G - lse_G)
+            ds_G = p_G * (tl.sum(da_GK * v_GK, 1) - delta_G)
+            s_CG = tl.sum(q_CGK.to(tl.float32) * k_GK[None, :, :], 2) + slope_G[None, :] * (t - i)[:, None]
+            p_CG = tl.where(later_CG, tl.exp2(s_CG - lse_CG), 0.0)
+            ds_CG = p_CG * (tl.sum(da_CGK.to(tl.float32) * v_GK[None, :, :], 2) - delta_CG)
+            dv_GK += p_G[:, None] * da_GK + tl.sum(p_CG[:, :, None] * da_CGK.to(tl.float32), 0)
+            dk_GK += ds_G[:, None] * q_GK + tl.sum(ds_CG[:, :, None] * q_CGK.to(tl.float32), 0)
+        tl.store(dk_now_ptr + row * D + hk_GK, dk_GK * K**-0.5, live_G1)
+        tl.store(dkv_ptr + (row * T + t) * 2 * D + D + hk_GK, dv_GK, live_G1)
+        tl.store(now_ptr + row * 2 * D + D + hk_GK, dv_GK, live_G1)
+
+
+@triton.jit(do_not_specialize=["B", "T", "t"])
+def pair_bwd_kernel(
+    dk_now_ptr, raw_ptr, gain_ptr, dgain_ptr, dkv_ptr, now_ptr, B, T, t,
+    D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the product k of position t of a row, before its norm, kept and put into the first half of now."""
+    row = tl.program_id(0).to(tl.int64)
+    e_1E = tl.arange(0, E)[None, :]
+    dk_1E = tl.load(dk_now_ptr + row * D + e_1E, e_1E < D, 0.0)
+    if NORM:
+        raw_1E = tl.load(raw_ptr + (row * T + t) * D + e_1E, e_1E < D, 0.0).to(tl.float32)
+        gain_1E = tl.load(gain_ptr + row // B * D + e_1E, e_1E < D, 0.0)
+        dgain_1E = tl.load(dgain_ptr + row * D + e_1E, e_1E < D, 0.0)
+        r_1 = rms(raw_1E, D)
+        raw_1E *= r_1[:, None]
+        tl.store(dgain_ptr + row * D + e_1E, dgain_1E + dk_1E * raw_1E, e_1E < D)
+        dk_1E = rms_bwd(dk_1E * gain_1E, raw_1E, r_1, D)
+    tl.store(dkv_ptr + (row * T + t) * 2 * D + e_1E, dk_1E, e_1E < D)
+    tl.store(now_ptr + row * 2 * D + e_1E, dk_1E, e_1E < D)
 
 
 def unsupported(D: int, H: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -277,40 +268,42 @@ def chunked_forward(
     wkv = torch.cat([wk, wv], dim=2)
     mlp_norm, kv_norm, k_norm = gains(weights)
     slopes = slopes_H.to(x)
-    z, u = torch.empty_like(x), torch.empty_like(x)
-    a, raw, k, v = (torch.empty_like(q) for _ in range(4))
-    h = q.new_empty(R, B, T, F)
+    z = torch.empty_like(x)
+    a, k, v = (torch.empty_like(q) for _ in range(3))
     lse = x.new_empty(R, B, T, H)
-    m, l = x.new_empty(R, B, CHUNK, H), x.new_empty(R, B, CHUNK, H)
-    o = x.new_empty(R, B, CHUNK, D)
+    m, l = x.new_empty(R, B, CHUNKS, H), x.new_empty(R, B, CHUNKS, H)
+    o = x.new_empty(R, B, CHUNKS, D)
     a_now, y_now, n_now, h_now, kv_now = (q.new_empty(R, B, n) for n in (D, D, D, F, 2 * D))
+    u_now = x.new_empty(R, B, D)
     rows, dims = R * B, {"D": D, "K": D // H}
     row = {"D": D, "E": triton.next_power_of_2(D), **ROW}
 
-    def attend(start: int, t: int, pair: bool, attend: bool) -> None:
-        attend_fwd_kernel[rows, triton.cdiv(H, ATTEND_FWD["G"])](
-            q, m, l, o, slopes, kv_now, k_norm, raw, k, v, a, lse, a_now, B, T, start, t,
-            E=row["E"], C=CHUNK, K_NORM=weights.k_norm_D is not None, PAIR=pair, ATTEND=attend, **dims, **ATTEND_FWD,
-        )  # fmt: skip
-
+    past = partial(past_fwd_kernel[(rows * H,)], q, kt, vt, k, v, slopes, m, l, o, T, E=D // H, **dims)
+    attend = partial(
+        attend_fwd_kernel[rows, triton.cdiv(H, ATTEND["G"])],
+        q, k, v, m, l, o, slopes, a, lse, a_now, T, **dims, **ATTEND,
+    )  # fmt: skip
     for start in range(0, T, CHUNK):
-        stop = min(start + CHUNK, T)
-        past_fwd_kernel[(rows * H,)](
-            q, kt, vt, k, v, slopes, m, l, o, T, start, stop, E=D // H, C=CHUNK, **dims, **PAST
-        )  # fmt: skip
+        stop, base = min(start + CHUNK, T), start - start % CHUNKS
+        if start == base:
+            past(0, base, min(base + CHUNKS, T), base, **PAST)
+        else:
+            past(base, start, stop, base, **GROUP)
         for t in range(start, stop):
-            attend(start, t, pair=t > start, attend=True)
+            attend(base, start, t)
             _product(a_now, wo, y_now)
-            add_norm_fwd_kernel[(rows,)](x, y_now, mlp_norm, u, n_now, B, T, t, scale, NORM=True, **row)
+            add_norm_fwd_kernel[(rows,)](
+                x[:, :, t], T * D, y_now, mlp_norm, u_now, D, n_now, B, scale, NORM=True, **row
+            )  # fmt: skip
             _product(n_now, up, h_now)
-            gelu_fwd_kernel[rows, triton.cdiv(F, GELU["W"])](h_now, h, T, t, F=F, **GELU)
+            gelu_fwd_kernel[(triton.cdiv(h_now.numel(), GELU["W"]),)](h_now, h_now.numel(), **GELU)
             _product(h_now, down, y_now)
             add_norm_fwd_kernel[(rows,)](
-                u, y_now, kv_norm, z, n_now, B, T, t, scale, NORM=weights.kv_norm_D is not None, **row
+                u_now, D, y_now, kv_norm, z[:, :, t], T * D, n_now, B, scale, NORM=weights.kv_norm_D is not None, **row
             )  # fmt: skip
             _product(n_now, wkv, kv_now)
-        attend(start, stop, pair=True, attend=False)
-    return z, (a, lse, u, h, raw, k, v)
+            pair_fwd_kernel[(rows,)](kv_now, k_norm, k, v, B, T, t, NORM=weights.k_norm_D is not None, **row)
+    return z, (a, lse, k, v)
 
 
 def chunked_backward(
@@ -329,36 +322,46 @@ def chunked_backward(
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
-    a, lse, u, h, raw, k, v = saved
+    a, lse, k, v = saved
     wo, up, down, wk, wv = as_operands(weights, dtype)
     wkv = torch.cat([wk, wv], dim=1)
     mlp_norm, kv_norm, k_norm = gains(weights)
-    dz, z, q, kt, vt = (y.contiguous() for y in (dz_RBTD, z_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    dz, x, z, q, kt, vt = (y.contiguous() for y in (dz_RBTD, x_RBTD, z_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
-    dx = torch.empty_like(dz)
-    dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
-    dh, dkv = torch.empty_like(h), q.new_empty(R, B, T, 2 * D)
-    delta = torch.empty_like(lse)
-    dk, dv = dz.new_empty(R, B, CHUNK, D), dz.new_empty(R, B, CHUNK, D)
-    dk_norm = dz.new_zeros(R, B, D)
-    da_now, y_now, n_now, h_now, kv_now = (q.new_empty(R, B, n) for n in (D, D, D, F, 2 * D))
     rows, dims = R * B, {"D": D, "K": D // H}
     row = {"D": D, "E": triton.next_power_of_2(D), **ROW}
+    u, n = torch.empty_like(x), torch.empty_like(q)
+    add_norm_fwd_kernel[(rows * T,)](
+        x, D, _product(a, wo.mT), mlp_norm, u, D, n, B * T, scale, NORM=True, **row
+    )  # fmt: skip
+    h = _product(n, up.mT)
+    del n
+    raw = k if weights.k_norm_D is None else _product(_normed_output(z, weights, kv_norm, dtype), wk.mT)
+    dx = torch.empty_like(dz)
+    da, du, dy = (torch.empty_like(q) for _ in range(3))
+    dh, dkv = torch.empty_like(h), q.new_empty(R, B, T, 2 * D)
+    delta = torch.empty_like(lse)
+    dk, dv = dz.new_empty(R, B, CHUNKS, D), dz.new_empty(R, B, CHUNKS, D)
+    dk_now, dk_norm = dz.new_empty(R, B, D), dz.new_zeros(R, B, D)
+    da_now, y_now, n_now, h_now, kv_now = (q.new_empty(R, B, n) for n in (D, D, D, F, 2 * D))
 
-    def attend(start: int, stop: int, t: int, query: bool, pull: bool) -> None:
-        attend_bwd_kernel[(rows,)](
-            q, a, k, v, raw, da_now, da, lse, delta, slopes, dk, dv, k_norm, dk_norm, dkv, kv_now, B, T, start, stop, t,
-            C=CHUNK, HP=triton.next_power_of_2(H), K_NORM=weights.k_norm_D is not None, QUERY=query, PULL=pull,
-            **dims, **ATTEND_BWD,
-        )  # fmt: skip
-
+    past = partial(past_bwd_kernel[(rows * H,)], q, k, v, da, lse, delta, slopes, dk, dv, T, E=D // H, **dims)
+    attend = partial(
+        attend_bwd_kernel[rows, triton.cdiv(H, ATTEND["G"])],
+        q, k, v, a, da, lse, delta, dk, dv, slopes, da_now, dk_now, dkv, kv_now, T, **dims, **ATTEND,
+    )  # fmt: skip
     for start in reversed(range(0, T, CHUNK)):
-        stop = min(start + CHUNK, T)
-        past_bwd_kernel[(rows * H,)](
-            q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, E=D // H, C=CHUNK, **dims, **PAST
-        )  # fmt: skip
+        stop, base = min(start + CHUNK, T), start - start % CHUNKS
+        end = min(base + CHUNKS, T)
+        if stop == end:
+            past(base, end, end, T, base, **PAST)
+        else:
+            past(start, stop, stop, end, base, **GROUP)
         for t in reversed(range(start, stop)):
-            attend(start, stop, t, query=t + 1 < stop, pull=True)
+            attend(base, stop, t, QUERY=t + 1 < stop, PULL=True)
+            pair_bwd_kernel[(rows,)](
+                dk_now, raw, k_norm, dk_norm, dkv, kv_now, B, T, t, NORM=weights.k_norm_D is not None, **row
+            )  # fmt: skip
             _product(kv_now, wkv, y_now)
             add_norm_bwd_kernel[(rows,)](
                 dz, y_now, z, kv_norm, dx, dy, n_now, B, T, t, scale, NORM=weights.kv_norm_D is not None, **row
@@ -368,19 +371,28 @@ def chunked_backward(
             _product(h_now, up, y_now)
             add_norm_bwd_kernel[(rows,)](dx, y_now, u, mlp_norm, dx, du, n_now, B, T, t, scale, NORM=True, **row)
             _product(n_now, wo, da_now)
-        attend(start, stop, start - 1, query=True, pull=False)
+        attend(base, stop, start - 1, QUERY=True, PULL=False)
+    del raw, attend
+    ones = torch.ones_like(mlp_norm)
+    dup = rows_product(dh, _normed(u, ones, dtype))
+    del dh, u
+    ddown = rows_product(dy, torch.nn.functional.gelu(h))
+    del dy, h
+    dwo = rows_product(du, a)
+    del du
+    dwkv = rows_product(dkv, _normed_output(z, weights, ones, dtype))
+    del dkv, dk, dv, past
+    dq, dkt, dvt = (torch.empty_like(q) for _ in range(3))
     query_bwd_kernel[rows * H, triton.cdiv(T, QUERY_BWD["C"])](
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, E=D // H, **dims, **QUERY_BWD
     )  # fmt: skip
-    dup = rows_product(dh, _normed(u, dtype))
-    dwkv = rows_product(dkv, _normed(z, dtype) if weights.kv_norm_D is not None else z.to(dtype))
     wk_wv = torch.cat([weights.wk_DD, weights.wv_DD], dim=1)
     dwk, dwv = (dwkv if weights.kv_norm_D is None else dwkv * kv_norm[:, None]).split(D, dim=1)
     gradients = Weights(
-        wo_DD=rows_product(du, a),
+        wo_DD=dwo,
         mlp_norm_D=(dup * weights.up_FD).sum(1),
         up_FD=dup * mlp_norm[:, None],
-        down_DF=rows_product(dy, torch.nn.functional.gelu(h)),
+        down_DF=ddown,
         kv_norm_D=None if weights.kv_norm_D is None else (dwkv * wk_wv).sum(1),
         wk_DD=dwk,
         k_norm_D=None if weights.k_norm_D is None else dk_norm.sum(1),
@@ -389,18 +401,25 @@ def chunked_backward(
     return dx, dq, dkt, dvt, gradients
 
 
-def _product(y_RBI: Tensor, w_RIO: Tensor, out_RBO: Tensor) -> None:
-    if len(y_RBI) == 1:
-        torch.mm(y_RBI[0], w_RIO[0], out=out_RBO[0])
-    else:
-        torch.bmm(y_RBI, w_RIO, out=out_RBO)
+def _product(y: Tensor, w_RIO: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rows y (R, ..., I) times each run's matrix."""
+    if len(y) == 1:
+        rows = None if out is None else out.flatten(0, -2)
+        return torch.mm(y.flatten(0, -2), w_RIO[0], out=rows).view(*y.shape[:-1], -1)
+    rows = None if out is None else out.flatten(1, -2)
+    return torch.bmm(y.flatten(1, -2), w_RIO, out=rows).view(*y.shape[:-1], -1)
 
 
-def _normed(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each row over its root mean square."""
-    D, normed = y.shape[-1], torch.empty_like(y, dtype=dtype)
-    rows, M = y.numel() // D, 4
-    norm_fwd_kernel[triton.cdiv(rows, M), 1](
-        y, y.new_ones(D), normed, rows, D=D, E=triton.next_power_of_2(D), M=M, num_warps=4
+def _normed_output(z: Tensor, weights: Weights, gain_RD: Tensor, dtype: torch.dtype) -> Tensor:
+    """What persistent pairs are linear in."""
+    return z.to(dtype) if weights.kv_norm_D is None else _normed(z, gain_RD, dtype)
+
+
+def _normed(y: Tensor, gain_RD: Tensor, dtype: torch.dtype) -> Tensor:
+    """RMS norm of each row (R, ..., D)."""
+    (R, D), normed = gain_RD.shape, torch.empty_like(y, dtype=dtype)
+    rows, M = y.numel() // (R * D), 4
+    norm_fwd_kernel[triton.cdiv(rows, M), R](
+        y, gain_RD, normed, rows, D=D, E=triton.next_power_of_2(D), M=M, num_warps=4
     )  # fmt: skip
     return normed

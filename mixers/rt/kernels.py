@@ -43,12 +43,16 @@ def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRAN
     return acc
 
 
-@triton.jit(do_not_specialize=["T", "start", "stop"])
+@triton.jit(do_not_specialize=["T", "begin", "start", "stop", "base"])
 def past_fwd_kernel(
-    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, start, stop,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, begin, start, stop, base,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Softmax state (maximum m, sum l, value o) of positions start..stop over the temporary pair and keys < start.
+    """Softmax state (maximum m, sum l, value o) of positions start..stop over keys begin..start.
+
+    The FIRST call for a position adds its temporary pair, others go on from the state, which is kept for S positions
+    from ``base`` on.
 
     A program serves G heads of one sequence: rows are (head, position), columns the E = G * K channels of the heads.
     Queries are zero outside their own head's channels, so one product gives the logits of all G heads, and
@@ -62,14 +66,22 @@ def past_fwd_kernel(
     here = (start + at < stop)[:, None] & (channel[None, :] // K == head[:, None])
     base_N = row * T * D + (start + at) * D
     q_NE = tl.load(q_ptr + base_N[:, None] + channel[None, :], here, 0.0)
-    kt_NE = tl.load(kt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
-    vt_NE = tl.load(vt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
+    if FIRST:
+        kt_NE = tl.load(kt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
+        vt_NE = tl.load(vt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
     unit = K**-0.5 * LOG2E
-    m_N = tl.full([G * C], MASKED, tl.float32)
-    l_N = tl.zeros([G * C], tl.float32)
-    o_NE = tl.zeros([G * C, E], tl.float32)
-    for first in range(0, start, J):
+    H: tl.constexpr = D // K
+    state_N = row * S + start - base + at
+    if FIRST:
+        m_N = tl.full([G * C], MASKED, tl.float32)
+        l_N = tl.zeros([G * C], tl.float32)
+        o_NE = tl.zeros([G * C, E], tl.float32)
+    else:
+        m_N = tl.load(m_ptr + state_N * H + head, start + at < stop, 0.0)
+        l_N = tl.load(l_ptr + state_N * H + head, start + at < stop, 1.0)
+        o_NE = tl.load(o_ptr + state_N[:, None] * D + channel[None, :], here, 0.0)
+    for first in range(begin, start, J):
         j = first + tl.arange(0, J)
         past = (j < start)[:, None]
         k_JE = tl.load(k_ptr + row * T * D + j[:, None] * D + channel[None, :], past, 0.0)
@@ -83,18 +95,17 @@ def past_fwd_kernel(
         l_N = l_N * shrink_N + tl.sum(p_NJ, 1)
         o_NE = tl.dot(p_NJ.to(v_JE.dtype), v_JE, o_NE * shrink_N[:, None], input_precision="ieee")
         m_N = top_N
-    # The temporary pair comes last, so that nothing waits for its loads before the loop.
-    s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit
-    top_N = tl.maximum(m_N, s_N)
-    p_N = tl.exp2(s_N - top_N)
-    shrink_N = tl.exp2(m_N - top_N)
-    l_N = l_N * shrink_N + p_N
-    o_NE = o_NE * shrink_N[:, None] + p_N[:, None] * vt_NE
-    m_N = top_N
-    H: tl.constexpr = D // K
-    tl.store(m_ptr + (row * C + at) * H + head, m_N)
-    tl.store(l_ptr + (row * C + at) * H + head, l_N)
-    tl.store(o_ptr + (row * C + at)[:, None] * D + channel[None, :], o_NE, here)
+    if FIRST:  # the temporary pair comes last, so that nothing waits for its loads before the loop
+        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit
+        top_N = tl.maximum(m_N, s_N)
+        p_N = tl.exp2(s_N - top_N)
+        shrink_N = tl.exp2(m_N - top_N)
+        l_N = l_N * shrink_N + p_N
+        o_NE = o_NE * shrink_N[:, None] + p_N[:, None] * vt_NE
+        m_N = top_N
+    tl.store(m_ptr + state_N * H + head, m_N, start + at < stop)
+    tl.store(l_ptr + state_N * H + head, l_N, start + at < stop)
+    tl.store(o_ptr + state_N[:, None] * D + channel[None, :], o_NE, here)
 
 
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
@@ -191,12 +202,16 @@ def rt_fwd_kernel(
         tl.debug_barrier()  # the pair is read by other threads of this program from here on
 
 
-@triton.jit(do_not_specialize=["T", "start", "stop"])
+@triton.jit(do_not_specialize=["T", "start", "stop", "begin", "end", "base"])
 def past_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, start, stop,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, start, stop, begin, end, base,
+    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the persistent pairs of start..stop pulled from the queries >= stop; layout as past_fwd_kernel."""
+    """Gradients of the persistent pairs of start..stop pulled from the queries begin..end; layout as past_fwd_kernel.
+
+    The FIRST call for a pair starts from zero, the others from what is there.
+    """
     H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
     row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
@@ -209,26 +224,30 @@ def past_bwd_kernel(
     k_NE = tl.load(k_ptr + base_N[:, None] + channel[None, :], here, 0.0)
     v_NE = tl.load(v_ptr + base_N[:, None] + channel[None, :], here, 0.0)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
-    dk_NE = tl.zeros([G * C, E], tl.float32)
-    dv_NE = tl.zeros([G * C, E], tl.float32)
+    at_NE = (row * S + start - base + at)[:, None] * D + channel[None, :]
+    if FIRST:
+        dk_NE = tl.zeros([G * C, E], tl.float32)
+        dv_NE = tl.zeros([G * C, E], tl.float32)
+    else:
+        dk_NE = tl.load(dk_ptr + at_NE, here, 0.0)
+        dv_NE = tl.load(dv_ptr + at_NE, here, 0.0)
     is_first = (head == head_first)[:, None]
-    for first in range(stop, T, J):
+    for first in range(begin, end, J):
         i = first + tl.arange(0, J)
-        q_JE = tl.load(q_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < T)[:, None], 0.0)
-        da_JE = tl.load(da_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < T)[:, None], 0.0)
+        q_JE = tl.load(q_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < end)[:, None], 0.0)
+        da_JE = tl.load(da_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < end)[:, None], 0.0)
         at_J = (row * T + i) * H + head_first
-        lse_NJ = tl.load(lse_ptr + at_J, i < T, 0.0)[None, :]
-        delta_NJ = tl.load(delta_ptr + at_J, i < T, 0.0)[None, :]
+        lse_NJ = tl.load(lse_ptr + at_J, i < end, 0.0)[None, :]
+        delta_NJ = tl.load(delta_ptr + at_J, i < end, 0.0)[None, :]
         if G == 2:
-            lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, i < T, 0.0)[None, :])
-            delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, i < T, 0.0)[None, :])
+            lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, i < end, 0.0)[None, :])
+            delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, i < end, 0.0)[None, :])
         s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
         s_NJ += slope_N[:, None] * (start + at[:, None] - i[None, :])
-        p_NJ = tl.where((i < T)[None, :], tl.exp2(s_NJ - lse_NJ), 0.0)
+        p_NJ = tl.where((i < end)[None, :], tl.exp2(s_NJ - lse_NJ), 0.0)
         ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
         dv_NE = tl.dot(p_NJ.to(da_JE.dtype), da_JE, dv_NE, input_precision="ieee")
         dk_NE = tl.dot(ds_NJ.to(q_JE.dtype), q_JE, dk_NE, input_precision="ieee")
-    at_NE = (row * C + at)[:, None] * D + channel[None, :]
     tl.store(dk_ptr + at_NE, dk_NE, here)
     tl.store(dv_ptr + at_NE, dv_NE, here)
 
@@ -474,7 +493,9 @@ def triton_forward(
     mlp_norm, kv_norm, k_norm = gains(weights)
     for start in range(0, T, C):
         stop = min(start + C, T)
-        past_fwd_kernel[(R * B * H // chunks["G"],)](q, kt, vt, k, v, slopes, m, l, o, T, start, stop, **chunks)
+        past_fwd_kernel[(R * B * H // chunks["G"],)](
+            q, kt, vt, k, v, slopes, m, l, o, T, 0, start, stop, start, S=C, FIRST=True, **chunks
+        )  # fmt: skip
         rt_fwd_kernel[triton.cdiv(B, loop["M"]), R](
             x, q, m, l, o, slopes, wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
             z, a, lse, u, g, slope, raw, k, v, B, T, start, stop, scale,
@@ -515,7 +536,9 @@ def triton_backward(
     mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
-        past_bwd_kernel[(groups,)](q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, **chunks)
+        past_bwd_kernel[(groups,)](
+            q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, stop, T, start, S=C, FIRST=True, **chunks
+        )  # fmt: skip
         rt_bwd_kernel[programs, R](
             dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
             wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,

@@ -105,14 +105,13 @@ def distribute(
 
 
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:
-    """Capture each layer, forward and backward."""
+    """Capture all layers, forward and backward."""
     weight_VD = model.embedding.weight
-    x_BTD = torch.zeros(sequences, length, weight_VD.shape[1], device=weight_VD.device)
-    samples = tuple((torch.randn_like(x_BTD).requires_grad_(),) for _ in model.layers)
+    x_BTD = torch.randn(sequences, length, weight_VD.shape[1], device=weight_VD.device, requires_grad=True)
     # PyTorch keeps the graph of its warm-up, which ran on another stream; captures do not accumulate into parameters
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        torch.cuda.make_graphed_callables(tuple(model.layers), samples, num_warmup_iters=2)
+        torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=2)
 
 
 @contextmanager

@@ -192,8 +192,8 @@ class _Run:
             config.parallel,
             graphs=not config.recompute,
         )
-        self.optimizer = _optimizer(model, config, world.device)
-        self.peak = _peak(world.device)
+        self.optimizer = build_optimizer(model, config, world.device)
+        self.peak = peak_flops(world.device)
         self.flops = 0 if self.peak is None else flops_per_token(config, options, corpus.manifest.vocab_size)
         self.rows: list[Row] = []
         self.step = 0
@@ -315,7 +315,7 @@ class _Run:
         return result
 
 
-def _optimizer(model: nn.Module, config: Config, device: torch.device) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: Config, device: torch.device) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices and embeddings, not on gains."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     gains = [p for p in model.parameters() if p.ndim <= 1]
@@ -342,7 +342,7 @@ def _asked_to_stop() -> Iterator[list[bool]]:
         yield asked
 
 
-def _peak(device: torch.device) -> float | None:
+def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -126,6 +126,7 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
         (1, 2, 19, 48, 3, 40, True, True),
         (2, 1, 17, 32, 1, 64, False, True),
         (1, 1, 35, 32, 2, 32, True, False),
+        (1, 1, 66, 16, 1, 16, True, True),
     ],
 )
 def test_chunked_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
@@ -204,7 +205,10 @@ def test_gpu_bfloat16(method: str, R: int, B: int, T: int, D: int, H: int, F: in
     got, again = (kernels(inputs, torch.bfloat16, method) for _ in range(2))
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
         assert torch.equal(y, y_again), f"{name} is not repeatable"
-        assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
+        if reference.any():
+            assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
+        else:  # one position: its softmax has one entry and no gradient
+            assert y.norm() <= 1e-6 * inputs[0][-1].norm(), name
 
 
 @on_gpu
