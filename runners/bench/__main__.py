@@ -3,19 +3,23 @@
     python -m runners.bench diagnostics
     python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
     python -m runners.bench diagnostics --device cpu
+    python -m runners.bench pretraining
+    python -m runners.bench pretraining --parts layers --widths 1024 --budget 120
 
 ``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
-optimizer step on in-context recall. Implementations take turns within each repeat; a figure is the median of the
-repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
+optimizer step on in-context recall. ``pretraining`` times a layer as wide as those of language models against width,
+batch and length, whole training steps, and decoding. Implementations take turns within each repeat; a figure is the
+median of the repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
 from runners.bench.diagnostics import diagnostics
+from runners.bench.pretraining import pretraining
 from runners.options import fail
 
-BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics}
+BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mixers.rt.layer import RecurrentTransformer
-from runners.bench.timing import Clock, Implementation, LayerWork, Setting
+from runners.bench.timing import Clock, Implementation, Setting
 
 CHECK_LENGTHS = (33, 100)
 CHECK_RUNS = 2
@@ -21,10 +21,14 @@ BFLOAT16_FACTOR = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Largest relative error of outputs and gradients against float64 (None: not finite), and what is wrong if any."""
+    """Largest relative error of outputs and gradients against float64 (None: not finite), and what is wrong if any.
+
+    ``first_seconds`` are those of the first pass, in which kernels are compiled.
+    """
 
     error: float | None
     problem: str | None
+    first_seconds: float | None = None
 
 
 class Sample(NamedTuple):
@@ -40,8 +44,10 @@ class Oracle:
     of it runs in one of our kernels. With all positions in one block it is the Transformer.
     """
 
-    def __init__(self, setting: Setting, autocast: bool) -> None:
-        self.setting, self.autocast = setting, autocast
+    def __init__(self, setting: Setting, autocast: bool, runs: int = CHECK_RUNS, wide: bool = False) -> None:
+        """``runs`` are checked together; of a ``wide`` layer the first length alone, for it takes seconds."""
+        self.setting, self.autocast, self.runs = setting, autocast, runs
+        self.lengths = CHECK_LENGTHS[:1] if wide else CHECK_LENGTHS
         self._known: dict[tuple[int, bool], tuple[list[Tensor], list[float]]] = {}
 
     def sample(self, length: int) -> Sample:
@@ -49,7 +55,7 @@ class Oracle:
         generator = torch.Generator().manual_seed(length)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(CHECK_RUNS, *shape, generator=generator)
+            return torch.randn(self.runs, *shape, generator=generator)
 
         params = {
             name: normal(*p.shape) * p.shape[-1] ** -0.5 if p.ndim > 1 else 1 + 0.2 * normal(*p.shape)
@@ -90,10 +96,10 @@ def _alone(layer: nn.Module, sample: Sample, dtype: torch.dtype, autocast: bool)
 
 def check(implementation: Implementation, oracle: Oracle, clock: Clock) -> Check:
     """Compare an implementation with the oracle at small lengths, as it will be timed: runs stacked, in its graph."""
-    errors, failures = [], []
-    for length in CHECK_LENGTHS:
+    errors, failures, firsts = [], [], []
+    for length in oracle.lengths:
         params, x_RBTD, dz_RBTD = oracle.sample(length)
-        work = LayerWork(
+        work = implementation.passes(
             implementation.build(oracle.setting).to(clock.device),
             {name: p.to(clock.device) for name, p in params.items()},
             x_RBTD.to(clock.device),
@@ -102,7 +108,7 @@ def check(implementation: Implementation, oracle: Oracle, clock: Clock) -> Check
             autocast=oracle.autocast,
         )
         with clock.side_stream():
-            work.run()
+            firsts.append(clock.seconds(work.run))
         if implementation.graph:
             work.capture()
             for y in work.outputs:
@@ -117,6 +123,7 @@ def check(implementation: Implementation, oracle: Oracle, clock: Clock) -> Check
     return Check(
         error=max(errors) if all(map(math.isfinite, errors)) else None,
         problem=max(failures)[1] if failures else None,
+        first_seconds=firsts[0],
     )
 
 

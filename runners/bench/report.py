@@ -1,7 +1,7 @@
 """Table, JSON form and chart of what a run of ``runners.bench`` measured."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
@@ -19,10 +20,15 @@ from runners.checkpoint import write_atomically
 from runners.search import device_name, versions
 
 if TYPE_CHECKING:  # for it imports this module
-    from runners.bench.diagnostics import Bench, Cell
+    from runners.bench.diagnostics import Cell, DiagnosticsBench
+    from runners.bench.turns import Bench, Figures
+
+Points = list[tuple[int, list[float]]]
+"""Lengths and the milliseconds of their repeats."""
+LATENCY = "latency, ms (median, range)"
 
 
-def points(bench: "Bench", phase: Phase, name: str) -> list[tuple[int, list[float]]]:
+def points(bench: "DiagnosticsBench", phase: Phase, name: str) -> Points:
     """Lengths and the milliseconds of their repeats, for the fewest runs."""
     key = (phase, name, min(bench.options.runs))
     return [
@@ -34,25 +40,23 @@ def points(bench: "Bench", phase: Phase, name: str) -> list[tuple[int, list[floa
     ]
 
 
-def exponent(bench: "Bench", phase: Phase, name: str) -> float | None:
+def exponent(bench: "DiagnosticsBench", phase: Phase, name: str) -> float | None:
     """Exponent of the latency in N for the fewest runs; needs two lengths."""
-    known = points(bench, phase, name)
+    return exponent_of(points(bench, phase, name))
+
+
+def exponent_of(known: Points) -> float | None:
+    """Exponent of the median latency in N; needs two lengths."""
     return fit_exponent([p[0] for p in known], [median(p[1]) for p in known]) if len(known) > 1 else None
 
 
-def to_dict(bench: "Bench") -> dict[str, Any]:
+def to_dict(bench: "DiagnosticsBench") -> dict[str, Any]:
     """JSON-able form."""
-    device = bench.clock.device
     return {
-        "benchmark": "diagnostics",
-        "command": bench.command,
-        "complete": bench.complete,
-        "elapsed_seconds": round(time.monotonic() - bench.started, 1),
-        "device": device_name(device),
-        "versions": versions(),
-        "precision": "bfloat16" if bench.clock.cuda else "float32",
-        "options": {**asdict(bench.options), "out": str(bench.options.out)},
-        "checks": {name: asdict(outcome) for name, outcome in bench.checks.items()},
+        **described(bench),
+        "checks": {
+            name: {"error": outcome.error, "problem": outcome.problem} for (name, _), outcome in bench.checks.items()
+        },
         "cells": [cell_to_dict(bench, cell) for cell in bench.cells if cell in bench.figures],
         "exponents": [
             {"phase": phase, "implementation": name, "exponent": exponent(bench, phase, name)}
@@ -62,13 +66,38 @@ def to_dict(bench: "Bench") -> dict[str, Any]:
     }
 
 
-def cell_to_dict(bench: "Bench", cell: "Cell") -> dict[str, Any]:
+def described(bench: "Bench[Any, Any]") -> dict[str, Any]:
+    """JSON-able form of what was run, where, and how far it came."""
+    device = bench.clock.device
+    return {
+        "benchmark": bench.name,
+        "command": bench.command,
+        "complete": bench.complete,
+        "elapsed_seconds": round(time.monotonic() - bench.started, 1),
+        "device": device_name(device),
+        "versions": versions(),
+        "precision": "bfloat16" if bench.clock.cuda else "float32",
+        "options": {**asdict(bench.options), "out": str(bench.options.out)},
+    }
+
+
+def cell_to_dict(bench: "DiagnosticsBench", cell: "Cell") -> dict[str, Any]:
     """A cell's part of ``to_dict``; it must have its figures."""
-    figures, target = bench.figures[cell], bench.target(cell)
+    shown, target = measured(bench.figures[cell]), bench.target(cell)
+    return {
+        **asdict(cell),
+        **shown,
+        "error": bench.outcome(cell).error,
+        "target_ms": target,
+        "target_met": None if target is None or shown["median_ms"] is None else shown["median_ms"] <= target,
+    }
+
+
+def measured(figures: "Figures") -> dict[str, Any]:
+    """JSON-able form of a cell's figures."""
     milliseconds = [1e3 * s for s in figures.seconds]
     timed = bool(milliseconds)
     return {
-        **asdict(cell),
         "status": figures.status,
         "median_ms": median(milliseconds) if timed else None,
         "min_ms": min(milliseconds) if timed else None,
@@ -76,9 +105,6 @@ def cell_to_dict(bench: "Bench", cell: "Cell") -> dict[str, Any]:
         "repeats": len(milliseconds),
         "passes_per_repeat": figures.passes,
         "peak_gib": figures.peak_gib,
-        "error": bench.checks[cell.implementation].error,
-        "target_ms": target,
-        "target_met": None if target is None or not timed else median(milliseconds) <= target,
     }
 
 
@@ -87,7 +113,7 @@ def fit_exponent(lengths: Sequence[int], times: Sequence[float]) -> float:
     return float(np.polyfit(np.log(lengths), np.log(times), 1)[0])
 
 
-def print_table(bench: "Bench", console: Console) -> None:
+def print_table(bench: "DiagnosticsBench", console: Console) -> None:
     """One row a cell: median and range of the repeats in ms, peak memory, error against float64, target or reason."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("phase", "N", "R", "implementation", "ms", "min – max", "peak GiB", "error", ""):
@@ -113,7 +139,7 @@ def print_table(bench: "Bench", console: Console) -> None:
     console.print(table)
 
 
-def plot(bench: "Bench", path: Path) -> None:
+def plot(bench: "DiagnosticsBench", path: Path) -> None:
     """Latency against N on logarithmic axes, one panel a phase, for the fewest runs; exponents in the legends."""
     phases = [phase for phase in PHASES if phase in bench.options.phases]
     figure = Figure(figsize=(5.0 * len(phases), 4.5), layout="constrained")
@@ -122,20 +148,25 @@ def plot(bench: "Bench", path: Path) -> None:
     )
     lengths = sorted({cell.length for cell in bench.cells})
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
-        axes.set(xlabel="sequence length N", title=phase)
-        for i, (name, implementation) in enumerate(bench.implementations.items()):
-            if known := points(bench, phase, name):
-                at, times = zip(*known, strict=True)
-                middle, low, high = (np.array([of(repeats) for repeats in times]) for of in (median, min, max))
-                fitted = exponent(bench, phase, name)
-                label = implementation.label + ("" if fitted is None else f": $N^{{{fitted:.2f}}}$")
-                axes.errorbar(
-                    at, middle, (middle - low, high - middle), fmt="o-", capsize=2, color=f"C{i}", label=label
-                )
-        if axes.has_data():
-            axes.set(xscale="log", yscale="log")
-            axes.legend(fontsize=8)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.minorticks_off()
-    figure.axes[0].set_ylabel("latency, ms (median, range)")
+        axes.set(title=phase)
+        curves = ((i.label, points(bench, phase, name)) for name, i in bench.implementations.items())
+        draw_latencies(axes, curves, lengths)
+    figure.axes[0].set_ylabel(LATENCY)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def draw_latencies(axes: Axes, curves: Iterable[tuple[str, Points]], lengths: Sequence[int]) -> None:
+    """Latency against N on logarithmic axes, with its exponent in the legend; each curve keeps its color if empty."""
+    axes.set(xlabel="sequence length N")
+    for i, (label, known) in enumerate(curves):
+        if known:
+            at, times = zip(*known, strict=True)
+            middle, low, high = (np.array([of(repeats) for repeats in times]) for of in (median, min, max))
+            fitted = exponent_of(known)
+            label += "" if fitted is None else f": $N^{{{fitted:.2f}}}$"
+            axes.errorbar(at, middle, (middle - low, high - middle), fmt="o-", capsize=2, color=f"C{i}", label=label)
+    if axes.has_data():
+        axes.set(xscale="log", yscale="log")
+        axes.legend(fontsize=8)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.minorticks_off()

@@ -3,11 +3,12 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,9 @@ from torch.func import functional_call, vmap
 
 from mixers.attention import AttentionLayer, Transformer
 from mixers.backbone import BACKBONES
-from mixers.base import Shape
+from mixers.base import Layer, Shape
 from mixers.rt.layer import RecurrentTransformer
+from mixers.rt.recurrence import Implementation as Method
 from mixers.rt.recurrence import choose
 from runners.ensemble import Ensemble, Run
 from runners.options import override
@@ -48,12 +50,22 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """A way to compute a layer: its class, the recurrence's method, and whether it runs as one CUDA graph."""
+    """A way to compute a layer.
+
+    Attributes:
+        label: its name in tables.
+        layer: class of the layer.
+        method: the recurrence's method.
+        graph: whether it runs as one CUDA graph.
+        form: how the layer is called: on runs stacked by ``vmap``; on the only run, as it is or under
+            ``torch.compile``; or position by position in its step form.
+    """
 
     label: str
     layer: type[AttentionLayer]
-    method: str | None = None
+    method: Method | None = None
     graph: bool = False
+    form: Literal["stacked", "single", "compiled", "step"] = "stacked"
 
     @property
     def parallel(self) -> bool:
@@ -63,7 +75,7 @@ class Implementation:
     @property
     def stepwise(self) -> bool:
         """Whether Python goes from position to position, so that an eager pass takes time in proportion to N."""
-        return self.method in ("naive", "tiled")
+        return self.method in ("naive", "tiled", "chunked")
 
     def config(self, setting: Setting) -> Any:
         values: dict[str, Any] = {"heads": setting.heads}
@@ -75,10 +87,15 @@ class Implementation:
 
     def has_kernel(self, setting: Setting, length: int, device: torch.device) -> bool:
         """False where the layer would run another method than the one that is named."""
-        if self.method != "triton":
+        if self.method not in ("chunked", "triton"):
             return True
-        q_BTD = torch.empty(1, length, setting.width, dtype=torch.bfloat16, device=device)
-        return choose("triton", q_BTD, setting.mlp_width, setting.heads, 1) == "triton"
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        q_BTD = torch.empty(1, length, setting.width, dtype=dtype, device=device)
+        return choose(self.method, q_BTD, setting.mlp_width, setting.heads, 1) == self.method
+
+    def passes(self, *arguments: Any, **settings: Any) -> "LayerWork":
+        """Passes of the layer, called in this form; arguments as ``LayerWork``."""
+        return (LayerWork if self.form == "stacked" else partial(SingleWork, form=self.form))(*arguments, **settings)
 
 
 IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
@@ -101,9 +118,15 @@ IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
 
 
 class Work(ABC):
-    """Something to time, pass by pass."""
+    """Something to time, pass by pass.
+
+    Attributes:
+        replay: one pass of its CUDA graph, once that is captured.
+        facts: what else is worth storing about it.
+    """
 
     replay: Callable[[], None] | None = None
+    facts: Mapping[str, int] = MappingProxyType({})
 
     def run(self) -> None:
         """One pass; a replay of its CUDA graph once that is captured."""
@@ -116,9 +139,12 @@ class Work(ABC):
     def once(self) -> None:
         """One eager pass."""
 
-    @abstractmethod
     def capture(self) -> None:
         """Capture one pass as a CUDA graph, after a warm-up on a side stream."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.once()
+        self.replay = graph.replay
 
     @abstractmethod
     def finite(self) -> bool:
@@ -155,24 +181,56 @@ class LayerWork(Work):
         self.outputs = []
         leaves = [y.detach().requires_grad_() for y in (self.x_RBTD, *self.params.values())]
         x_RBTD, *params = leaves
-
-        def one(params: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
-            return functional_call(self.layer, params, (x_BTD,))
-
         with torch.autocast(x_RBTD.device.type, dtype=torch.bfloat16, enabled=self.autocast):
-            z_RBTD = vmap(one)(dict(zip(self.params, params, strict=True)), x_RBTD)
+            z_RBTD = self.call(dict(zip(self.params, params, strict=True)), x_RBTD)
         gradients = torch.autograd.grad(z_RBTD, leaves, self.dz_RBTD.to(z_RBTD.dtype)) if self.backward else ()
         self.outputs = [z_RBTD.detach(), *gradients]
 
+    def call(self, params: dict[str, Tensor], x_RBTD: Tensor) -> Tensor:
+        """Outputs of all runs."""
+        return vmap(self.one)(params, x_RBTD)
+
+    def one(self, params: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+        """Output of one run."""
+        return functional_call(self.layer, params, (x_BTD,))
+
     def capture(self) -> None:
         self.outputs = []
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.once()
-        self.replay = graph.replay
+        super().capture()
 
     def finite(self) -> bool:
         return all(bool(y.isfinite().all()) for y in self.outputs)
+
+
+class SingleWork(LayerWork):
+    """Passes of a single run, whose layer is called without ``vmap`` in one of the forms of ``Implementation``."""
+
+    def __init__(self, *arguments: Any, form: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if form == "compiled":
+            torch.compiler.reset()  # each shape anew: PyTorch gives up on a function after a few
+            self.call = torch.compile(self.call, dynamic=False)  # type: ignore[method-assign]
+        elif form == "step":
+            self.layer = _Stepping(cast(Layer, self.layer))
+            self.params = {f"layer.{name}": p for name, p in self.params.items()}
+
+    def call(self, params: dict[str, Tensor], x_RBTD: Tensor) -> Tensor:
+        return self.one({name: p.squeeze(0) for name, p in params.items()}, x_RBTD.squeeze(0)).unsqueeze(0)
+
+
+class _Stepping(nn.Module):
+    """A layer, from position to position."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        state, outputs = self.layer.init_state(len(x_BTD)), []
+        for x_BD in x_BTD.unbind(1):
+            z_BD, state = self.layer.step(x_BD, state)
+            outputs.append(z_BD)
+        return torch.stack(outputs, dim=1)
 
 
 class StepWork(Work):
@@ -214,7 +272,7 @@ def layer_work(
         torch.randn(runs, setting.batch_size, length, setting.width, device=device, generator=generator)
         for _ in range(2)
     )
-    return LayerWork(layer, params, x_RBTD, dz_RBTD, backward=backward, autocast=device.type == "cuda")
+    return implementation.passes(layer, params, x_RBTD, dz_RBTD, backward=backward, autocast=device.type == "cuda")
 
 
 def step_work(
@@ -296,12 +354,14 @@ class Ready(NamedTuple):
         warm_up: seconds of one eager pass.
         passes: passes in one repeat.
         peak_gib: peak memory of a pass with all that it reads and keeps; None on the CPU.
+        setup: seconds of building, of the first pass, and of the capture.
     """
 
     work: Work
     warm_up: float
     passes: int
     peak_gib: float | None
+    setup: float
 
 
 def prepare(build: Callable[[], Work], graph: bool, clock: Clock, limit: float) -> Ready:
@@ -310,14 +370,18 @@ def prepare(build: Callable[[], Work], graph: bool, clock: Clock, limit: float) 
     Raises:
         TooSlowError: an eager pass takes longer than ``limit`` seconds.
     """
-    before = clock.allocated()
+    before, started = clock.allocated(), time.perf_counter()
     work = build()
+    setup = time.perf_counter() - started
     with clock.side_stream() if graph else nullcontext():
-        warm_up = min(clock.seconds(work.run) for _ in range(WARM_UPS))
+        warm_ups = [clock.seconds(work.run) for _ in range(WARM_UPS)]
+    setup, warm_up = setup + warm_ups[0], min(warm_ups)
     if warm_up > limit:
         raise TooSlowError(warm_up)
     once = warm_up
     if graph:
+        started = time.perf_counter()
         work.capture()
+        setup += time.perf_counter() - started
         once = min(clock.seconds(work.run) for _ in range(WARM_UPS))
-    return Ready(work, warm_up, max(1, math.ceil(SECONDS_A_REPEAT / once)), clock.peak_gib(before))
+    return Ready(work, warm_up, max(1, math.ceil(SECONDS_A_REPEAT / once)), clock.peak_gib(before), setup)

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from mixers.rt.layer import RecurrentTransformer
-from runners.bench import accuracy, diagnostics, timing
+from runners.bench import accuracy, timing, turns
 from runners.bench.__main__ import main
 from runners.bench.accuracy import Check, Oracle, check
-from runners.bench.diagnostics import PRESETS, Bench, Cell, parse
+from runners.bench.diagnostics import PRESETS, Cell, DiagnosticsBench, parse
 from runners.bench.report import fit_exponent, points
 from runners.bench.timing import IMPLEMENTATIONS, Clock, LayerWork, Setting
 
 CPU = torch.device("cpu")
 SHAPE = ["--width", "16", "--heads", "2", "--mlp-width", "32", "--batch-size", "4"]
 TINY = ["diagnostics", "--device", "cpu", *SHAPE]
+WIDE = ["pretraining", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +128,7 @@ def test_numbers_that_are_not_finite_are_wrong(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_too_slow_is_skipped_with_its_longer_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
     prepare = timing.prepare
-    monkeypatch.setattr(diagnostics, "prepare", lambda *a: prepared.append(a) or prepare(*a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(turns, "prepare", lambda *a: prepared.append(a) or prepare(*a))  # type: ignore[func-returns-value]
     main([*TINY, "--lengths", "16", "32", "--implementations", "rt-naive", "--limit", "1e-9", "--out", str(tmp_path)])
     cells = stored(tmp_path)["cells"]
     assert [cell["status"] for cell in cells] == ["skipped: over 1e-09 s"] * 6
@@ -135,7 +136,7 @@ def test_what_is_too_slow_is_skipped_with_its_longer_inputs(tmp_path: Path, monk
 
 
 def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostics, "CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "CHEAP_SECONDS", 0.0)
     arguments = ["--lengths", "16", "32", "--phases", "forward", "--implementations", "rt-tiled", "--budget", "1e-3"]
     main([*TINY, *arguments, "--out", str(tmp_path)])
     assert [cell["status"] for cell in stored(tmp_path)["cells"]] == ["timed", "skipped: budget of 0.001 s spent"]
@@ -143,7 +144,7 @@ def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.M
 
 def test_lengths_with_every_number_of_runs_come_first() -> None:
     grid = ["--lengths", "16", "20", "24", "--runs", "1", "2", "--together-at", "20", "--phases", "forward"]
-    bench = Bench(parse([*TINY[1:], *grid, "--implementations", "rt-tiled"]), CPU, "")
+    bench = DiagnosticsBench(parse([*TINY[1:], *grid, "--implementations", "rt-tiled"]), CPU, "")
     bench.run(lambda description: None, lambda: None)
     assert [(cell.length, cell.runs) for cell in bench.figures] == [(20, 1), (20, 2), (16, 1), (24, 1)]
     assert [(cell.length, cell.runs) for cell in bench.cells] == [(16, 1), (20, 1), (20, 2), (24, 1)]
@@ -152,7 +153,7 @@ def test_lengths_with_every_number_of_runs_come_first() -> None:
 
 
 def test_only_what_goes_from_position_to_position_is_expected_to_take_longer_on_longer_inputs() -> None:
-    bench = Bench(parse(TINY[1:]), CPU, "")
+    bench = DiagnosticsBench(parse(TINY[1:]), CPU, "")
     bench.implementations = IMPLEMENTATIONS["cuda"]
     short, long = (
         {name: Cell(phase="step", length=length, runs=1, implementation=name) for name in bench.implementations}
@@ -201,8 +202,8 @@ def test_what_lacked_memory_beside_others_is_timed_alone(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the benchmark is missing: choose from diagnostics"),
-        (["speed"], "no benchmark 'speed': choose from diagnostics"),
+        ([], "the benchmark is missing: choose from diagnostics, pretraining"),
+        (["speed"], "no benchmark 'speed': choose from diagnostics, pretraining"),
         ([*TINY, "--sped", "1"], "unknown option --sped"),
         ([*TINY, "--lengths", "x"], "--lengths"),
         ([*TINY, "--lengths", "33"], "length"),
@@ -220,6 +221,12 @@ def test_what_lacked_memory_beside_others_is_timed_alone(tmp_path: Path, monkeyp
         ([*TINY, "--runs", "1", "6", "--lengths", "64"], "--together-at 128: none of these is among --lengths"),
         ([*TINY, "--device"], "--device"),
         ([*TINY, "--device", "tpu"], "--device"),
+        ([*WIDE, "--parts", "some"], "--parts"),
+        ([*WIDE, "--widths", "100"], "width 100 is no multiple of --head-width 64"),
+        ([*WIDE, "--lengths", "0"], "--lengths 0 must be at least 1"),
+        ([*WIDE, "--decode-batches"], "--decode-batches is missing"),
+        ([*WIDE, "--implementations", "rt-chunked-graph"], "no implementation 'rt-chunked-graph' on this device"),
+        ([*WIDE, "--repeats", "4"], "--repeats 4 must be at least 5"),
     ],
 )
 def test_bad_input_is_one_clear_line(
