@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +134,22 @@ def _source(module_name: str) -> str | None:
     if top in sys.stdlib_module_names:
         return None
     try:
+        if top not in OWN_PACKAGES and _is_installed(importlib.util.find_spec(top)):
+            return None  # before its inner modules are looked for, which would import it
         spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):  # the name of a class or function inside a module; a library that is not there
         return None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    installed = any(Path(spec.origin).is_relative_to(sysconfig.get_path(place)) for place in ("purelib", "platlib"))
-    return None if installed and top not in OWN_PACKAGES else Path(spec.origin).read_text()
+    return Path(spec.origin).read_text()
+
+
+def _is_installed(spec: ModuleSpec | None) -> bool:
+    if spec is None:
+        return False
+    files = [spec.origin or "", *(spec.submodule_search_locations or ())]
+    places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    return any(Path(file).is_relative_to(place) for file in files for place in places)
 
 
 def _package(module_name: str) -> str:

@@ -27,15 +27,15 @@ from mixers.rt.kernels import as_operands, gains, past_bwd_kernel, past_fwd_kern
 from mixers.rt.naive import Weights
 
 CHUNK = 16
-CHUNKS = 64
-"""Positions of the chunks, and of the groups of chunks that are shown what came before them together."""
+GROUP = 64
+"""Positions of a chunk, and of a group of chunks."""
 HEAD_DIMS = (16, 32, 64, 128)
 
 # Tiles, the fastest of those tried on an H200.
-PAST: dict[str, Any] = {"C": CHUNKS, "S": CHUNKS, "G": 1, "J": 64, "FIRST": True, "num_warps": 4}
-GROUP: dict[str, Any] = {"C": CHUNK, "S": CHUNKS, "G": 1, "J": 16, "FIRST": False, "num_warps": 1}
-QUERY_BWD: dict[str, Any] = {"C": 64, "G": 1, "J": 64, "num_warps": 4}
-ATTEND: dict[str, Any] = {"C": CHUNK, "S": CHUNKS, "G": 1, "num_warps": 1}
+GROUP_TILE: dict[str, Any] = {"C": GROUP, "S": GROUP, "G": 1, "FIRST": True, "num_warps": 4}
+CHUNK_TILE: dict[str, Any] = {"C": CHUNK, "S": GROUP, "G": 1, "J": 16, "FIRST": False, "num_warps": 1}
+QUERY_TILE: dict[str, Any] = {"C": 64, "G": 1, "num_warps": 4}
+ATTEND: dict[str, Any] = {"C": CHUNK, "S": GROUP, "G": 1, "num_warps": 1}
 ROW: dict[str, Any] = {"num_warps": 4}
 GELU: dict[str, Any] = {"W": 1024, "num_warps": 4}
 
@@ -171,7 +171,7 @@ def attend_bwd_kernel(
     hk_GK = head[:, None] * K + tl.arange(0, K)[None, :]
     live_G1 = (head < H)[:, None]
     at_GK = (row * T + t) * D + hk_GK
-    # All that is there already is read at first, so that a program waits for memory once.
+    # Reading comes first, so that a program waits for memory once.
     if PULL:
         k_GK = tl.load(k_ptr + at_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
         v_GK = tl.load(v_ptr + at_GK, live_G1, 0.0).to(tl.float32)
@@ -271,24 +271,25 @@ def chunked_forward(
     z = torch.empty_like(x)
     a, k, v = (torch.empty_like(q) for _ in range(3))
     lse = x.new_empty(R, B, T, H)
-    m, l = x.new_empty(R, B, CHUNKS, H), x.new_empty(R, B, CHUNKS, H)
-    o = x.new_empty(R, B, CHUNKS, D)
+    m, l = x.new_empty(R, B, GROUP, H), x.new_empty(R, B, GROUP, H)
+    o = x.new_empty(R, B, GROUP, D)
     a_now, y_now, n_now, h_now, kv_now = (q.new_empty(R, B, n) for n in (D, D, D, F, 2 * D))
     u_now = x.new_empty(R, B, D)
     rows, dims = R * B, {"D": D, "K": D // H}
     row = {"D": D, "E": triton.next_power_of_2(D), **ROW}
 
+    group_tile = GROUP_TILE | _pairs(D // H)
     past = partial(past_fwd_kernel[(rows * H,)], q, kt, vt, k, v, slopes, m, l, o, T, E=D // H, **dims)
     attend = partial(
         attend_fwd_kernel[rows, triton.cdiv(H, ATTEND["G"])],
         q, k, v, m, l, o, slopes, a, lse, a_now, T, **dims, **ATTEND,
     )  # fmt: skip
     for start in range(0, T, CHUNK):
-        stop, base = min(start + CHUNK, T), start - start % CHUNKS
+        stop, base = min(start + CHUNK, T), start - start % GROUP
         if start == base:
-            past(0, base, min(base + CHUNKS, T), base, **PAST)
+            past(0, base, min(base + GROUP, T), base, **group_tile)
         else:
-            past(base, start, stop, base, **GROUP)
+            past(base, start, stop, base, **CHUNK_TILE)
         for t in range(start, stop):
             attend(base, start, t)
             _product(a_now, wo, y_now)
@@ -341,22 +342,23 @@ def chunked_backward(
     da, du, dy = (torch.empty_like(q) for _ in range(3))
     dh, dkv = torch.empty_like(h), q.new_empty(R, B, T, 2 * D)
     delta = torch.empty_like(lse)
-    dk, dv = dz.new_empty(R, B, CHUNKS, D), dz.new_empty(R, B, CHUNKS, D)
+    dk, dv = dz.new_empty(R, B, GROUP, D), dz.new_empty(R, B, GROUP, D)
     dk_now, dk_norm = dz.new_empty(R, B, D), dz.new_zeros(R, B, D)
     da_now, y_now, n_now, h_now, kv_now = (q.new_empty(R, B, n) for n in (D, D, D, F, 2 * D))
 
+    group_tile = GROUP_TILE | _pairs(D // H)
     past = partial(past_bwd_kernel[(rows * H,)], q, k, v, da, lse, delta, slopes, dk, dv, T, E=D // H, **dims)
     attend = partial(
         attend_bwd_kernel[rows, triton.cdiv(H, ATTEND["G"])],
         q, k, v, a, da, lse, delta, dk, dv, slopes, da_now, dk_now, dkv, kv_now, T, **dims, **ATTEND,
     )  # fmt: skip
     for start in reversed(range(0, T, CHUNK)):
-        stop, base = min(start + CHUNK, T), start - start % CHUNKS
-        end = min(base + CHUNKS, T)
+        stop, base = min(start + CHUNK, T), start - start % GROUP
+        end = min(base + GROUP, T)
         if stop == end:
-            past(base, end, end, T, base, **PAST)
+            past(base, end, end, T, base, **group_tile)
         else:
-            past(start, stop, stop, end, base, **GROUP)
+            past(start, stop, stop, end, base, **CHUNK_TILE)
         for t in reversed(range(start, stop)):
             attend(base, stop, t, QUERY=t + 1 < stop, PULL=True)
             pair_bwd_kernel[(rows,)](
@@ -383,8 +385,8 @@ def chunked_backward(
     dwkv = rows_product(dkv, _normed_output(z, weights, ones, dtype))
     del dkv, dk, dv, past
     dq, dkt, dvt = (torch.empty_like(q) for _ in range(3))
-    query_bwd_kernel[rows * H, triton.cdiv(T, QUERY_BWD["C"])](
-        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, E=D // H, **dims, **QUERY_BWD
+    query_bwd_kernel[rows * H, triton.cdiv(T, QUERY_TILE["C"])](
+        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, E=D // H, **dims, **QUERY_TILE, **_pairs(D // H)
     )  # fmt: skip
     wk_wv = torch.cat([weights.wk_DD, weights.wv_DD], dim=1)
     dwk, dwv = (dwkv if weights.kv_norm_D is None else dwkv * kv_norm[:, None]).split(D, dim=1)
@@ -401,13 +403,18 @@ def chunked_backward(
     return dx, dq, dkt, dvt, gradients
 
 
+def _pairs(head_dim: int) -> dict[str, int]:
+    """Pairs that a tile of queries meets at once: those that fit the shared memory of the smaller GPUs."""
+    return {"J": min(64, 4096 // head_dim)}
+
+
 def _product(y: Tensor, w_RIO: Tensor, out: Tensor | None = None) -> Tensor:
     """Rows y (R, ..., I) times each run's matrix."""
     if len(y) == 1:
         rows = None if out is None else out.flatten(0, -2)
-        return torch.mm(y.flatten(0, -2), w_RIO[0], out=rows).view(*y.shape[:-1], -1)
+        return torch.mm(y.flatten(0, -2), w_RIO[0], out=rows).view(*y.shape[:-1], w_RIO.shape[-1])
     rows = None if out is None else out.flatten(1, -2)
-    return torch.bmm(y.flatten(1, -2), w_RIO, out=rows).view(*y.shape[:-1], -1)
+    return torch.bmm(y.flatten(1, -2), w_RIO, out=rows).view(*y.shape[:-1], w_RIO.shape[-1])
 
 
 def _normed_output(z: Tensor, weights: Weights, gain_RD: Tensor, dtype: torch.dtype) -> Tensor:

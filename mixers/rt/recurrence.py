@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from mixers.rt.tiled import tiled_backward, tiled_forward
 from mixers.runs import Method, Optionals, Tensors, over_runs
 
 Implementation = Literal["auto", "naive", "tiled", "chunked", "triton"]
+WIDEST_OF_TRITON = 256
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +68,18 @@ def recurrence(
 def choose(implementation: Implementation, q_BTD: Tensor, hidden: int, heads: int, block: int) -> str:
     """Name of the implementation that runs.
 
-    ``auto`` is the fastest: on a GPU in bfloat16 ``triton`` for the small shapes it supports, ``chunked`` for others,
-    ``tiled`` elsewhere. Where kernels do not support a shape, ``tiled`` runs and the log says why, once.
+    ``auto`` is on a GPU in bfloat16 ``triton`` up to width 256 and ``chunked`` beyond, ``tiled`` elsewhere. Where their
+    kernels do not support a shape, ``tiled`` runs and the log says why, once.
     """
-    unsupported = partial(_unsupported, q_BTD=q_BTD, hidden=hidden, heads=heads, block=block)
     if implementation == "auto":
         if not (q_BTD.is_cuda and q_BTD.dtype == torch.bfloat16):
             return "tiled"
-        implementation = "chunked" if unsupported("triton") else "triton"
-    if implementation in ("chunked", "triton") and (reason := unsupported(implementation)):
-        _log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
-        return "tiled"
+        implementation = "triton" if q_BTD.shape[-1] <= WIDEST_OF_TRITON else "chunked"
+    if implementation in ("chunked", "triton"):
+        reason = _unsupported(implementation, q_BTD, hidden, heads, block)
+        if reason is not None:
+            _log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
+            return "tiled"
     return implementation
 
 

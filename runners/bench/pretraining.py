@@ -72,7 +72,7 @@ class PretrainingBench(Bench[Options, Cell]):
         ]
         # What depends on the length and the batch alone comes last, so that the budget drops it.
         wanted = [cell for cell in layers if cell.length == options.length and cell.batch_size in self._usual]
-        self.cells = [*wanted, *models, *decoded, *(cell for cell in layers if cell not in wanted)]
+        self.cells = list(dict.fromkeys([*wanted, *models, *decoded, *layers]))
         self._oracles: dict[tuple[Setting, bool], Oracle] = {}
 
     def groups(self) -> Iterable[Sequence[Cell]]:

@@ -30,6 +30,7 @@ from runners.search import device_name
 LEAST_REPEATS = 5
 CHEAP_SECONDS = 1.0
 OUT_OF_MEMORY = "skipped: out of memory"
+OUT_OF_MEMORY_SAID = re.compile("out of memory|can't allocate memory")
 
 
 class Limits(Protocol):
@@ -169,7 +170,11 @@ class Bench(ABC, Generic[O, C]):
     def _check(self, cells: Sequence[C], advance: Callable[[str], None]) -> None:
         for cell in cells:
             implementation, key = self.implementations[cell.implementation], (cell.implementation, self.setting(cell))
-            if key not in self.checks:
+            if key in self.checks:
+                continue
+            if not implementation.has_kernel(key[1], self.length(cell), self.clock.device):
+                self.checks[key] = Check(error=None, problem="skipped: no kernel for this shape")
+            else:
                 advance(f"checking {implementation.label}")
                 try:
                     self.checks[key] = check(implementation, self.oracle(cell), self.clock)
@@ -243,10 +248,7 @@ class Bench(ABC, Generic[O, C]):
     def _reason_to_skip(self, cell: C) -> str | None:
         problem = self.outcome(cell).problem
         if problem:
-            return problem if problem.startswith("failed") else f"wrong: {problem}"
-        implementation = self.implementations[cell.implementation]
-        if not implementation.has_kernel(self.setting(cell), self.length(cell), self.clock.device):
-            return "skipped: no kernel for this shape"
+            return problem if problem.startswith(("failed", "skipped")) else f"wrong: {problem}"
         expected = self.expected(cell)
         if expected > self.limit(cell):
             return self._too_slow
@@ -368,7 +370,7 @@ def _describe(problem: Exception) -> str:
 def _is_out_of_memory(problem: BaseException | None) -> bool:
     """Also where the end of a capture that memory had cut short raised an error of its own."""
     while problem is not None:
-        if isinstance(problem, torch.OutOfMemoryError) or "out of memory" in str(problem):
+        if isinstance(problem, torch.OutOfMemoryError) or OUT_OF_MEMORY_SAID.search(str(problem)):
             return True
         problem = problem.__context__
     return False

@@ -88,7 +88,8 @@ def distribute(
     Args:
         objective: what is trained; it calls ``model``.
         model: its language model.
-        batch: sequences of a forward pass and their length; other calls run as without graphs.
+        batch: sequences of a forward pass and their length, those of every call in training; calls in evaluation mode
+            run as without graphs.
         world: the processes.
         parallel: whether each holds the whole model or a part.
         graphs: whether layers may be captured; a part of a model never is.

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from types import FrameType
@@ -36,6 +38,7 @@ from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
 from runners.checkpoint import write_atomically, write_json
+from runners.search import versions
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 operations a second of a GPU whose name holds the key (vendor's data sheets)."""
@@ -300,7 +303,8 @@ class _Run:
 
     def _result(self) -> dict[str, Any]:
         config, last = self.config, self.rows[-1]
-        result: dict[str, Any] = {**self.described, **asdict(last)}
+        liger = {"liger-kernel": version("liger_kernel") if find_spec("liger_kernel") else None}
+        result: dict[str, Any] = {**self.described, "versions": versions() | liger, **asdict(last)}
         steady = sorted(row.tokens_per_second for row in self.rows)
         result["tokens_per_second"] = steady[len(steady) // 2]
         if self.items:

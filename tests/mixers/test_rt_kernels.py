@@ -174,6 +174,8 @@ WIDE = [
     (3, 5, 100, 256, 4, 512),
     (1, 3, 40, 2048, 32, 4096),
     (1, 17, 50, 512, 4, 1000),
+    (2, 5, 100, 96, 6, 100),
+    (1, 3, 70, 96, 3, 384),
 ]
 
 
@@ -275,4 +277,5 @@ def test_gpu_auto_takes_the_kernels_made_for_the_width() -> None:
     assert choose("auto", narrow, 512, 16, 1) == "triton"
     assert choose("auto", wide, 4096, 16, 1) == "chunked"
     assert choose("auto", wide, 4096, 16, 2) == "tiled"
+    assert choose("auto", narrow[..., :96], 384, 6, 1) == "tiled"
     assert choose("auto", wide.float(), 4096, 16, 1) == "tiled"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -324,3 +325,14 @@ def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monk
     after = code_version(layer)
     (tmp_path / "beside.py").write_text("B = 2\n")
     assert len({before, after, code_version(layer)}) == 3
+
+
+def test_the_version_of_code_imports_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"purelib": sysconfig.get_path("purelib"), "platlib": str(tmp_path / "site")}
+    monkeypatch.setattr("sysconfig.get_path", places.get)
+    (tmp_path / "site" / "slow_library").mkdir(parents=True)
+    (tmp_path / "site" / "slow_library" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "own_layer.py").write_text("class Mine:\n    def run(self):\n        import slow_library.inner\n")
+    for place in (tmp_path, tmp_path / "site"):
+        monkeypatch.syspath_prepend(place)
+    assert len(code_version(importlib.import_module("own_layer").Mine)) == 64
