@@ -247,7 +247,10 @@ def write_summary(summary: Summary, folder: Path) -> None:
 
 
 class Display:
-    """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left."""
+    """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left.
+
+    Where there is no terminal to draw them on, a line at each evaluation.
+    """
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -289,6 +292,9 @@ class Display:
         task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
         speed = f"  {task.speed:.1f} steps/s" if task.speed else ""
         self._progress.update(self._bar, completed=step, figures=figures + speed)
+        if not self._progress.console.is_terminal:
+            line = f"{task.description}: step {step} of {task.total:g}: {figures}{speed}"
+            self._progress.console.print(line, soft_wrap=True)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar of an ensemble."""

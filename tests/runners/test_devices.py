@@ -1,5 +1,6 @@
 """A crew of processes on several devices, here the CPU several times: what they share, and how they end."""
 
+import io
 import multiprocessing
 import os
 import subprocess
@@ -161,3 +162,11 @@ def test_the_display_has_one_bar_at_a_time() -> None:
         show()
         bars.append(len(display._progress.tasks))
     assert bars == [1, 1, 0]
+
+
+def test_without_a_terminal_each_evaluation_is_a_line() -> None:
+    text = io.StringIO()
+    with Display(Console(file=text, width=200, force_terminal=False)) as display:
+        display.started(EXPERIMENT, GRID, 6)
+        display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
+    assert f"{len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
