@@ -424,7 +424,7 @@ def query_bwd_kernel(
     tl.store(dq_ptr + at_NE, dq_NE * K**-0.5, here)
 
 
-def unsupported(D: int, H: int, F: int, T: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
+def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why the kernels cannot take this case, in words; None if they can. ``dtype`` is that of q, k and v."""
     if block != 1:
         return f"blocks of {block} positions (kernels are written for blocks of 1)"
@@ -476,7 +476,7 @@ def triton_forward(
     """
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
-    reason = unsupported(D, H, F, T, block, dtype, x_RBTD.device)
+    reason = unsupported(D, H, F, block, dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))

@@ -88,10 +88,10 @@ def _unsupported(implementation: str, q_BTD: Tensor, hidden: int, heads: int, bl
         return "this platform (Triton is not installed)"
     from mixers.rt import chunked, kernels
 
-    length, width = q_BTD.shape[-2:]
+    width = q_BTD.shape[-1]
     if implementation == "chunked":
         return chunked.unsupported(width, heads, block, q_BTD.dtype, q_BTD.device)
-    return kernels.unsupported(width, heads, hidden, length, block, q_BTD.dtype, q_BTD.device)
+    return kernels.unsupported(width, heads, hidden, block, q_BTD.dtype, q_BTD.device)
 
 
 @cache

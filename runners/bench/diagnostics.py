@@ -147,9 +147,6 @@ class DiagnosticsBench(Bench[Options, Cell]):
     def oracle(self, cell: Cell) -> Oracle:
         return self._oracle
 
-    def length(self, cell: Cell) -> int:
-        return cell.length
-
     def groups(self) -> Iterable[Sequence[Cell]]:
         """Lengths with every number of runs come first, so that the budget drops the others."""
         return grouped(sorted(self.cells, key=lambda cell: cell.length not in self.options.together_at))

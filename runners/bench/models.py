@@ -63,7 +63,7 @@ class TrainingWork(Work):
             config.parallel,
             graphs=True,
         )
-        self.optimizer = build_optimizer(self.model, config, device)
+        self.optimizer = build_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
         generator = torch.Generator().manual_seed(0)
         shape = (config.batch_size, config.seq_len + 1)

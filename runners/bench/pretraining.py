@@ -99,9 +99,6 @@ class PretrainingBench(Bench[Options, Cell]):
             self._oracles[key] = Oracle(*key, runs=1, wide=True)
         return self._oracles[key]
 
-    def length(self, cell: Cell) -> int:
-        return cell.length
-
     def captured(self, cell: Cell) -> bool:
         """Models in training capture their layers by themselves."""
         return super().captured(cell) and cell.phase != "training"

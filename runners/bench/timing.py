@@ -85,12 +85,12 @@ class Implementation:
         """The layer of one run, with fresh parameters from torch's global generator."""
         return self.layer(self.config(setting), setting.shape)
 
-    def has_kernel(self, setting: Setting, length: int, device: torch.device) -> bool:
+    def has_kernel(self, setting: Setting, device: torch.device) -> bool:
         """False where the layer would run another method than the one that is named."""
         if self.method not in ("chunked", "triton"):
             return True
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        q_BTD = torch.empty(1, length, setting.width, dtype=dtype, device=device)
+        q_BTD = torch.empty(1, 1, setting.width, dtype=dtype, device=device)
         return choose(self.method, q_BTD, setting.mlp_width, setting.heads, 1) == self.method
 
     def passes(self, *arguments: Any, **settings: Any) -> "LayerWork":

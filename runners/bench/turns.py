@@ -126,10 +126,6 @@ class Bench(ABC, Generic[O, C]):
     def growth(self, other: C, cell: C) -> float | None:
         """By how much at least ``cell`` takes longer than ``other``; None where neither contains the other."""
 
-    @abstractmethod
-    def length(self, cell: C) -> int:
-        """Sequence length N."""
-
     def captured(self, cell: C) -> bool:
         """Whether a pass is captured as one CUDA graph."""
         return self.implementations[cell.implementation].graph
@@ -172,7 +168,7 @@ class Bench(ABC, Generic[O, C]):
             implementation, key = self.implementations[cell.implementation], (cell.implementation, self.setting(cell))
             if key in self.checks:
                 continue
-            if not implementation.has_kernel(key[1], self.length(cell), self.clock.device):
+            if not implementation.has_kernel(key[1], self.clock.device):
                 self.checks[key] = Check(error=None, problem="skipped: no kernel for this shape")
             else:
                 advance(f"checking {implementation.label}")

@@ -195,7 +195,7 @@ class _Run:
             config.parallel,
             graphs=not config.recompute,
         )
-        self.optimizer = build_optimizer(model, config, world.device)
+        self.optimizer = build_optimizer(model, config)
         self.peak = peak_flops(world.device)
         self.flops = 0 if self.peak is None else flops_per_token(config, options, corpus.manifest.vocab_size)
         self.rows: list[Row] = []
@@ -319,7 +319,7 @@ class _Run:
         return result
 
 
-def build_optimizer(model: nn.Module, config: Config, device: torch.device) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices and embeddings, not on gains."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     gains = [p for p in model.parameters() if p.ndim <= 1]
@@ -347,6 +347,7 @@ def _asked_to_stop() -> Iterator[list[bool]]:
 
 
 def peak_flops(device: torch.device) -> float | None:
+    """Peak of bfloat16 products, operations a second; None where it is not known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 triton = pytest.importorskip("triton")
 
@@ -144,13 +145,13 @@ def test_chunked_says_why_it_is_unsupported() -> None:
 
 def test_unsupported_says_why() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert unsupported(128, 16, 512, 220, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(unsupported(128, 16, 512, 220, 4, torch.bfloat16, cuda))
-    assert "width 96" in str(unsupported(96, 8, 512, 220, 1, torch.bfloat16, cuda))
-    assert "32 heads" in str(unsupported(128, 32, 512, 220, 1, torch.bfloat16, cuda))
-    assert "MLP width 100" in str(unsupported(128, 16, 100, 220, 1, torch.bfloat16, cuda))
-    assert "float64" in str(unsupported(128, 16, 512, 220, 1, torch.float64, cuda))
-    assert "cpu" in str(unsupported(128, 16, 512, 220, 1, torch.bfloat16, cpu))
+    assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(unsupported(128, 16, 512, 4, torch.bfloat16, cuda))
+    assert "width 96" in str(unsupported(96, 8, 512, 1, torch.bfloat16, cuda))
+    assert "32 heads" in str(unsupported(128, 32, 512, 1, torch.bfloat16, cuda))
+    assert "MLP width 100" in str(unsupported(128, 16, 100, 1, torch.bfloat16, cuda))
+    assert "float64" in str(unsupported(128, 16, 512, 1, torch.float64, cuda))
+    assert "cpu" in str(unsupported(128, 16, 512, 1, torch.bfloat16, cpu))
 
 
 SHAPES = [
@@ -270,12 +271,17 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> Non
             assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want), method
 
 
-@on_gpu
-@pytest.mark.gpu
-def test_gpu_auto_takes_the_kernels_made_for_the_width() -> None:
-    narrow, wide = (torch.zeros(1, 4, width, device="cuda", dtype=torch.bfloat16) for width in (128, 1024))
-    assert choose("auto", narrow, 512, 16, 1) == "triton"
-    assert choose("auto", wide, 4096, 16, 1) == "chunked"
-    assert choose("auto", wide, 4096, 16, 2) == "tiled"
-    assert choose("auto", narrow[..., :96], 384, 6, 1) == "tiled"
-    assert choose("auto", wide.float(), 4096, 16, 1) == "tiled"
+@pytest.mark.parametrize(
+    ("width", "heads", "block", "dtype", "chosen"),
+    [
+        (128, 16, 1, torch.bfloat16, "triton"),
+        (1024, 16, 1, torch.bfloat16, "chunked"),
+        (1024, 16, 2, torch.bfloat16, "tiled"),
+        (96, 6, 1, torch.bfloat16, "tiled"),
+        (1024, 16, 1, torch.float32, "tiled"),
+    ],
+)
+def test_auto_on_a_gpu(width: int, heads: int, block: int, dtype: torch.dtype, chosen: str) -> None:
+    with FakeTensorMode():
+        q_BTD = torch.zeros(1, 4, width, device="cuda", dtype=dtype)
+    assert choose("auto", q_BTD, 4 * width, heads, block) == chosen
