@@ -15,12 +15,12 @@ from mixers.deep import DeepLayer
 
 
 class Stack(nn.ModuleList):
-    """Layers on top of each other."""
+    """Layers of one kind on top of each other; that kind says in which order they work, unless one has a hook."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for layer in self:
-            x_BTD = layer(x_BTD)
-        return x_BTD
+        layers = [cast(Layer, layer) for layer in self]
+        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        return (Layer if hooked else type(layers[0])).through(layers, x_BTD)
 
 
 class Backbone(nn.Module, ABC):

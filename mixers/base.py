@@ -6,11 +6,12 @@ L layers, P parameters of one run.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,13 @@ class Layer(nn.Module, ABC):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map a whole sequence ``x_BTD`` to ``z_BTD``; position t depends on positions up to t alone."""
 
+    @classmethod
+    def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
+        """Outputs of the last of layers on top of each other; a kind may override in which order they work."""
+        for layer in layers:
+            x_BTD = layer(x_BTD)
+        return x_BTD
+
     @abstractmethod
     def init_state(self, batch: int) -> State:
         """State before the first position."""
@@ -97,6 +105,12 @@ def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
         return over_runs(kernels.rms_norm_method(torch.bfloat16), x, gain)[0]
     normalise = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=RMSNorm.eps)
     return over_batch(normalise, x).type_as(x) * gain.type_as(x)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of x run in: the dtype of autocast where it is on, else that of x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def fused_kernels(x: Tensor) -> ModuleType | None:

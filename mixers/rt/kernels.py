@@ -43,36 +43,49 @@ def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRAN
     return acc
 
 
+@triton.jit
+def _first_row(row, step, T):
+    """Row of position 0 of the sequence ``row``, for T positions of a sequence that are ``step`` rows apart."""
+    return (row // step).to(tl.int64) * T * step + row % step
+
+
 @triton.jit(do_not_specialize=["T", "begin", "start", "stop", "base"])
 def past_fwd_kernel(
-    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, begin, start, stop, base,
+    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, step, begin, start, stop, base,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
     """Softmax state (maximum m, sum l, value o) of positions start..stop over keys begin..start.
 
     The FIRST call for a position adds its temporary pair, others go on from the state, which is kept for S positions
-    from ``base`` on.
+    from ``base`` on. Positions of a sequence are ``step`` rows apart: 1, or as many as there are sequences where
+    positions come first; then each further T positions work SKEW positions earlier, but from position 0 on as before.
 
     A program serves G heads of one sequence: rows are (head, position), columns the E = G * K channels of the heads.
     Queries are zero outside their own head's channels, so one product gives the logits of all G heads, and
     head dims under the 16 that tl.dot needs cost nothing.
     """
     group = tl.program_id(0) % (D // (G * K))
-    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    row = tl.program_id(0) // (D // (G * K))
+    early = row // step * SKEW
+    begin = tl.maximum(begin - early, 0)
+    start -= early
+    stop -= early
+    base -= early
     head = group * G + tl.arange(0, G * C) // C
     at = tl.arange(0, G * C) % C
     channel = group * G * K + tl.arange(0, E)
     here = (start + at < stop)[:, None] & (channel[None, :] // K == head[:, None])
-    base_N = row * T * D + (start + at) * D
-    q_NE = tl.load(q_ptr + base_N[:, None] + channel[None, :], here, 0.0)
+    first_row = _first_row(row, step, T)
+    at_NE = (first_row + (start + at) * step)[:, None] * D + channel[None, :]
+    q_NE = tl.load(q_ptr + at_NE, here, 0.0)
     if FIRST:
-        kt_NE = tl.load(kt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
-        vt_NE = tl.load(vt_ptr + base_N[:, None] + channel[None, :], here, 0.0).to(tl.float32)
+        kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
+        vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
     unit = K**-0.5 * LOG2E
     H: tl.constexpr = D // K
-    state_N = row * S + start - base + at
+    state_N = _first_row(row, step, S) + (start - base + at) * step
     if FIRST:
         m_N = tl.full([G * C], MASKED, tl.float32)
         l_N = tl.zeros([G * C], tl.float32)
@@ -84,8 +97,9 @@ def past_fwd_kernel(
     for first in range(begin, start, J):
         j = first + tl.arange(0, J)
         past = (j < start)[:, None]
-        k_JE = tl.load(k_ptr + row * T * D + j[:, None] * D + channel[None, :], past, 0.0)
-        v_JE = tl.load(v_ptr + row * T * D + j[:, None] * D + channel[None, :], past, 0.0)
+        at_JE = (first_row + j * step)[:, None] * D + channel[None, :]
+        k_JE = tl.load(k_ptr + at_JE, past, 0.0)
+        v_JE = tl.load(v_ptr + at_JE, past, 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
         s_NJ += slope_N[:, None] * (j[None, :] - start - at[:, None])
         s_NJ = tl.where((j < start)[None, :], s_NJ, MASKED)
@@ -204,27 +218,34 @@ def rt_fwd_kernel(
 
 @triton.jit(do_not_specialize=["T", "start", "stop", "begin", "end", "base"])
 def past_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, start, stop, begin, end, base,
+    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, step, start, stop, begin, end, base,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the persistent pairs of start..stop pulled from the queries begin..end; layout as past_fwd_kernel.
 
-    The FIRST call for a pair starts from zero, the others from what is there.
+    The FIRST call for a pair starts from zero, the others from what is there. T positions end the queries.
     """
     H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
-    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    row = tl.program_id(0) // (D // (G * K))
+    early = row // step * SKEW
+    start -= early
+    stop -= early
+    begin -= early
+    end = tl.minimum(end - early, T)
+    base -= early
     head_first = group * G
     head = head_first + tl.arange(0, G * C) // C
     at = tl.arange(0, G * C) % C
     channel = head_first * K + tl.arange(0, E)
     here = (start + at < stop)[:, None] & (channel[None, :] // K == head[:, None])
-    base_N = row * T * D + (start + at) * D
-    k_NE = tl.load(k_ptr + base_N[:, None] + channel[None, :], here, 0.0)
-    v_NE = tl.load(v_ptr + base_N[:, None] + channel[None, :], here, 0.0)
+    first_row = _first_row(row, step, T)
+    pair_NE = (first_row + (start + at) * step)[:, None] * D + channel[None, :]
+    k_NE = tl.load(k_ptr + pair_NE, here, 0.0)
+    v_NE = tl.load(v_ptr + pair_NE, here, 0.0)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
-    at_NE = (row * S + start - base + at)[:, None] * D + channel[None, :]
+    at_NE = (_first_row(row, step, S) + (start - base + at) * step)[:, None] * D + channel[None, :]
     if FIRST:
         dk_NE = tl.zeros([G * C, E], tl.float32)
         dv_NE = tl.zeros([G * C, E], tl.float32)
@@ -234,9 +255,10 @@ def past_bwd_kernel(
     is_first = (head == head_first)[:, None]
     for first in range(begin, end, J):
         i = first + tl.arange(0, J)
-        q_JE = tl.load(q_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < end)[:, None], 0.0)
-        da_JE = tl.load(da_ptr + row * T * D + i[:, None] * D + channel[None, :], (i < end)[:, None], 0.0)
-        at_J = (row * T + i) * H + head_first
+        at_JE = (first_row + i * step)[:, None] * D + channel[None, :]
+        q_JE = tl.load(q_ptr + at_JE, (i < end)[:, None], 0.0)
+        da_JE = tl.load(da_ptr + at_JE, (i < end)[:, None], 0.0)
+        at_J = (first_row + i * step) * H + head_first
         lse_NJ = tl.load(lse_ptr + at_J, i < end, 0.0)[None, :]
         delta_NJ = tl.load(delta_ptr + at_J, i < end, 0.0)[None, :]
         if G == 2:
@@ -383,45 +405,56 @@ def rt_bwd_kernel(
     tl.store(dgain_ptr + to_D + 2 * D, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "S", "base"])
 def query_bwd_kernel(
-    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dq_ptr, dkt_ptr, dvt_ptr, T,
+    q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dq_ptr, dkt_ptr, dvt_ptr,
+    T, step, base, S,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
+    TEMPORARY: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries and temporary pairs of C positions; layout as past_fwd_kernel."""
+    """Gradients of C queries, kept for S positions from ``base`` on; layout as past_fwd_kernel.
+
+    TEMPORARY: with their temporary pairs, whose gradients are found too.
+    """
     H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
-    row = (tl.program_id(0) // (D // (G * K))).to(tl.int64)
+    row = tl.program_id(0) // (D // (G * K))
     head = group * G + tl.arange(0, G * C) // C
     channel = group * G * K + tl.arange(0, E)
-    start = tl.program_id(1) * C
+    start = base - row // step * SKEW + tl.program_id(1) * C
     t = start + tl.arange(0, G * C) % C
     here = (t < T)[:, None] & (channel[None, :] // K == head[:, None])
-    at_NE = (row * T * D + t * D)[:, None] + channel[None, :]
+    first_row = _first_row(row, step, T)
+    row_N = first_row + t * step
+    at_NE = row_N[:, None] * D + channel[None, :]
     q_NE = tl.load(q_ptr + at_NE, here, 0.0)
-    kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
-    vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
     da_NE = tl.load(da_ptr + at_NE, here, 0.0)
-    lse_N = tl.load(lse_ptr + (row * T + t) * H + head, t < T, 0.0)
-    delta_N = tl.load(delta_ptr + (row * T + t) * H + head, t < T, 0.0)
+    lse_N = tl.load(lse_ptr + row_N * H + head, t < T, 0.0)
+    delta_N = tl.load(delta_ptr + row_N * H + head, t < T, 0.0)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
     unit = K**-0.5 * LOG2E
     dq_NE = tl.zeros([G * C, E], tl.float32)
     for first in range(0, tl.minimum(start + C, T) - 1, J):
         j = first + tl.arange(0, J)
-        k_JE = tl.load(k_ptr + row * T * D + j[:, None] * D + channel[None, :], (j < T)[:, None], 0.0)
-        v_JE = tl.load(v_ptr + row * T * D + j[:, None] * D + channel[None, :], (j < T)[:, None], 0.0)
+        at_JE = (first_row + j * step)[:, None] * D + channel[None, :]
+        k_JE = tl.load(k_ptr + at_JE, (j < T)[:, None], 0.0)
+        v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
         s_NJ += slope_N[:, None] * (j[None, :] - t[:, None])
         p_NJ = tl.where(j[None, :] < t[:, None], tl.exp2(s_NJ - lse_N[:, None]), 0.0)
         ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
         dq_NE = tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
-    p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit - lse_N)
-    ds_N = p_N * (tl.sum(da_NE.to(tl.float32) * vt_NE, 1) - delta_N)
-    tl.store(dkt_ptr + at_NE, ds_N[:, None] * K**-0.5 * q_NE.to(tl.float32), here)
-    tl.store(dvt_ptr + at_NE, p_N[:, None] * da_NE.to(tl.float32), here)
-    dq_NE += ds_N[:, None] * kt_NE
-    tl.store(dq_ptr + at_NE, dq_NE * K**-0.5, here)
+    out_N = _first_row(row, step, S) + (tl.program_id(1) * C + tl.arange(0, G * C) % C) * step
+    out_NE = out_N[:, None] * D + channel[None, :]
+    if TEMPORARY:
+        kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
+        vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
+        p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit - lse_N)
+        ds_N = p_N * (tl.sum(da_NE.to(tl.float32) * vt_NE, 1) - delta_N)
+        tl.store(dkt_ptr + out_NE, ds_N[:, None] * K**-0.5 * q_NE.to(tl.float32), here)
+        tl.store(dvt_ptr + out_NE, p_N[:, None] * da_NE.to(tl.float32), here)
+        dq_NE += ds_N[:, None] * kt_NE
+    tl.store(dq_ptr + out_NE, dq_NE * K**-0.5, here)
 
 
 def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -494,7 +527,7 @@ def triton_forward(
     for start in range(0, T, C):
         stop = min(start + C, T)
         past_fwd_kernel[(R * B * H // chunks["G"],)](
-            q, kt, vt, k, v, slopes, m, l, o, T, 0, start, stop, start, S=C, FIRST=True, **chunks
+            q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **chunks
         )  # fmt: skip
         rt_fwd_kernel[triton.cdiv(B, loop["M"]), R](
             x, q, m, l, o, slopes, wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
@@ -537,7 +570,8 @@ def triton_backward(
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
         past_bwd_kernel[(groups,)](
-            q, k, v, da, lse, delta, slopes, dk, dv, T, start, stop, stop, T, start, S=C, FIRST=True, **chunks
+            q, k, v, da, lse, delta, slopes, dk, dv, T, 1, start, stop, stop, T, start,
+            S=C, FIRST=True, SKEW=0, **chunks,
         )  # fmt: skip
         rt_bwd_kernel[programs, R](
             dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
@@ -545,7 +579,9 @@ def triton_backward(
             dx, da, delta, du, n, dh, dy, nz, dkv, dgain, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    query_bwd_kernel[groups, triton.cdiv(T, C)](q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, **chunks)
+    query_bwd_kernel[groups, triton.cdiv(T, C)](
+        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **chunks
+    )  # fmt: skip
     dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
     dwk, dwv = rows_product(dkv, nz).split(D, dim=1)
     gradients = Weights(

@@ -1,15 +1,17 @@
 """The Recurrent Transformer layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixers.attention import AttentionLayer
-from mixers.base import RMSNorm, Shape, State
+from mixers.base import RMSNorm, Shape, State, product_dtype
 from mixers.rt.naive import Weights, key_value
-from mixers.rt.recurrence import Implementation, recurrence
+from mixers.rt.recurrence import Chosen, Implementation, choose, recurrence
+from mixers.runs import over_runs
 
 
 class RecurrentTransformer(AttentionLayer):
@@ -46,6 +48,9 @@ class RecurrentTransformer(AttentionLayer):
             raise ValueError(f"block: {config.block} must be at least 1")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        chosen = self._choose(x_BTD)
+        if chosen == "chunked":
+            return self._wavefront([self], x_BTD)
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         return recurrence(
             x_BTD,
@@ -56,8 +61,15 @@ class RecurrentTransformer(AttentionLayer):
             self.slopes_H,
             self.shape.residual_scale,
             self.config.block,
-            self.config.implementation,
+            chosen,
         )
+
+    @classmethod
+    def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
+        # At the same time layers need the memory of all, which gradients need in any case.
+        if torch.is_grad_enabled() and all(layer._choose(x_BTD) == "chunked" for layer in layers):
+            return cls._wavefront(layers, x_BTD)
+        return super().through(layers, x_BTD)
 
     def init_state(self, batch: int) -> State:
         pairs = super().init_state(batch)
@@ -82,6 +94,44 @@ class RecurrentTransformer(AttentionLayer):
             "k_block": k_block[:, :0] if ends else k_block,
             "v_block": v_block[:, :0] if ends else v_block,
         }
+
+    def _choose(self, x_BTD: Tensor) -> Chosen:
+        config = self.config
+        return choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, config.block)
+
+    @staticmethod
+    def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
+        """Layers at work at the same time, each as soon as the one before has outputs."""
+        from mixers.rt.chunked import LayerWeights, layers_method  # Triton is not there on every platform
+
+        def gain(norm: nn.Module) -> Tensor | None:
+            return norm.gain if isinstance(norm, RMSNorm) else None
+
+        weights = [
+            LayerWeights(
+                norm_D=layer.attention_norm.gain,
+                wq_DD=layer.q.weight,
+                wk_DD=layer.k.weight,
+                wv_DD=layer.v.weight,
+                q_norm_D=gain(layer.q_norm),
+                k_norm_D=gain(layer.k_norm),
+                wo_DD=layer.out.weight,
+                mlp_norm_D=layer.mlp_norm.gain,
+                up_FD=layer.mlp.up.weight,
+                down_DF=layer.mlp.down.weight,
+            )
+            for layer in layers
+        ]
+        first = layers[0]
+        method = layers_method(
+            len(layers),
+            first.slopes_H,
+            first.shape.residual_scale,
+            first.config.persistent_norm,
+            product_dtype(x_BTD),
+        )
+        (z_BTD,) = over_runs(method, x_BTD, *(y for field in zip(*weights, strict=True) for y in field))
+        return z_BTD
 
     def _recurrent_weights(self) -> Weights:
         return Weights(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mixers.rt.layer import RecurrentTransformer
-from runners.bench.timing import Clock, Implementation, Setting
+from runners.bench.timing import Clock, Implementation, Setting, stacked
 
 CHECK_LENGTHS = (33, 100)
 CHECK_RUNS = 2
@@ -45,9 +45,10 @@ class Oracle:
     """
 
     def __init__(self, setting: Setting, autocast: bool, runs: int = CHECK_RUNS, wide: bool = False) -> None:
-        """``runs`` are checked together; of a ``wide`` layer the first length alone, for it takes seconds."""
+        """``runs`` are checked together; ``wide`` layers at one length, for it takes seconds: one layer at the first,
+        several at the last, at which they work at the same time."""
         self.setting, self.autocast, self.runs = setting, autocast, runs
-        self.lengths = CHECK_LENGTHS[:1] if wide else CHECK_LENGTHS
+        self.lengths = (CHECK_LENGTHS[0 if setting.layers == 1 else -1],) if wide else CHECK_LENGTHS
         self._known: dict[tuple[int, bool], tuple[list[Tensor], list[float]]] = {}
 
     def sample(self, length: int) -> Sample:
@@ -77,9 +78,9 @@ class Oracle:
             self._known[key] = exact, bounds
         return self._known[key]
 
-    def _layer(self, block: int) -> RecurrentTransformer:
+    def _layer(self, block: int) -> nn.Module:
         config = RecurrentTransformer.Config(heads=self.setting.heads, implementation="naive", block=block)
-        return RecurrentTransformer(config, self.setting.shape)
+        return stacked([RecurrentTransformer(config, self.setting.shape) for _ in range(self.setting.layers)])
 
 
 def _alone(layer: nn.Module, sample: Sample, dtype: torch.dtype, autocast: bool) -> list[Tensor]:

@@ -18,6 +18,7 @@ from runners.bench.pretraining_cells import (
     MODEL_TARGETS,
     OURS,
     PHASES,
+    STACK_TARGETS_MS,
     TRAINING_TARGETS,
     VOCABULARY,
     Cell,
@@ -27,6 +28,7 @@ from runners.bench.pretraining_cells import (
     layer_cells,
     model_of,
     parse,
+    stack_cells,
 )
 from runners.bench.pretraining_report import plot, print_tables, to_dict
 from runners.bench.timing import Implementation, Setting, Work, layer_work
@@ -56,6 +58,8 @@ class PretrainingBench(Bench[Options, Cell]):
         super().__init__(options, chosen | decoders, device, command)
         self.peak = peak_flops(device)
         layers = list(layer_cells(options, list(chosen))) if "layers" in options.parts else []
+        fast = [n for n, i in chosen.items() if i.parallel or (i.graph == cuda and i.method != "tiled")]
+        stacks = list(stack_cells(options, fast)) if "layers" in options.parts else []
         trained = [n for n, i in chosen.items() if i.form == "single" and (i.parallel or i.graph == cuda)]
         models = [
             self._model_cell("training", name, count, options.batch_size)
@@ -72,7 +76,7 @@ class PretrainingBench(Bench[Options, Cell]):
         ]
         # What depends on the length and the batch alone comes last, so that the budget drops it.
         wanted = [cell for cell in layers if cell.length == options.length and cell.batch_size in self._usual]
-        self.cells = list(dict.fromkeys([*wanted, *models, *decoded, *layers]))
+        self.cells = list(dict.fromkeys([*wanted, *stacks, *models, *decoded, *layers]))
         self._oracles: dict[tuple[Setting, bool], Oracle] = {}
 
     def groups(self) -> Iterable[Sequence[Cell]]:
@@ -90,8 +94,14 @@ class PretrainingBench(Bench[Options, Cell]):
         return f"{layers}D {cell.width}, B {cell.batch_size}, N {cell.length}, {cell.phase}"
 
     def setting(self, cell: Cell) -> Setting:
-        heads, mlp_width = cell.width // self.options.head_width, MLP_FACTOR * cell.width
-        return Setting(width=cell.width, heads=heads, mlp_width=mlp_width, batch_size=self.options.batch_size)
+        """That of the check: of the layer, or of two where a stack is timed."""
+        return Setting(
+            width=cell.width,
+            heads=cell.width // self.options.head_width,
+            mlp_width=MLP_FACTOR * cell.width,
+            batch_size=self.options.batch_size,
+            layers=min(cell.layers, 2) if cell.phase in PHASES[:2] else 1,
+        )
 
     def oracle(self, cell: Cell) -> Oracle:
         key = self.setting(cell), self.clock.cuda and cell.phase != "decode"
@@ -109,7 +119,7 @@ class PretrainingBench(Bench[Options, Cell]):
     def build(self, cell: Cell) -> Work:
         implementation, device = self.implementations[cell.implementation], self.clock.device
         if cell.phase in ("forward", "forward+backward"):
-            setting = replace(self.setting(cell), batch_size=cell.batch_size)
+            setting = replace(self.setting(cell), batch_size=cell.batch_size, layers=cell.layers)
             return layer_work(implementation, setting, cell.length, 1, cell.phase == "forward+backward", device)
         config = model_of(self.options, implementation, cell.layers, cell.batch_size)
         if cell.phase == "decode":
@@ -157,7 +167,7 @@ class PretrainingBench(Bench[Options, Cell]):
             config = model_of(self.options, implementation, cell.layers, cell.batch_size)
             return tokens * _flops_per_token(config, implementation, self.options.vocabulary)
         forward = (24 if implementation.parallel else 28) * cell.width**2 + 2 * cell.length * cell.width
-        return tokens * forward * (3 if cell.phase == "forward+backward" else 1)
+        return tokens * cell.layers * forward * (3 if cell.phase == "forward+backward" else 1)
 
     def ideal_seconds(self, cell: Cell) -> float | None:
         """Seconds of a pass at the GPU's peak; None where either is unknown."""
@@ -173,8 +183,9 @@ class PretrainingBench(Bench[Options, Cell]):
             paper = o.model_width is None and (o.batch_size, o.length, o.vocabulary) == (512, 512, VOCABULARY)
             speed = TRAINING_TARGETS.get(cell.layers)
             return [Target("tokens_per_second", speed, at_least=True), *MODEL_TARGETS] if paper and speed else []
-        bound = LAYER_TARGETS_MS.get((cell.phase, cell.width, cell.batch_size)) if cell.length == 512 else None
-        return [] if bound is None else [Target("median_ms", bound)]
+        bounds = {1: LAYER_TARGETS_MS, 12: STACK_TARGETS_MS}.get(cell.layers, {}) if cell.length == 512 else {}
+        bound = bounds.get((cell.phase, cell.width, cell.batch_size))
+        return [] if bound is None else [Target("layer_ms", bound)]
 
     def latency(self, cell: Cell) -> float | None:
         """Median seconds of a pass; None where there is none."""

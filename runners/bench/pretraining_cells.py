@@ -53,6 +53,7 @@ class Options:
         length: sequence length of widths, batches and training; context of decoding.
         most_tokens: tokens of the largest batch in the comparison of lengths.
         layers: layers of the 300M models; the Transformer that is decoded has twice as many.
+        stack: layers that are timed on top of each other, beside single ones.
         model_width: width of the models, in place of the paper's.
         head_width: head dim.
         vocabulary: tokens of the models' vocabulary.
@@ -73,6 +74,7 @@ class Options:
     length: int
     most_tokens: int
     layers: tuple[int, ...]
+    stack: int = 12
     model_width: int | None = None
     head_width: int = HEAD_WIDTH
     vocabulary: int = VOCABULARY
@@ -105,6 +107,7 @@ PRESETS = {
         length=16,
         most_tokens=128,
         layers=(2,),
+        stack=2,
         model_width=64,
         vocabulary=256,
         decode_batches=(1, 2),
@@ -130,6 +133,8 @@ LAYER_TARGETS_MS = {
     ("forward+backward", 2048, 512): 200.0,
 }
 """Milliseconds of a layer at N 512 by phase, width and batch. These and the following: ours on one H200."""
+STACK_TARGETS_MS = {("forward", 1024, 32): 4.0, ("forward", 1024, 512): 18.0}
+"""Milliseconds a layer of a stack of twelve."""
 TRAINING_TARGETS = {12: 160e3, 6: 170e3}
 """Tokens a second of the 300M models by layers."""
 MODEL_TARGETS = (
@@ -159,7 +164,9 @@ class Cell:
         """What its implementations, timed in turns, have in common; no two models in training fit a GPU."""
         if self.phase == "training":
             return self
-        return self.phase, self.batch_size, self.length, self.width if self.phase != "decode" else None
+        if self.phase == "decode":
+            return self.phase, self.batch_size, self.length
+        return self.phase, self.batch_size, self.length, self.width, self.layers
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -169,7 +176,7 @@ def parse(arguments: Sequence[str]) -> Options:
         ValueError: something does not fit; the message says what to do.
     """
     several = ("parts", "implementations", "widths", "batches", "lengths", "layers", "decode_batches")
-    counts = (*several[2:], "batch_size", "length", "most_tokens", "model_width", "head_width", "vocabulary")
+    counts = (*several[2:], "stack", "batch_size", "length", "most_tokens", "model_width", "head_width", "vocabulary")
     options: Options
     options, device = parse_options(Options, PRESETS, arguments, several, counts)
     check_names(options.implementations, [name for name, i in LAYERS.items() if device.type == "cuda" or not i.graph])
@@ -199,6 +206,21 @@ def layer_cells(options: Options, names: Sequence[str]) -> Iterator[Cell]:
         for name in names:
             if f"{name}-graph" not in names or (at, length) == (width, options.length):
                 yield Cell(phase=phase, width=at, batch_size=batch, length=length, implementation=name)
+
+
+def stack_cells(options: Options, names: Sequence[str]) -> Iterator[Cell]:
+    """Figures of layers on top of each other, which may work at the same time."""
+    for batch in dict.fromkeys((options.batch_size, min(options.batches))):
+        for phase in PHASES[:2]:
+            for name in names:
+                yield Cell(
+                    phase=phase,
+                    width=options.widths[0],
+                    layers=options.stack,
+                    batch_size=batch,
+                    length=options.length,
+                    implementation=name,
+                )
 
 
 def model_of(options: Options, implementation: Implementation, layers: int, sequences: int) -> Config:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for it imports this module
 
 FORMS: dict[str, tuple[str, Callable[[float], str]]] = {
     "median_ms": ("ms", "{:.4g}".format),
+    "layer_ms": ("ms a layer", "{:.4g}".format),
     "tokens_per_second": ("tok/s", lambda speed: short(round(speed))),
     "share_of_peak": ("of peak", "{:.1%}".format),
     "of_transformer": ("of Transf.", "{:.2f}".format),
@@ -36,7 +37,7 @@ FORMS: dict[str, tuple[str, Callable[[float], str]]] = {
 FIXED = 6
 """Columns of cells that are never broken; the others may have a target below their figure."""
 SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
-LAYER_FIGURES = ("tokens_per_second", "share_of_peak", "peak_gib", "setup_seconds", "error")
+LAYER_FIGURES = ("layer_ms", "tokens_per_second", "share_of_peak", "peak_gib", "setup_seconds", "error")
 TRAINING_FIGURES = ("tokens_per_second", "share_of_peak", "of_transformer", "peak_gib", "setup_seconds", "error")
 DECODE_FIGURES = ("tokens_per_second", "cache_bytes", "parameters", "peak_gib", "error")
 
@@ -73,6 +74,7 @@ def cell_to_dict(bench: "PretrainingBench", cell: Cell) -> dict[str, Any]:
     shown = {
         **asdict(cell),
         **measured(figures),
+        "layer_ms": None if latency is None else 1e3 * latency / cell.layers,
         "tokens_per_second": None if latency is None else tokens / latency,
         "share_of_peak": None if latency is None or ideal is None else ideal / latency,
         "of_transformer": _of_transformer(bench, cell),
@@ -85,11 +87,11 @@ def cell_to_dict(bench: "PretrainingBench", cell: Cell) -> dict[str, Any]:
 
 def points(bench: "PretrainingBench", phase: Phase, batch: int, name: str) -> Points:
     """Lengths at the first width and the milliseconds of their repeats."""
-    place = (phase, bench.options.widths[0], batch, name)
+    place = (phase, bench.options.widths[0], 1, batch, name)
     return [
         (cell.length, [1e3 * s for s in figures.seconds])
         for cell in sorted(bench.figures, key=lambda cell: cell.length)
-        if (cell.phase, cell.width, cell.batch_size, cell.implementation) == place
+        if (cell.phase, cell.width, cell.layers, cell.batch_size, cell.implementation) == place
         and (figures := bench.figures[cell]).seconds
     ]
 
@@ -130,7 +132,7 @@ def print_tables(bench: "PretrainingBench", console: Console) -> None:
     The spread is the range of the repeats over their median.
     """
     parts = {
-        "one layer": (PHASES[:2], LAYER_FIGURES),
+        "layers": (PHASES[:2], LAYER_FIGURES),
         "training": (("training",), TRAINING_FIGURES),
         "decoding": (("decode",), DECODE_FIGURES),
     }
@@ -181,7 +183,8 @@ def _print_cells(
         shown = cell_to_dict(bench, cell)
         notes = {target["figure"]: _note(target) for target in shown["targets"]}
         micro = f"\nin parts of {cell.micro_batch_size}" if cell.micro_batch_size else ""
-        kind = f"{cell.layers} layers{micro}" if cell.phase in ("training", "decode") else SHORT[cell.phase]
+        layers = f"{cell.layers} layers" if cell.layers > 1 else ""
+        kind = " ".join(filter(None, (SHORT.get(cell.phase), layers))) + micro
         place = (str(cell.width), str(cell.batch_size), str(cell.length), kind)
         again = i > 0 and (cells[i - 1].group, cells[i - 1].layers) == (cell.group, cell.layers)
         texts = {

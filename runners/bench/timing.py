@@ -3,7 +3,7 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from mixers.attention import AttentionLayer, Transformer
-from mixers.backbone import BACKBONES
+from mixers.backbone import BACKBONES, Stack
 from mixers.base import Layer, Shape
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.recurrence import Implementation as Method
@@ -36,16 +36,22 @@ SECONDS_A_REPEAT = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Shape of the layer and of a batch."""
+    """Shape of the layer, or of a stack of layers, and of a batch."""
 
     width: int
     heads: int
     mlp_width: int
     batch_size: int
+    layers: int = 1
 
     @property
     def shape(self) -> Shape:
-        return Shape(width=self.width, mlp_width=self.mlp_width)
+        return Shape(width=self.width, mlp_width=self.mlp_width, layers=self.layers)
+
+
+def stacked(layers: Sequence[Layer]) -> nn.Module:
+    """Layers on top of each other; a single one as it is."""
+    return layers[0] if len(layers) == 1 else Stack(layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +87,9 @@ class Implementation:
         values: dict[str, Any] = {"heads": setting.heads}
         return override(self.layer.Config, values if self.method is None else {**values, "implementation": self.method})
 
-    def build(self, setting: Setting) -> AttentionLayer:
-        """The layer of one run, with fresh parameters from torch's global generator."""
-        return self.layer(self.config(setting), setting.shape)
+    def build(self, setting: Setting) -> nn.Module:
+        """The layer of one run, or several on top of each other; fresh parameters from torch's global generator."""
+        return stacked([self.layer(self.config(setting), setting.shape) for _ in range(setting.layers)])
 
     def has_kernel(self, setting: Setting, device: torch.device) -> bool:
         """False where the layer would run another method than the one that is named."""

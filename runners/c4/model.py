@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers.accounting import count_flops
 from mixers.backbone import LanguageModel
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -145,9 +145,7 @@ def mean_loss(model: LanguageModel, tokens_BT: Tensor, recompute: bool = False) 
 def _readout(model: LanguageModel, tokens_BT: Tensor, recompute: bool) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     """Hidden vectors (N, D), the readout's weights (V, D), targets (N,), and the dtype of the products of the two."""
     hidden_BTD = hidden(model, tokens_BT[:, :-1], recompute)
-    device = hidden_BTD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BTD.dtype
-    return hidden_BTD.flatten(0, 1), model.readout.weight, tokens_BT[:, 1:].flatten(), dtype
+    return hidden_BTD.flatten(0, 1), model.readout.weight, tokens_BT[:, 1:].flatten(), product_dtype(hidden_BTD)
 
 
 @cache

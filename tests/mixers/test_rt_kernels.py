@@ -15,10 +15,6 @@ from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.recurrence import choose  # noqa: E402
 
 SCALE = 0.7
-METHODS = {
-    "triton": (triton_forward, triton_backward),
-    "chunked": (chunked.chunked_forward, chunked.chunked_backward),
-}
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -70,13 +66,12 @@ def oracle(inputs: Inputs, dtype: torch.dtype = torch.float64, autocast: bool = 
 
 
 @torch.no_grad()
-def kernels(inputs: Inputs, dtype: torch.dtype, name: str = "triton") -> list[Tensor]:
+def kernels(inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
     (x, q, k, v, dz), weights, slopes = inputs
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    forward, backward = METHODS[name]
-    z, saved = forward(x, q, k, v, weights, slopes, SCALE, 1)
-    *gradients, dweights = backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
+    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
@@ -84,9 +79,9 @@ def error(y: Tensor, reference: Tensor) -> float:
     return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
 
 
-def check_float32(inputs: Inputs, method: str = "triton") -> None:
+def check_float32(inputs: Inputs) -> None:
     (*_, dz), weights, _ = inputs
-    for name, got, want in zip(names(weights), kernels(inputs, torch.float32, method), oracle(inputs), strict=True):
+    for name, got, want in zip(names(weights), kernels(inputs, torch.float32), oracle(inputs), strict=True):
         assert got.dtype == torch.float32
         assert got.shape == want.shape
         if want.any():
@@ -119,30 +114,6 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
     check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
 
 
-@interpreted
-@pytest.mark.parametrize(
-    ("R", "B", "T", "D", "H", "F", "kv_norm", "k_norm"),
-    [
-        (1, 1, 1, 32, 2, 32, True, True),
-        (1, 2, 19, 48, 3, 40, True, True),
-        (2, 1, 17, 32, 1, 64, False, True),
-        (1, 1, 35, 32, 2, 32, True, False),
-        (1, 1, 66, 16, 1, 16, True, True),
-    ],
-)
-def test_chunked_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
-    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm), "chunked")
-
-
-def test_chunked_says_why_it_is_unsupported() -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert chunked.unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(chunked.unsupported(1408, 22, 4, torch.bfloat16, cuda))
-    assert "16 heads of width 1408" in str(chunked.unsupported(1408, 16, 1, torch.bfloat16, cuda))
-    assert "float64" in str(chunked.unsupported(1408, 22, 1, torch.float64, cuda))
-    assert "cpu" in str(chunked.unsupported(1408, 22, 1, torch.bfloat16, cpu))
-
-
 def test_unsupported_says_why() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
@@ -168,16 +139,6 @@ SHAPES = [
     (3, 1, 100, 256, 32, 1024),
     (1, 37, 128, 256, 4, 512),
 ]
-WIDE = [
-    (1, 1, 1, 192, 3, 768),
-    (1, 2, 1024, 320, 5, 640),
-    (1, 33, 63, 704, 11, 2816),
-    (3, 5, 100, 256, 4, 512),
-    (1, 3, 40, 2048, 32, 4096),
-    (1, 17, 50, 512, 4, 1000),
-    (2, 5, 100, 96, 6, 100),
-    (1, 3, 70, 96, 3, 384),
-]
 
 
 @on_gpu
@@ -190,22 +151,11 @@ def test_gpu_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
 
 @on_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), WIDE)
-@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, False)])
-def test_gpu_chunked_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
-    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm), "chunked")
-
-
-@on_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("method", "R", "B", "T", "D", "H", "F"),
-    [*(("triton", *shape) for shape in SHAPES), *(("chunked", *shape) for shape in WIDE)],
-)
-def test_gpu_bfloat16(method: str, R: int, B: int, T: int, D: int, H: int, F: int) -> None:
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), SHAPES)
+def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int) -> None:
     inputs = draw(R, B, T, D, H, F)
     want, naive = oracle(inputs), oracle(inputs, torch.float32, autocast=True)
-    got, again = (kernels(inputs, torch.bfloat16, method) for _ in range(2))
+    got, again = (kernels(inputs, torch.bfloat16) for _ in range(2))
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
         assert torch.equal(y, y_again), f"{name} is not repeatable"
         if reference.any():
@@ -231,16 +181,14 @@ def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
 
 @on_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", METHODS)
-def test_gpu_graph(method: str) -> None:
+def test_gpu_graph() -> None:
     (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 4, 512)
     x, q, k, v, dz, slopes = (y.float() for y in (x, q, k, v, dz, slopes))
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    forward, backward = METHODS[method]
 
     def call() -> list[Tensor]:
-        z, saved = forward(x, q, k, v, weights, slopes, SCALE, 1)
-        *gradients, dweights = backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+        z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
+        *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
         return [z, *gradients, *(w for w in dweights if w is not None)]
 
     want = call()
@@ -253,10 +201,11 @@ def test_gpu_graph(method: str) -> None:
 
 @interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
-def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> None:
+def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "GROUP", 16)
     shape = Shape(width=64, mlp_width=64)
     gradients = {}
-    for implementation in ("naive", *METHODS):
+    for implementation in ("naive", "triton", "chunked"):
         layers = []
         for seed in range(2):
             torch.manual_seed(seed)
@@ -266,7 +215,7 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap() -> Non
         x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
         z = torch.func.vmap(lambda p, y, layer=layers[0]: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients[implementation] = [z, *torch.autograd.grad(z.square().sum(), list(params.values()))]
-    for method in METHODS:
+    for method in ("triton", "chunked"):
         for got, want in zip(gradients[method], gradients["naive"], strict=True):
             assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want), method
 

@@ -1,0 +1,217 @@
+"""Stacks of Recurrent Transformer layers as a wavefront against the naive form in float64: outputs and gradients."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+from mixers.backbone import Stack  # noqa: E402
+from mixers.base import Shape  # noqa: E402
+from mixers.rt import chunked  # noqa: E402
+from mixers.rt.layer import RecurrentTransformer  # noqa: E402
+
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Case(NamedTuple):
+    """Layers on top of each other, runs, and the shape of one layer and its inputs."""
+
+    L: int
+    R: int
+    B: int
+    T: int
+    D: int
+    H: int
+    F: int
+    qk_norm: bool = True
+    persistent_norm: bool = True
+
+
+def build(case: Case) -> tuple[list[Stack], Tensor, Tensor]:
+    """Stacks of R runs in float64, inputs (R, B, T, D), and gradients of outputs."""
+    torch.manual_seed(sum(case))
+    shape = Shape(width=case.D, mlp_width=case.F, layers=case.L)
+    config = RecurrentTransformer.Config(
+        heads=case.H, qk_norm=case.qk_norm, persistent_norm=case.persistent_norm, implementation="naive"
+    )
+    runs = [Stack(RecurrentTransformer(config, shape) for _ in range(case.L)).double() for _ in range(case.R)]
+    for stack in runs:
+        for parameter in stack.parameters():
+            if parameter.ndim == 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+    x, dz = (torch.randn(case.R, case.B, case.T, case.D, dtype=torch.float64).to(DEVICE) for _ in range(2))
+    return [stack.to(DEVICE) for stack in runs], x, dz
+
+
+def passes(runs: Sequence[Stack], x_RBTD: Tensor, dz_RBTD: Tensor, implementation: str) -> dict[str, Tensor]:
+    """Outputs and every gradient, runs stacked by vmap where there are several."""
+    for stack in runs:
+        for layer in stack:
+            object.__setattr__(layer.config, "implementation", implementation)
+    params = {
+        name: torch.stack([dict(stack.named_parameters())[name].detach() for stack in runs]).requires_grad_()
+        for name, _ in runs[0].named_parameters()
+    }
+    x_RBTD = x_RBTD.clone().requires_grad_()
+    call = partial(torch.func.functional_call, runs[0])
+    if len(runs) == 1:
+        z_RBTD = call({name: p[0] for name, p in params.items()}, (x_RBTD[0],))[None]
+    else:
+        z_RBTD = torch.func.vmap(lambda p, x: call(p, (x,)))(params, x_RBTD)
+    gradients = torch.autograd.grad(
+        z_RBTD, [x_RBTD, *params.values()], dz_RBTD.to(z_RBTD.dtype), materialize_grads=True
+    )
+    return dict(zip(["z", "x", *params], [z_RBTD.detach(), *gradients], strict=True))
+
+
+def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
+    """What is wanted, what there is, and in bfloat16 what the naive form makes of it."""
+    runs, x, dz = build(case)
+    wanted = passes(runs, x, dz, "naive")
+    runs = [stack.float() for stack in runs]
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        got = passes(runs, x.float(), dz.float(), "chunked")
+        return wanted, got, passes(runs, x.float(), dz.float(), "naive") if dtype == torch.bfloat16 else {}
+
+
+def error(y: Tensor, reference: Tensor) -> float:
+    return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
+
+
+def check_float32(case: Case) -> None:
+    wanted, got, _ = compared(case, torch.float32)
+    for name, reference in wanted.items():
+        if reference.norm() > 1e-9 * wanted["x"].norm():
+            assert error(got[name], reference) <= 1e-5, name
+        else:  # one position: its softmax has one entry and no gradient
+            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(module, name)
+
+        def filled(*a: object, original: object = original, **k: object) -> Tensor:
+            y: Tensor = original(*a, **k)  # type: ignore[operator]
+            return y.fill_(torch.nan) if y.is_floating_point() else y
+
+        monkeypatch.setattr(module, name, filled)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("group", "case"),
+    [
+        (16, Case(1, 1, 1, 1, 16, 1, 16)),
+        (16, Case(3, 1, 1, 17, 16, 1, 16)),
+        (32, Case(2, 1, 1, 20, 32, 2, 24)),
+        (16, Case(2, 1, 2, 18, 48, 3, 40, qk_norm=False)),
+        (16, Case(2, 2, 1, 3, 16, 1, 16, persistent_norm=False)),
+        (16, Case(1, 2, 2, 19, 32, 2, 16)),
+    ],
+)
+def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "GROUP", group)
+    check_float32(case)
+
+
+@interpreted
+@pytest.mark.parametrize("seen", ["nothing", "hook", "no gradients"])
+def test_layers_work_at_the_same_time_unless_that_costs_something(seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "GROUP", 16)
+    config = RecurrentTransformer.Config(heads=1, implementation="chunked")
+    stack = Stack(RecurrentTransformer(config, Shape(width=16, mlp_width=16, layers=2)) for _ in range(2))
+    together, wavefront, called = [], RecurrentTransformer._wavefront, []
+
+    def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
+        together.append(len(layers))
+        return wavefront(layers, x_BTD)
+
+    monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
+    if seen == "hook":
+        stack[1].register_forward_hook(lambda module, inputs, output: called.append(module))
+    with torch.set_grad_enabled(seen != "no gradients"):
+        stack(torch.randn(1, 2, 16))
+    assert together == ([2] if seen == "nothing" else [1, 1])
+    assert called == ([stack[1]] if seen == "hook" else [])
+
+
+@pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])
+def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int, groups: int) -> None:
+    done: set[tuple[int, int]] = set()
+    for lo, hi, base in chunked._waves(layers, groups * chunked.GROUP, chunked.GROUP):
+        starts = {(layer, base // chunked.GROUP - (layer - lo)) for layer in range(lo, hi)}
+        for layer, group in starts:
+            assert (layer, group) not in done
+            assert layer == 0 or (layer - 1, group) in done
+            assert group == 0 or (layer, group - 1) in done
+        done |= starts
+    assert done == {(layer, group) for layer in range(layers) for group in range(groups)}
+
+
+def test_says_why_a_case_is_unsupported() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert chunked.unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(chunked.unsupported(1408, 22, 4, torch.bfloat16, cuda))
+    assert "16 heads of width 1408" in str(chunked.unsupported(1408, 16, 1, torch.bfloat16, cuda))
+    assert "float64" in str(chunked.unsupported(1408, 22, 1, torch.float64, cuda))
+    assert "cpu" in str(chunked.unsupported(1408, 22, 1, torch.bfloat16, cpu))
+
+
+SHAPES = [
+    Case(1, 1, 1, 1, 192, 3, 768),
+    Case(1, 1, 2, 1024, 320, 5, 640),
+    Case(1, 1, 33, 63, 704, 11, 2816),
+    Case(1, 3, 5, 100, 256, 4, 512),
+    Case(2, 1, 3, 40, 2048, 32, 4096),
+    Case(2, 1, 17, 70, 512, 4, 1000),
+    Case(2, 2, 5, 100, 96, 6, 100),
+    Case(3, 1, 3, 70, 96, 3, 384),
+    Case(4, 1, 3, 200, 256, 4, 512),
+    Case(12, 1, 2, 130, 128, 2, 256),
+]
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("norms", [True, False])
+def test_gpu_float32(case: Case, norms: bool) -> None:
+    check_float32(case._replace(qk_norm=norms, persistent_norm=norms))
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SHAPES)
+def test_gpu_bfloat16(case: Case) -> None:
+    wanted, got, naive = compared(case, torch.bfloat16)
+    for name, reference in wanted.items():
+        if reference.norm() > 1e-9 * wanted["x"].norm():
+            assert error(got[name], reference) <= 1.5 * error(naive[name], reference) + 1e-6, name
+        else:
+            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_gpu_graph_repeats_bitwise() -> None:
+    (stack,), x, dz = build(Case(3, 1, 20, 140, 128, 2, 512))
+    call = partial(passes, [stack.float()], x.float(), dz.float(), "chunked")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        want = call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call()
+    for _ in range(2):
+        graph.replay()
+        assert all(torch.equal(y, want[name]) for name, y in got.items())
