@@ -64,7 +64,7 @@ class PretrainingBench(Bench[Options, Cell]):
         models = [
             self._model_cell("training", name, count, options.batch_size)
             for count in options.layers
-            for name in sorted(trained, key=lambda name: chosen[name].method == "tiled")  # last, for it takes longest
+            for name in trained
             if "training" in options.parts
         ]
         decoded = [
@@ -74,9 +74,12 @@ class PretrainingBench(Bench[Options, Cell]):
             for name, i in decoders.items()
             if "decode" in options.parts
         ]
-        # What depends on the length and the batch alone comes last, so that the budget drops it.
+        # Training by the tiled method, which takes longest, and what depends on the length and the batch alone come
+        # last, so that the budget drops them.
         wanted = [cell for cell in layers if cell.length == options.length and cell.batch_size in self._usual]
-        self.cells = list(dict.fromkeys([*wanted, *stacks, *models, *decoded, *layers]))
+        slow = [cell for cell in models if chosen[cell.implementation].method == "tiled"]
+        fast_models = [cell for cell in models if cell not in slow]
+        self.cells = list(dict.fromkeys([*wanted, *fast_models, *stacks, *decoded, *slow, *layers]))
         self._oracles: dict[tuple[Setting, bool], Oracle] = {}
 
     def groups(self) -> Iterable[Sequence[Cell]]:
@@ -114,7 +117,7 @@ class PretrainingBench(Bench[Options, Cell]):
         return super().captured(cell) and cell.phase != "training"
 
     def limit(self, cell: Cell) -> float:
-        return inf if cell.phase == "training" else super().limit(cell)
+        return inf if cell.phase == "training" else super().limit(cell) * cell.layers
 
     def build(self, cell: Cell) -> Work:
         implementation, device = self.implementations[cell.implementation], self.clock.device

@@ -59,7 +59,7 @@ class Options:
         vocabulary: tokens of the models' vocabulary.
         decode_batches: sequences decoded together.
         repeats: repeats of each figure, at least 5.
-        limit: seconds; a layer of which one eager pass takes longer is skipped.
+        limit: seconds; what takes longer in one eager pass, for each of its layers, is skipped.
         budget: seconds after which only what takes less than a second altogether is still timed.
         device: auto takes a GPU if there is one.
         out: folder of results.

@@ -230,16 +230,15 @@ class Bench(ABC, Generic[O, C]):
             yield
         except TooSlowError as slow:
             self.warm_ups[cell] = slow.seconds
-            self.figures[cell] = Figures(status=self._too_slow)
+            self.figures[cell] = Figures(status=self._too_slow(cell))
         except Exception as problem:
             out_of_memory = _is_out_of_memory(problem)
             self.figures[cell] = Figures(status=OUT_OF_MEMORY if out_of_memory else _describe(problem))
             if out_of_memory:
                 short.append(cell)
 
-    @property
-    def _too_slow(self) -> str:
-        return f"skipped: over {self.options.limit:g} s"
+    def _too_slow(self, cell: C) -> str:
+        return f"skipped: over {self.limit(cell):g} s"
 
     def _reason_to_skip(self, cell: C) -> str | None:
         problem = self.outcome(cell).problem
@@ -247,7 +246,7 @@ class Bench(ABC, Generic[O, C]):
             return problem if problem.startswith(("failed", "skipped")) else f"wrong: {problem}"
         expected = self.expected(cell)
         if expected > self.limit(cell):
-            return self._too_slow
+            return self._too_slow(cell)
         cost = self.cost(cell)
         if cost > CHEAP_SECONDS and time.monotonic() - self.started + cost > self.options.budget:
             return f"skipped: budget of {self.options.budget:g} s spent"
@@ -284,7 +283,7 @@ def run_benchmark(
         device = find_devices(options.device)[0]
         folder = options.out / "bench"
         folder.mkdir(parents=True, exist_ok=True)
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     path = folder / f"{name}-{_slug(device_name(device))}.json"
     bench = bench_class(options, device, shlex.join(["python", "-m", "runners.bench", name, *arguments]))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

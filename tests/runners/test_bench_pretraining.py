@@ -73,10 +73,11 @@ def test_everything_measured_is_stored_and_shown(tmp_path: Path, capsys: pytest.
     cells = content["cells"]
     assert places(cells) == [
         *((phase, 1, 32, batch, 4, name) for batch in (4, 2) for phase in PASSES for name in BOTH),
+        ("training", 2, 32, 4, 4, "transformer"),
         *((phase, 2, 32, batch, 4, "transformer") for batch in (4, 2) for phase in PASSES),
-        *(("training", 2, 32, 4, 4, name) for name in reversed(BOTH)),
         ("decode", 2, 32, 3, 4, "rt-step"),
         ("decode", 4, 32, 3, 4, "transformer-step"),
+        ("training", 2, 32, 4, 4, "rt-tiled"),
         *((phase, 1, 32, batch, 6, name) for batch in (2, 4) for phase in PASSES for name in BOTH),
     ]
     for cell in cells:
