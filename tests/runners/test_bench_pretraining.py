@@ -279,8 +279,9 @@ def test_models_that_the_paper_lacks_need_a_width(parts: str, lacking: int, monk
 @pytest.mark.filterwarnings("ignore")  # of torch.compile
 def test_gpu(tmp_path: Path) -> None:
     grid = ["--batches", "2", "--batch-size", "4", "--length", "20", "--lengths", "20", "33", "--decode-batches", "3"]
-    shape = ["--widths", "128", "--model-width", "128", "--layers", "2", "--vocabulary", "300", "--budget", "500"]
-    main(["pretraining", "--device", "cuda", *shape, *grid, "--limit", "60", "--out", str(tmp_path)])
+    shape = ["--widths", "128", "--model-width", "128", "--layers", "2", "--stack", "2", "--vocabulary", "300"]
+    limits = ["--limit", "60", "--budget", "500"]
+    main(["pretraining", "--device", "cuda", *shape, *grid, *limits, "--out", str(tmp_path)])
     cells = stored(tmp_path)["cells"]
     assert {c["implementation"] for c in cells} == LAYERS.keys() | DECODERS.keys()
     for found in cells:
