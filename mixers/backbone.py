@@ -15,12 +15,18 @@ from mixers.deep import DeepLayer
 
 
 class Stack(nn.ModuleList):
-    """Layers of one kind on top of each other; that kind says in which order they work, unless one has a hook."""
+    """Layers on top of each other; those of one kind work in the order it says, unless one has hooks of its own."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         layers = [cast(Layer, layer) for layer in self]
-        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-        return (Layer if hooked else type(layers[0])).through(layers, x_BTD)
+        (kind, *others) = {type(layer) for layer in layers}
+        one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, layers))
+        return (kind if one_kind else Layer).through(layers, x_BTD)
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 class Backbone(nn.Module, ABC):

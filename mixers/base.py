@@ -108,9 +108,11 @@ def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """What matrix products of x run in: the dtype of autocast where it is on, else that of x."""
+    """What matrix products of x run in: its dtype, or that of autocast where it is on, which leaves float64 alone."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if x.dtype == torch.float64 or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def fused_kernels(x: Tensor) -> ModuleType | None:

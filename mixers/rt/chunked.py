@@ -5,9 +5,9 @@ of chunks. At the start of a group its queries and temporary pairs are computed,
 the start of a chunk a kernel lets its queries attend to the group's earlier chunks; then the positions of the chunk
 follow one another, and only the keys of the chunk itself remain. A position is four matrix products and five kernels
 between them: attention; residual and norm; GELU; residual and norm; the persistent pair. The backward mirrors this
-from the last position to the first, computes again what a group needs beside outputs, attention outputs and pairs, and
-adds to the weights' gradients group by group. No atomics: results repeat bitwise. Thousands of small launches: meant to
-be captured in a CUDA graph.
+from the last position to the first, computes again what a group needs beside what is kept (outputs, projections of
+inputs, queries, attention outputs and pairs: 18 bytes a channel in bfloat16) and adds to the weights' gradients group
+by group. No atomics: results repeat bitwise. Thousands of small launches: meant to be captured in a CUDA graph.
 
 Layers of a stack form a wavefront: while one works on a group, the next works on the group before, for that is all it
 waits for. Each product and each kernel serves all layers at work, one group apart. Runs trained together are served in

@@ -1,7 +1,7 @@
 """Triton kernels between the matrix products of ``mixers.rt.chunked``; its docstring says how they follow one another.
 
-Rows are sequences, or positions and sequences, of a layer; layers, axis 1 or 2 of the grid, are strides apart. Norms
-have no gains but those of queries and keys. Logits are kept in units of log2.
+Rows are sequences, or positions and sequences, of a layer; layers are strides apart and the last axis of the grid, for
+attention part of the first. Norms have no gains but those of queries and keys. Logits are kept in units of log2.
 """
 
 import triton

@@ -66,8 +66,14 @@ class RecurrentTransformer(AttentionLayer):
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
-        # At the same time layers need the memory of all, which gradients need in any case.
-        if torch.is_grad_enabled() and all(layer._choose(x_BTD) == "chunked" for layer in layers):
+        first = layers[0]
+        alike = all(
+            (layer.config, layer.shape) == (first.config, first.shape)
+            and getattr(layer.forward, "__func__", None) is RecurrentTransformer.forward
+            for layer in layers
+        )
+        # At the same time layers hold the memory of all, which for gradients is kept anyway.
+        if alike and torch.is_grad_enabled() and first._choose(x_BTD) == "chunked":
             return cls._wavefront(layers, x_BTD)
         return super().through(layers, x_BTD)
 
@@ -97,7 +103,10 @@ class RecurrentTransformer(AttentionLayer):
 
     def _choose(self, x_BTD: Tensor) -> Chosen:
         config = self.config
-        return choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, config.block)
+        chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, config.block)
+        # ``chunked`` computes queries and pairs itself; a subclass may do so in another way.
+        own = type(self).project is not AttentionLayer.project
+        return "tiled" if own and chosen == "chunked" else chosen
 
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:

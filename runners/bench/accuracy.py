@@ -45,10 +45,9 @@ class Oracle:
     """
 
     def __init__(self, setting: Setting, autocast: bool, runs: int = CHECK_RUNS, wide: bool = False) -> None:
-        """``runs`` are checked together; ``wide`` layers at one length, for it takes seconds: one layer at the first,
-        several at the last, at which they work at the same time."""
+        """``runs`` are checked together; ``wide`` layers at the last length alone, for it takes seconds."""
         self.setting, self.autocast, self.runs = setting, autocast, runs
-        self.lengths = (CHECK_LENGTHS[0 if setting.layers == 1 else -1],) if wide else CHECK_LENGTHS
+        self.lengths = CHECK_LENGTHS[-1:] if wide else CHECK_LENGTHS
         self._known: dict[tuple[int, bool], tuple[list[Tensor], list[float]]] = {}
 
     def sample(self, length: int) -> Sample:

@@ -97,13 +97,13 @@ class PretrainingBench(Bench[Options, Cell]):
         return f"{layers}D {cell.width}, B {cell.batch_size}, N {cell.length}, {cell.phase}"
 
     def setting(self, cell: Cell) -> Setting:
-        """That of the check: of the layer, or of two where a stack is timed."""
+        """That of the check: of the layer, or of two where a stack or a model in training is timed."""
         return Setting(
             width=cell.width,
             heads=cell.width // self.options.head_width,
             mlp_width=MLP_FACTOR * cell.width,
             batch_size=self.options.batch_size,
-            layers=min(cell.layers, 2) if cell.phase in PHASES[:2] else 1,
+            layers=1 if cell.phase == "decode" else min(cell.layers, 2),
         )
 
     def oracle(self, cell: Cell) -> Oracle:
@@ -133,7 +133,8 @@ class PretrainingBench(Bench[Options, Cell]):
     def growth(self, other: Cell, cell: Cell) -> float | None:
         """A training step contains the passes of its layers; at its smallest, time is in proportion to what is smaller.
 
-        What goes from position to position also takes longer in proportion to their number.
+        What goes from position to position also takes longer in proportion to their number, and more layers take
+        longer in proportion unless they work at the same time.
         """
         if other.implementation != cell.implementation or PHASES.index(other.phase) > PHASES.index(cell.phase):
             return None
@@ -141,7 +142,10 @@ class PretrainingBench(Bench[Options, Cell]):
         if not self.implementations[cell.implementation].stepwise:
             by_length = min(1.0, by_length)
         by_width = min(1.0, cell.width / other.width) ** 2
-        return by_length * by_width * min(1.0, cell.batch_size / other.batch_size) * cell.layers / other.layers
+        by_layers = cell.layers / other.layers
+        if self.implementations[cell.implementation].method == "chunked":
+            by_layers = min(1.0, by_layers)
+        return by_length * by_width * by_layers * min(1.0, cell.batch_size / other.batch_size)
 
     def expected(self, cell: Cell) -> float:
         """Before anything like it was timed, seconds at a usual share of the peak."""

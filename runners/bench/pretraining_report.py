@@ -48,7 +48,7 @@ def to_dict(bench: "PretrainingBench") -> dict[str, Any]:
         **described(bench),
         "peak_flops": bench.peak,
         "checks": [
-            {"implementation": name, "width": setting.width, **asdict(outcome)}
+            {"implementation": name, "width": setting.width, "layers": setting.layers, **asdict(outcome)}
             for (name, setting), outcome in bench.checks.items()
         ],
         "cells": [cell_to_dict(bench, cell) for cell in bench.cells if cell in bench.figures],
@@ -60,7 +60,8 @@ def cell_to_dict(bench: "PretrainingBench", cell: Cell) -> dict[str, Any]:
     """A cell's part of ``to_dict``; it must have its figures.
 
     Set-up is all that comes before the first repeat but further warm-up: building, capture or compilation of the layer
-    and, as measured in the check, of its kernels. ``share_of_peak`` is the roofline's for a layer, in training the MFU.
+    and, as measured in the check, of kernels that no earlier check has compiled. ``share_of_peak`` is the roofline's
+    for a layer, in training the MFU.
     """
     figures, check, latency, ideal = (
         bench.figures[cell],
@@ -74,7 +75,7 @@ def cell_to_dict(bench: "PretrainingBench", cell: Cell) -> dict[str, Any]:
     shown = {
         **asdict(cell),
         **measured(figures),
-        "layer_ms": None if latency is None else 1e3 * latency / cell.layers,
+        "layer_ms": None if latency is None or cell.phase not in PHASES[:2] else 1e3 * latency / cell.layers,
         "tokens_per_second": None if latency is None else tokens / latency,
         "share_of_peak": None if latency is None or ideal is None else ideal / latency,
         "of_transformer": _of_transformer(bench, cell),
@@ -183,7 +184,7 @@ def _print_cells(
         shown = cell_to_dict(bench, cell)
         notes = {target["figure"]: _note(target) for target in shown["targets"]}
         micro = f"\nin parts of {cell.micro_batch_size}" if cell.micro_batch_size else ""
-        layers = f"{cell.layers} layers" if cell.layers > 1 else ""
+        layers = f"{cell.layers} layers" if cell.layers > 1 or cell.phase not in PHASES[:2] else ""
         kind = " ".join(filter(None, (SHORT.get(cell.phase), layers))) + micro
         place = (str(cell.width), str(cell.batch_size), str(cell.length), kind)
         again = i > 0 and (cells[i - 1].group, cells[i - 1].layers) == (cell.group, cell.layers)

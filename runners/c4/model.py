@@ -56,7 +56,7 @@ class Cost:
         memory: bytes by part in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
             time. Temporary tensors inside a layer and its backward pass come on top. Activations are missing where the
             layer cannot be traced. What is counted are the forms in plain PyTorch: fused kernels, of layers and of the
-            readout, keep less (RT 300M, 12 layers, 512 sequences: 111 GiB in all on an H200, where this says 160).
+            readout, keep less (RT 300M, 12 layers, 512 sequences: 122 GiB in all on an H200, where this says 160).
     """
 
     parameters: int

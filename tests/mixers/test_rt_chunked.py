@@ -123,25 +123,67 @@ def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) ->
     check_float32(case)
 
 
+class Doubled(RecurrentTransformer):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return 2 * super().forward(x_BTD)
+
+
+class Cold(RecurrentTransformer):
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        return 0 * q, k, v
+
+
 @interpreted
-@pytest.mark.parametrize("seen", ["nothing", "hook", "no gradients"])
-def test_layers_work_at_the_same_time_unless_that_costs_something(seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("reason", "together"),
+    [
+        ("none", [2]),
+        ("hook", [1, 1]),
+        ("backward hook", [1, 1]),
+        ("no gradients", [1, 1]),
+        ("another configuration", [1, 1]),
+        ("another forward", [1, 1]),
+        ("another projection", []),
+        ("another module", [1]),
+    ],
+)
+def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
+    reason: str, together: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunked, "GROUP", 16)
-    config = RecurrentTransformer.Config(heads=1, implementation="chunked")
-    stack = Stack(RecurrentTransformer(config, Shape(width=16, mlp_width=16, layers=2)) for _ in range(2))
-    together, wavefront, called = [], RecurrentTransformer._wavefront, []
+    kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
+    shape = Shape(width=32, mlp_width=16, layers=2)
+    config = kind.Config(heads=2, implementation="chunked")
+    torch.manual_seed(0)
+    stack = Stack(kind(config, shape) for _ in range(2)).to(DEVICE)
+    called = []
+    if reason == "hook":
+        stack[1].register_forward_hook(lambda module, inputs, output: called.append(module))
+    elif reason == "backward hook":
+        stack[1].register_full_backward_hook(lambda module, inputs, outputs: called.append(module))
+    elif reason == "another configuration":
+        stack[1] = kind(kind.Config(heads=1, implementation="chunked"), shape).to(DEVICE)
+    elif reason == "another module":
+        stack[1] = torch.nn.Identity()
+    counts, wavefront = [], RecurrentTransformer._wavefront
 
     def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
-        together.append(len(layers))
+        counts.append(len(layers))
         return wavefront(layers, x_BTD)
 
     monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
-    if seen == "hook":
-        stack[1].register_forward_hook(lambda module, inputs, output: called.append(module))
-    with torch.set_grad_enabled(seen != "no gradients"):
-        stack(torch.randn(1, 2, 16))
-    assert together == ([2] if seen == "nothing" else [1, 1])
-    assert called == ([stack[1]] if seen == "hook" else [])
+    x = torch.randn(1, 3, 32, device=DEVICE)
+    with torch.set_grad_enabled(reason != "no gradients"):
+        z = stack(x)
+    if z.requires_grad:
+        z.sum().backward()
+    assert counts == together
+    assert len(called) == ("hook" in reason)
+    for layer in stack:
+        if isinstance(layer, RecurrentTransformer):
+            object.__setattr__(layer.config, "implementation", "naive")
+    torch.testing.assert_close(z, stack(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])

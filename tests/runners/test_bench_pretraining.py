@@ -86,7 +86,8 @@ def test_everything_measured_is_stored_and_shown(tmp_path: Path, capsys: pytest.
         assert 0 < cell["error"] <= 1e-5
         tokens = cell["batch_size"] * (1 if cell["phase"] == "decode" else cell["length"])
         assert cell["tokens_per_second"] == pytest.approx(tokens / (1e-3 * cell["median_ms"]))
-        assert cell["layer_ms"] == pytest.approx(cell["median_ms"] / cell["layers"])
+        if cell["phase"] in PASSES:
+            assert cell["layer_ms"] == pytest.approx(cell["median_ms"] / cell["layers"])
         assert cell["setup_seconds"] > 0
         assert cell["share_of_peak"] is cell["peak_gib"] is None  # not known of a CPU
         assert cell["targets"] == []
