@@ -110,12 +110,12 @@ def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("group", "case"),
     [
-        (16, Case(1, 1, 1, 1, 16, 1, 16)),
+        (16, Case(1, 1, 1, 1, 48, 3, 40)),
         (16, Case(3, 1, 1, 17, 16, 1, 16)),
         (32, Case(2, 1, 1, 20, 32, 2, 24)),
-        (16, Case(2, 1, 2, 18, 48, 3, 40, qk_norm=False)),
+        (16, Case(2, 1, 2, 18, 16, 1, 40, qk_norm=False)),
         (16, Case(2, 2, 1, 3, 16, 1, 16, persistent_norm=False)),
-        (16, Case(1, 2, 2, 19, 32, 2, 16)),
+        (16, Case(1, 2, 2, 19, 16, 1, 16)),
     ],
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     x = torch.randn(1, 3, 32, device=DEVICE)
     with torch.set_grad_enabled(reason != "no gradients"):
         z = stack(x)
-    if z.requires_grad:
+    if reason == "backward hook":
         z.sum().backward()
     assert counts == together
     assert len(called) == ("hook" in reason)
