@@ -55,7 +55,7 @@ GELU: dict[str, Any] = {"W": 1024, "num_warps": 4}
 
 
 class LayerWeights(NamedTuple):
-    """All weights of a layer, linear maps as (outputs, inputs); gains of queries' and keys' norms may be absent."""
+    """All weights of a layer, linear maps as (outputs, inputs); queries' and keys' norms may both be absent."""
 
     norm_D: Tensor
     wq_DD: Tensor
@@ -132,7 +132,7 @@ def _forward(
     if reason := unsupported(D, H, 1, dtype, x_RBTD.device):
         raise ValueError(f"no kernel for {reason}")
     qkv, wo, up, down, wkv = (w.mT for w in _operands(weights, persistent_norm, dtype))
-    slopes, (q_norm, k_norm) = slopes_H.float(), _gains(weights)
+    slopes, (q_norm, k_norm), qk_normed = slopes_H.float(), _gains(weights), weights.q_norm_D is not None
     skew = GROUP if R == 1 else 0
     padded = -(-T // GROUP) * GROUP
     # The outputs of a layer are the inputs of the next; of runs both are kept side by side.
@@ -159,7 +159,7 @@ def _forward(
         _product(normed[:n], qkv[lo:hi], products)
         begin_fwd_kernel[GROUP * B, n](
             *_rows(products), q_norm[lo:hi], k_norm[lo:hi], *_rows(at(q, base, GROUP)), m, l, o, GROUP * B,
-            K=D // H, NORM=weights.q_norm_D is not None, **row,
+            K=D // H, NORM=qk_normed, **row,
         )  # fmt: skip
         past = partial(
             past_fwd_kernel[(n * B * H,)],
@@ -189,9 +189,7 @@ def _forward(
                     *_rows(u_now, y_now, z_t, n_now), scale, ADD=True, NORM=persistent_norm, **row
                 )
                 _product(n_now[:n], wkv[lo:hi], kv_now[:n])
-                pair_fwd_kernel[B, n](
-                    *_rows(kv_now), k_norm[lo:hi], k_t, *_rows(v_t), NORM=weights.k_norm_D is not None, **row
-                )
+                pair_fwd_kernel[B, n](*_rows(kv_now), k_norm[lo:hi], k_t, *_rows(v_t), NORM=qk_normed, **row)
     return z[-R:, :T].transpose(1, 2).contiguous(), stream, raw, q, a, k, v, lse
 
 
@@ -208,7 +206,7 @@ def _backward(
     R, B, T, D = dz_RBTD.shape
     L, H, hidden = len(weights.wq_DD), len(slopes_H), weights.up_FD.shape[1]
     qkv, wo, up, down, wkv = _operands(weights, persistent_norm, dtype)
-    slopes, (q_norm, k_norm), k_normed = slopes_H.float(), _gains(weights), weights.k_norm_D is not None
+    slopes, (q_norm, k_norm), qk_normed = slopes_H.float(), _gains(weights), weights.q_norm_D is not None
     stream, raw, q, a, k, v, lse = saved
     padded, skew = q.shape[1], GROUP if R == 1 else 0
     x, z = (stream[:-1], stream[1:]) if skew else (stream[0], stream[1])
@@ -242,7 +240,7 @@ def _backward(
         _product(n_u[:n], up[lo:hi].mT, h[:n])
         normalise = partial(add_norm_fwd_kernel[GROUP * B, n], scale=scale, ADD=False, **row)
         normalise(*_rows(ended, ended, ended, n_xz), NORM=persistent_norm)
-        if k_normed:
+        if qk_normed:
             _product(n_xz[:n], wkv[lo:hi, :D].mT, raw_k[:n])
 
         past = partial(
@@ -266,7 +264,7 @@ def _backward(
                 i = chunk + t
                 z_t = at(z, base + i, 1)
                 attend(t, J=_tile(CHUNK - 2 - t), QUERY=t + 1 < CHUNK, PULL=True)
-                if k_normed:
+                if qk_normed:
                     pair_bwd_kernel[B, n](*_rows(dkv[:, i], raw_k[:, i]), k_norm[lo:hi], *_rows(dk_norm[lo:hi]), **row)
                 _product(dkv[:n, i], wkv[lo:hi], y_now[:n])
                 add_norm_bwd_kernel[B, n](
@@ -296,7 +294,7 @@ def _backward(
         begin_bwd_kernel[B, GROUP // CHUNK, n](
             *_rows(at(raw, base, GROUP)), q_norm[lo:hi], k_norm[lo:hi], *_rows(at(da, base, GROUP)),
             at(lse, base, GROUP), at(delta, base, GROUP), y, draw, dq_norm[lo:hi], dkt_norm[lo:hi], B,
-            K=D // H, C=CHUNK, S=GROUP, NORM=k_normed, **row,
+            K=D // H, C=CHUNK, S=GROUP, NORM=qk_normed, **row,
         )  # fmt: skip
         normalise(*_rows(begun, begun, begun, n_xz), NORM=True)
         _add_rows(dqkv[lo:hi], draw[:n], n_xz[:n])
@@ -319,8 +317,8 @@ def _backward(
         wq_DD=dwq,
         wk_DD=dwk,
         wv_DD=dwv,
-        q_norm_D=None if weights.q_norm_D is None else dq_norm.sum((1, 2)),
-        k_norm_D=None if weights.k_norm_D is None else dkt_norm.sum((1, 2)) + dk_norm.sum(1),
+        q_norm_D=dq_norm.sum((1, 2)) if qk_normed else None,
+        k_norm_D=dkt_norm.sum((1, 2)) + dk_norm.sum(1) if qk_normed else None,
         wo_DD=dwo,
         mlp_norm_D=(dup * weights.up_FD).sum(1),
         up_FD=dup * weights.mlp_norm_D[:, None],
@@ -354,16 +352,21 @@ def _rows(*tensors: Tensor) -> list[Any]:
 
 def _product(y: Tensor, w_LIO: Tensor, out: Tensor) -> None:
     """Rows y (L, ..., I) times each layer's matrix, into out (L, ..., O)."""
-    y, out = (x if x.ndim == 3 else x.flatten(1, -2) for x in (y, out))
+    y, out = _matrices(y), _matrices(out)
     if len(y) == 1:
         torch.mm(y[0], w_LIO[0], out=out[0])
     else:
         torch.bmm(y, w_LIO, out=out)
 
 
+def _matrices(y: Tensor) -> Tensor:
+    """Each layer's rows as a matrix, in place."""
+    return y.view(len(y), -1, y.shape[-1])
+
+
 def _add_rows(total_LIJ: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds the sums over each layer's rows of ``left_i right_j`` to a total in float32."""
-    left, right = (x if x.ndim == 3 else x.flatten(1, -2) for x in (left, right))
+    left, right = _matrices(left), _matrices(right)
     if left.dtype == torch.float32:
         torch.baddbmm(total_LIJ, left.mT, right, out=total_LIJ)
     else:

@@ -26,22 +26,8 @@ from runners.bench.turns import Figures
 CPU = torch.device("cpu")
 SETTING = Setting(width=32, heads=2, mlp_width=64, batch_size=2)
 SHAPE = ["--widths", "32", "--head-width", "16", "--model-width", "32", "--vocabulary", "50", "--layers", "2"]
-GRID = [
-    "--stack",
-    "2",
-    "--batches",
-    "2",
-    "--batch-size",
-    "4",
-    "--length",
-    "4",
-    "--lengths",
-    "4",
-    "6",
-    "--decode-batches",
-    "3",
-]
-TINY = ["pretraining", "--device", "cpu", *SHAPE, *GRID]
+GRID = ["--batches", "2", "--batch-size", "4", "--length", "4", "--lengths", "4", "6", "--decode-batches", "3"]
+TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID]
 
 
 @pytest.fixture(autouse=True)
