@@ -4,24 +4,46 @@ Both map tokens (B, T) to logits (B, T, V) that are aligned with the targets of 
 """
 
 from abc import ABC, abstractmethod
+from math import sqrt
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mixers.base import Layer, RMSNorm, Shape, State, linear
 from mixers.deep import DeepLayer
 
 
 class Stack(nn.ModuleList):
-    """Layers on top of each other; those of one kind work in the order it says, unless one has hooks of its own."""
+    """Layers on top of each other; those of one kind work in the order it says, unless one has hooks of its own.
+
+    Attributes:
+        recompute: keep only the inputs of each ``recomputed(layers)`` of them, whose backward computes them again (Chen
+            et al. 2016, arXiv:1604.06174); layers that draw random numbers must not be captured in a graph then.
+    """
+
+    recompute = False
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         layers = [cast(Layer, layer) for layer in self]
         (kind, *others) = {type(layer) for layer in layers}
         one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, layers))
-        return (kind if one_kind else Layer).through(layers, x_BTD)
+        through = (kind if one_kind else Layer).through
+        if not self.recompute:
+            return through(layers, x_BTD)
+        count = recomputed(len(layers))
+        captured = x_BTD.is_cuda and torch.cuda.is_current_stream_capturing()
+        for first in range(0, len(layers), count):
+            some = layers[first : first + count]
+            x_BTD = checkpoint(through, some, x_BTD, use_reentrant=False, preserve_rng_state=not captured)
+        return x_BTD
+
+
+def recomputed(layers: int) -> int:
+    """Layers whose activations exist at a time when all are computed again: as many as there are such parts."""
+    return round(sqrt(layers))
 
 
 def _hooked(module: nn.Module) -> bool:

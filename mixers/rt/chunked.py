@@ -5,9 +5,10 @@ of chunks. At the start of a group its queries and temporary pairs are computed,
 the start of a chunk a kernel lets its queries attend to the group's earlier chunks; then the positions of the chunk
 follow one another, and only the keys of the chunk itself remain. A position is four matrix products and five kernels
 between them: attention; residual and norm; GELU; residual and norm; the persistent pair. The backward mirrors this
-from the last position to the first, computes again what a group needs beside what is kept (outputs, projections of
-inputs, queries, attention outputs and pairs: 18 bytes a channel in bfloat16) and adds to the weights' gradients group
-by group. No atomics: results repeat bitwise. Thousands of small launches: meant to be captured in a CUDA graph.
+from the last position to the first, computes the hidden layer again from what is kept (normed outputs, projections of
+inputs, queries, attention outputs, normed inputs of the MLP, pairs: 18 bytes a channel in bfloat16) and adds to the
+weights' gradients group by group. No atomics: results repeat bitwise. Thousands of small launches: meant to be captured
+in a CUDA graph.
 
 Layers of a stack form a wavefront: while one works on a group, the next works on the group before, for that is all it
 waits for. Each product and each kernel serves all layers at work, one group apart. Runs trained together are served in
@@ -15,7 +16,8 @@ the same way, but side by side.
 
 Tensors carry a leading axis L of layers or runs and, except at the interface, have positions before sequences:
 (L, T, B, D). The number of positions is a multiple of ``GROUP``; further ones are zero. Gains of the norms before
-products are part of the weights. Logits are kept in units of log2. Buffers named ``now`` hold one position.
+products are part of the weights, that of keys part of the queries'. ``n`` is a normed row, ``r`` the reciprocal root
+mean square that made it so. Logits are kept in units of log2. Buffers named ``now`` hold one position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +53,7 @@ GROUP_TILE: dict[str, Any] = {"num_warps": 4}
 CHUNK_TILE: dict[str, Any] = {"J": 16, "num_warps": 1}
 ATTEND: dict[str, Any] = {"G": 1, "num_warps": 1}
 ROW: dict[str, Any] = {"num_warps": 4}
+BEGIN_BWD: dict[str, Any] = {"C": 4, "num_warps": 4}
 GELU: dict[str, Any] = {"W": 1024, "num_warps": 4}
 
 
@@ -132,33 +135,39 @@ def _forward(
     if reason := unsupported(D, H, 1, dtype, x_RBTD.device):
         raise ValueError(f"no kernel for {reason}")
     qkv, wo, up, down, wkv = (w.mT for w in _operands(weights, persistent_norm, dtype))
-    slopes, (q_norm, k_norm), qk_normed = slopes_H.float(), _gains(weights), weights.q_norm_D is not None
+    slopes, gain, qk_normed = slopes_H.float(), _gain(weights), weights.q_norm_D is not None
     skew = GROUP if R == 1 else 0
+    chained = skew > 0 and persistent_norm
     padded = -(-T // GROUP) * GROUP
-    # The outputs of a layer are the inputs of the next; of runs both are kept side by side.
-    stream = x_RBTD.new_empty((L + 1, padded, B, D) if skew else (2, R, padded, B, D))
-    x, z = (stream[:-1], stream[1:]) if skew else (stream[0], stream[1])
-    x[:R, :T].copy_(x_RBTD.transpose(1, 2))
-    x[:R, T:].zero_()
+    z_RBTD = torch.empty_like(x_RBTD)
+    # Inputs of layers, and outputs, which are the next layer's inputs one wave later.
+    x, z = (x_RBTD.new_empty(L + 1, GROUP, B, D) for _ in range(2))
     full = partial(torch.empty, dtype=dtype, device=x.device)
+    both = (L + 1,) if chained else (2, L)
+    n_xz, r_xz = full(*both, padded, B, D), x.new_empty(*both, padded, B, 1)
+    (n_x, n_z), (r_x, r_z) = _inputs_outputs(n_xz, chained), _inputs_outputs(r_xz, chained)
     raw = full(L, padded, B, 3 * D)
-    q, a, k, v = (full(L, padded, B, D) for _ in range(4))
-    lse = x.new_empty(L, padded, B, H)
+    q, a, n_u, k, v = (full(L, padded, B, D) for _ in range(5))
+    lse, r_u, r_k = (x.new_empty(L, padded, B, n) for n in (H, 1, 1))
     most = min(L, padded // GROUP) if skew else L
     m, l = x.new_empty(most, GROUP, B, H), x.new_empty(most, GROUP, B, H)
     o, u_now = x.new_empty(most, GROUP, B, D), x.new_empty(most, B, D)
-    normed = full(most, GROUP * B, D)
-    y_now, n_now, h_now, kv_now = (full(most, B, n) for n in (D, D, hidden, 2 * D))
+    y_now, h_now, kv_now = (full(most, B, n) for n in (D, hidden, 2 * D))
     dims, row = {"D": D, "K": D // H}, {"D": D, "E": triton.next_power_of_2(D), **ROW}
 
     for lo, hi, base in _waves(L, padded, skew):
         n = hi - lo
         at = partial(_span, lo=lo, hi=hi, skew=skew)
-        begun, products = at(x, base, GROUP), at(raw, base, GROUP)
-        add_norm_fwd_kernel[GROUP * B, n](*_rows(begun, begun, begun, normed), scale, ADD=False, NORM=True, **row)
-        _product(normed[:n], qkv[lo:hi], products)
+        if lo == 0:
+            _copy(x[:R], x_RBTD[:, :, base : base + GROUP].transpose(1, 2))
+        begun, products = at(n_x, base, GROUP), at(raw, base, GROUP)
+        if fresh := int(lo == 0) if chained else n:
+            add_norm_fwd_kernel[GROUP * B, fresh](
+                *_rows(x[lo:], None, None, begun, at(r_x, base, GROUP)), scale, NORM=True, **row
+            )
+        _product(begun, qkv[lo:hi], products)
         begin_fwd_kernel[GROUP * B, n](
-            *_rows(products), q_norm[lo:hi], k_norm[lo:hi], *_rows(at(q, base, GROUP)), m, l, o, GROUP * B,
+            *_rows(products), gain[lo:hi], *_rows(at(q, base, GROUP)), m, l, o, GROUP * B,
             K=D // H, NORM=qk_normed, **row,
         )  # fmt: skip
         past = partial(
@@ -179,18 +188,22 @@ def _forward(
             )  # fmt: skip
             for t in range(CHUNK):
                 attend(t, J=_tile(t))
-                x_t, z_t, k_t, v_t = (at(y, start + t, 1) for y in (x, z, k, v))
-                _product(at(a, start + t, 1), wo[lo:hi], y_now[:n])
-                add_norm_fwd_kernel[B, n](*_rows(x_t, y_now, u_now, n_now), scale, ADD=True, NORM=True, **row)
-                _product(n_now[:n], up[lo:hi], h_now[:n])
+                x_t, z_t = x[lo:hi, chunk + t], z[lo + 1 : hi + 1, chunk + t]
+                a_t, nu_t, ru_t, nz_t = (at(y, start + t, 1) for y in (a, n_u, r_u, n_z))
+                rz_t, k_t, rk_t, v_t = (at(y, start + t, 1) for y in (r_z, k, r_k, v))
+                _product(a_t, wo[lo:hi], y_now[:n])
+                add_norm_fwd_kernel[B, n](*_rows(x_t, y_now, u_now, nu_t, ru_t), scale, NORM=True, **row)
+                _product(nu_t, up[lo:hi], h_now[:n])
                 gelu_fwd_kernel[(triton.cdiv(n * B * hidden, GELU["W"]),)](h_now, n * B * hidden, **GELU)
                 _product(h_now[:n], down[lo:hi], y_now[:n])
-                add_norm_fwd_kernel[B, n](
-                    *_rows(u_now, y_now, z_t, n_now), scale, ADD=True, NORM=persistent_norm, **row
-                )
-                _product(n_now[:n], wkv[lo:hi], kv_now[:n])
-                pair_fwd_kernel[B, n](*_rows(kv_now), k_norm[lo:hi], k_t, *_rows(v_t), NORM=qk_normed, **row)
-    return z[-R:, :T].transpose(1, 2).contiguous(), stream, raw, q, a, k, v, lse
+                add_norm_fwd_kernel[B, n](*_rows(u_now, y_now, z_t, nz_t, rz_t), scale, NORM=persistent_norm, **row)
+                _product(nz_t, wkv[lo:hi], kv_now[:n])
+                pair_fwd_kernel[B, n](*_rows(kv_now), k_t, *_rows(v_t, rk_t), NORM=qk_normed, **row)
+        if hi == L:
+            top = base - (n - 1) * skew
+            _copy(z_RBTD[:, :, top : top + GROUP].transpose(1, 2), z[-R:])
+        x, z = z, x
+    return z_RBTD, n_xz, r_xz, raw, q, lse, a, r_u, n_u, r_k, k, v
 
 
 def _backward(
@@ -203,27 +216,26 @@ def _backward(
     saved: Sequence[Tensor],
 ) -> tuple[Tensor, LayerWeights]:
     """Gradients of inputs (R, B, T, D) and weights, all float32; None where the weight is None."""
-    R, B, T, D = dz_RBTD.shape
+    R, B, _, D = dz_RBTD.shape
     L, H, hidden = len(weights.wq_DD), len(slopes_H), weights.up_FD.shape[1]
     qkv, wo, up, down, wkv = _operands(weights, persistent_norm, dtype)
-    slopes, (q_norm, k_norm), qk_normed = slopes_H.float(), _gains(weights), weights.q_norm_D is not None
-    stream, raw, q, a, k, v, lse = saved
+    slopes, gain, qk_normed = slopes_H.float(), _gain(weights), weights.q_norm_D is not None
+    n_xz, r_xz, raw, q, lse, a, r_u, n_u, r_k, k, v = saved
     padded, skew = q.shape[1], GROUP if R == 1 else 0
-    x, z = (stream[:-1], stream[1:]) if skew else (stream[0], stream[1])
-    dz, dx = (dz_RBTD.new_zeros(R, padded, B, D) for _ in range(2))
-    dz[:, :T].copy_(dz_RBTD.transpose(1, 2))
+    chained = skew > 0 and persistent_norm
+    (n_x, n_z), (r_x, r_z) = _inputs_outputs(n_xz, chained), _inputs_outputs(r_xz, chained)
+    dx_RBTD = torch.empty_like(dz_RBTD)
     full = partial(torch.empty, dtype=dtype, device=q.device)
     da, delta = torch.empty_like(q), torch.empty_like(lse)
     most = min(L, padded // GROUP) if skew else L
-    mine, below = (dz.new_empty(L + 1 if skew else L, GROUP, B, D) for _ in range(2))
-    u = dz.new_empty(most, GROUP, B, D)
-    y, n_u, n_xz, raw_k, dy, du = (full(most, GROUP, B, D) for _ in range(6))
+    # Gradients of outputs, and of inputs, which are the outputs of the layer below one wave later.
+    dz, dx = (dz_RBTD.new_empty(L + 1, GROUP, B, D) for _ in range(2))
+    y, dy, du = (full(most, GROUP, B, D) for _ in range(3))
     h, dh = (full(most, GROUP, B, hidden) for _ in range(2))
     dkv, draw = full(most, GROUP, B, 2 * D), full(most, GROUP, B, 3 * D)
     dk, dv = (dz.new_empty(most, GROUP, B, D) for _ in range(2))
     y_now, h_now = full(most, B, D), full(most, B, hidden)
-    dq_norm, dkt_norm = (dz.new_zeros(L, GROUP // CHUNK, B, D) for _ in range(2))
-    dk_norm = dz.new_zeros(L, B, D)
+    dgain = dz.new_zeros(L, GROUP // BEGIN_BWD["C"], B, D)
     dqkv, dwo, dup, ddown, dwkv = (torch.zeros_like(w, dtype=dz.dtype) for w in (qkv, wo, up, down, wkv))
     dims, row = {"D": D, "K": D // H}, {"D": D, "E": triton.next_power_of_2(D), **ROW}
 
@@ -231,17 +243,10 @@ def _backward(
         n = hi - lo
         if hi == L:
             top = base - (n - 1) * skew
-            mine[-R:].copy_(dz[:, top : top + GROUP])
+            _copy(dz[-R:], dz_RBTD[:, :, top : top + GROUP].transpose(1, 2))
         at = partial(_span, lo=lo, hi=hi, skew=skew)
-        d = mine[len(mine) - L + lo :]
-        _product(at(a, base, GROUP), wo[lo:hi].mT, y[:n])
-        begun, ended = at(x, base, GROUP), at(z, base, GROUP)
-        add_norm_fwd_kernel[GROUP * B, n](*_rows(begun, y, u, n_u), scale, ADD=True, NORM=True, **row)
-        _product(n_u[:n], up[lo:hi].mT, h[:n])
-        normalise = partial(add_norm_fwd_kernel[GROUP * B, n], scale=scale, ADD=False, **row)
-        normalise(*_rows(ended, ended, ended, n_xz), NORM=persistent_norm)
-        if qk_normed:
-            _product(n_xz[:n], wkv[lo:hi, :D].mT, raw_k[:n])
+        d = dz[lo + 1 :]
+        _product(at(n_u, base, GROUP), up[lo:hi].mT, h[:n])
 
         past = partial(
             past_bwd_kernel[(n * B * H,)],
@@ -262,13 +267,14 @@ def _backward(
             )  # fmt: skip
             for t in reversed(range(CHUNK)):
                 i = chunk + t
-                z_t = at(z, base + i, 1)
+                k_t, rk_t, nz_t, rz_t = (at(y, base + i, 1) for y in (k, r_k, n_z, r_z))
+                nu_t, ru_t, da_t = (at(y, base + i, 1) for y in (n_u, r_u, da))
                 attend(t, J=_tile(CHUNK - 2 - t), QUERY=t + 1 < CHUNK, PULL=True)
                 if qk_normed:
-                    pair_bwd_kernel[B, n](*_rows(dkv[:, i], raw_k[:, i]), k_norm[lo:hi], *_rows(dk_norm[lo:hi]), **row)
+                    pair_bwd_kernel[B, n](*_rows(dkv[:, i], k_t, rk_t), **row)
                 _product(dkv[:n, i], wkv[lo:hi], y_now[:n])
                 add_norm_bwd_kernel[B, n](
-                    *_rows(d[:, i], y_now, z_t, d[:, i], dy[:, i]), scale, NORM=persistent_norm, LOW=True, **row
+                    *_rows(d[:, i], y_now, nz_t, rz_t, d[:, i], dy[:, i]), scale, NORM=persistent_norm, **row
                 )
                 _product(dy[:n, i], down[lo:hi], h_now[:n])
                 gelu_bwd_kernel[B, triton.cdiv(hidden, GELU["W"]), n](
@@ -276,40 +282,42 @@ def _backward(
                 )
                 _product(dh[:n, i], up[lo:hi], y_now[:n])
                 add_norm_bwd_kernel[B, n](
-                    *_rows(d[:, i], y_now, u[:, i], d[:, i], du[:, i]), scale, NORM=True, LOW=True, **row
+                    *_rows(d[:, i], y_now, nu_t, ru_t, d[:, i], du[:, i]), scale, NORM=True, **row
                 )
-                _product(du[:n, i], wo[lo:hi], at(da, base + i, 1))
+                _product(du[:n, i], wo[lo:hi], da_t)
             attend(-1, J=2, QUERY=True, PULL=False)
 
-        gelu_fwd_kernel[(triton.cdiv(h[:n].numel(), GELU["W"]),)](h, h[:n].numel(), **GELU)
-        _add_rows(dup[lo:hi], dh[:n], n_u[:n])
+        _add_rows(dup[lo:hi], dh[:n], at(n_u, base, GROUP))
         _add_rows(ddown[lo:hi], dy[:n], h[:n])
         _add_rows(dwo[lo:hi], du[:n], at(a, base, GROUP))
-        _add_rows(dwkv[lo:hi], dkv[:n], n_xz[:n])
+        _add_rows(dwkv[lo:hi], dkv[:n], at(n_z, base, GROUP))
         query_bwd_kernel[n * B * H, 1](
             q[lo], q, q, k[lo], v[lo], da[lo], lse[lo], delta[lo], slopes, y, y, y,
             padded, B, base, GROUP, C=GROUP, G=1, E=D // H, TEMPORARY=False, SKEW=skew,
             **dims, **_pairs(D // H), **GROUP_TILE,
         )  # fmt: skip
-        begin_bwd_kernel[B, GROUP // CHUNK, n](
-            *_rows(at(raw, base, GROUP)), q_norm[lo:hi], k_norm[lo:hi], *_rows(at(da, base, GROUP)),
-            at(lse, base, GROUP), at(delta, base, GROUP), y, draw, dq_norm[lo:hi], dkt_norm[lo:hi], B,
-            K=D // H, C=CHUNK, S=GROUP, NORM=qk_normed, **row,
+        begin_bwd_kernel[B, GROUP // BEGIN_BWD["C"], n](
+            *_rows(at(raw, base, GROUP)), gain[lo:hi], *_rows(at(da, base, GROUP)),
+            at(lse, base, GROUP), at(delta, base, GROUP), y, draw, dgain[lo:hi], B,
+            K=D // H, S=GROUP, NORM=qk_normed, **{**row, **BEGIN_BWD},
         )  # fmt: skip
-        normalise(*_rows(begun, begun, begun, n_xz), NORM=True)
-        _add_rows(dqkv[lo:hi], draw[:n], n_xz[:n])
+        begun = at(n_x, base, GROUP)
+        _add_rows(dqkv[lo:hi], draw[:n], begun)
         _product(draw[:n], qkv[lo:hi], y[:n])
-        add_norm_bwd_kernel[GROUP * B, n](*_rows(d, y, begun, below[lo:hi], y), scale, NORM=True, LOW=False, **row)
+        add_norm_bwd_kernel[GROUP * B, n](
+            *_rows(d, y, begun, at(r_x, base, GROUP), dx[lo:], None), scale, NORM=True, **row
+        )
         if lo == 0:
-            dx[:, base : base + GROUP].copy_(below[:R])
-        mine, below = below, mine
+            _copy(dx_RBTD[:, :, base : base + GROUP].transpose(1, 2), dx[:R])
+        dz, dx = dx, dz
 
-    gain = weights.norm_D[:, None]
+    dgain_D = dgain.sum((1, 2))
+    norm_1D = weights.norm_D[:, None]
     dnorm = (dqkv * torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-    dqkv *= gain
+    dqkv *= norm_1D
     if persistent_norm:
         dnorm += (dwkv * torch.cat([weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-        dwkv *= gain
+        dwkv *= norm_1D
     dqkv[:, D:] += dwkv
     dwq, dwk, dwv = dqkv.split(D, dim=1)
     gradients = LayerWeights(
@@ -317,14 +325,14 @@ def _backward(
         wq_DD=dwq,
         wk_DD=dwk,
         wv_DD=dwv,
-        q_norm_D=dq_norm.sum((1, 2)) if qk_normed else None,
-        k_norm_D=dkt_norm.sum((1, 2)) + dk_norm.sum(1) if qk_normed else None,
+        q_norm_D=None if weights.k_norm_D is None else dgain_D * weights.k_norm_D,
+        k_norm_D=None if weights.q_norm_D is None else dgain_D * weights.q_norm_D,
         wo_DD=dwo,
         mlp_norm_D=(dup * weights.up_FD).sum(1),
         up_FD=dup * weights.mlp_norm_D[:, None],
         down_DF=ddown,
     )
-    return dx[:, :T].transpose(1, 2).contiguous(), gradients
+    return dx_RBTD, gradients
 
 
 def _waves(layers: int, length: int, skew: int) -> Iterator[tuple[int, int, int]]:
@@ -345,9 +353,21 @@ def _span(y_LTBX: Tensor, t: int, count: int, *, lo: int, hi: int, skew: int) ->
     return y_LTBX.as_strided((hi - lo, count * B, X), ((T - skew) * B * X, X, 1), offset)
 
 
-def _rows(*tensors: Tensor) -> list[Any]:
+def _inputs_outputs(y: Tensor, chained: bool) -> tuple[Tensor, Tensor]:
+    """What belongs to inputs and to outputs of layers, where those of a layer are one with those of the next or not."""
+    return (y[:-1], y[1:]) if chained else (y[0], y[1])
+
+
+def _copy(out: Tensor, y: Tensor) -> None:
+    """Copies the positions (axis 1) that both have; further ones of ``out`` become zero."""
+    count = min(out.shape[1], y.shape[1])
+    out[:, :count].copy_(y[:, :count])
+    out[:, count:].zero_()
+
+
+def _rows(*tensors: Tensor | None) -> list[Any]:
     """Each tensor (L, ...) and how far its layers are apart, as kernels want them."""
-    return [argument for y in tensors for argument in (y, y.stride(0))]
+    return [argument for y in tensors for argument in (y, 0 if y is None else y.stride(0))]
 
 
 def _product(y: Tensor, w_LIO: Tensor, out: Tensor) -> None:
@@ -382,9 +402,11 @@ def _operands(weights: LayerWeights, persistent_norm: bool, dtype: torch.dtype) 
     return [normed, weights.wo_DD.to(dtype).contiguous(), up, weights.down_DF.to(dtype).contiguous(), wkv]
 
 
-def _gains(weights: LayerWeights) -> list[Tensor]:
-    """Gains of queries' and keys' norms; where a norm is absent, any tensor, for the kernels take a pointer."""
-    return [(weights.norm_D if y is None else y).contiguous() for y in (weights.q_norm_D, weights.k_norm_D)]
+def _gain(weights: LayerWeights) -> Tensor:
+    """Gain of queries times that of keys; without norms of them any tensor, for the kernels take a pointer."""
+    if weights.q_norm_D is None or weights.k_norm_D is None:
+        return weights.norm_D
+    return weights.q_norm_D * weights.k_norm_D
 
 
 def _tile(count: int) -> int:

@@ -1,7 +1,8 @@
 """Triton kernels between the matrix products of ``mixers.rt.chunked``; its docstring says how they follow one another.
 
 Rows are sequences, or positions and sequences, of a layer; layers are strides apart and the last axis of the grid, for
-attention part of the first. Norms have no gains but those of queries and keys. Logits are kept in units of log2.
+attention part of the first. The gain is that of queries and keys; other norms have none. Logits are kept in units of
+log2.
 """
 
 import triton
@@ -12,7 +13,7 @@ from mixers.kernels import LOG2E, MASKED, normal_cdf, rms, rms_bwd
 
 @triton.jit
 def begin_fwd_kernel(
-    raw_ptr, raw_stride, q_norm_ptr, k_norm_ptr, q_ptr, q_stride, m_ptr, l_ptr, o_ptr, rows,
+    raw_ptr, raw_stride, gain_ptr, q_ptr, q_stride, m_ptr, l_ptr, o_ptr, rows,
     D: tl.constexpr, E: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Query of a row from the products q, k, v (3 D), and its softmax state over its temporary pair alone."""
@@ -24,8 +25,8 @@ def begin_fwd_kernel(
     k_1E = tl.load(raw_ptr + D + e_1E, e_1E < D, 0.0).to(tl.float32)
     v_1E = tl.load(raw_ptr + 2 * D + e_1E, e_1E < D, 0.0)
     if NORM:
-        q_1E *= rms(q_1E, D)[:, None] * tl.load(q_norm_ptr + layer * D + e_1E, e_1E < D, 0.0)
-        k_1E *= rms(k_1E, D)[:, None] * tl.load(k_norm_ptr + layer * D + e_1E, e_1E < D, 0.0)
+        q_1E *= rms(q_1E, D)[:, None] * tl.load(gain_ptr + layer * D + e_1E, e_1E < D, 0.0)
+        k_1E *= rms(k_1E, D)[:, None]
     q_1E = q_1E.to(v_1E.dtype)
     tl.store(q_ptr + layer * q_stride + row * D + e_1E, q_1E, e_1E < D)
     s_1E = q_1E.to(tl.float32) * k_1E.to(v_1E.dtype).to(tl.float32)
@@ -74,19 +75,26 @@ def attend_fwd_kernel(
 
 @triton.jit
 def add_norm_fwd_kernel(
-    x_ptr, x_stride, y_ptr, y_stride, u_ptr, u_stride, n_ptr, n_stride, scale,
-    D: tl.constexpr, E: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
+    x_ptr, x_stride, y_ptr, y_stride, u_ptr, u_stride, n_ptr, n_stride, r_ptr, r_stride, scale,
+    D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """A row of a layer: u = x + scale y if ADD, else u = x; and u over its root mean square, n. Strides are layers'."""
+    """A row of a layer: u = x + scale y, the reciprocal r of its root mean square, and n = u r. Strides are layers'.
+
+    Without y, u = x; u and r leave where there is room for them.
+    """
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
     at_1E = row * D + e_1E
     u_1E = tl.load(x_ptr + layer * x_stride + at_1E, e_1E < D, 0.0)
-    if ADD:
+    if y_ptr is not None:
         u_1E += scale * tl.load(y_ptr + layer * y_stride + at_1E, e_1E < D, 0.0).to(tl.float32)
+    if u_ptr is not None:
         tl.store(u_ptr + layer * u_stride + at_1E, u_1E, e_1E < D)
     if NORM:
-        u_1E *= rms(u_1E, D)[:, None]
+        r_1 = rms(u_1E, D)
+        u_1E *= r_1[:, None]
+        if r_ptr is not None:
+            tl.store(r_ptr + layer * r_stride + row + tl.arange(0, 1), r_1)
     tl.store(n_ptr + layer * n_stride + at_1E, u_1E, e_1E < D)
 
 
@@ -101,16 +109,18 @@ def gelu_fwd_kernel(h_ptr, total, W: tl.constexpr):
 
 @triton.jit
 def pair_fwd_kernel(
-    raw_ptr, raw_stride, k_norm_ptr, k_ptr, v_ptr, stride, D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr
+    raw_ptr, raw_stride, k_ptr, v_ptr, stride, r_ptr, r_stride, D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """The persistent pair of a row from the products k, v (2 D)."""
+    """The persistent pair of a row from the products k, v (2 D); and r of the norm of k."""
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
     raw_ptr += layer * raw_stride + row * 2 * D
     k_1E = tl.load(raw_ptr + e_1E, e_1E < D, 0.0).to(tl.float32)
     v_1E = tl.load(raw_ptr + D + e_1E, e_1E < D, 0.0)
     if NORM:
-        k_1E *= rms(k_1E, D)[:, None] * tl.load(k_norm_ptr + layer * D + e_1E, e_1E < D, 0.0)
+        r_1 = rms(k_1E, D)
+        k_1E *= r_1[:, None]
+        tl.store(r_ptr + layer * r_stride + row + tl.arange(0, 1), r_1)
     tl.store(k_ptr + layer * stride + row * D + e_1E, k_1E, e_1E < D)
     tl.store(v_ptr + layer * stride + row * D + e_1E, v_1E, e_1E < D)
 
@@ -172,41 +182,36 @@ def attend_bwd_kernel(
 
 @triton.jit
 def pair_bwd_kernel(
-    dkv_ptr, dkv_stride, raw_ptr, raw_stride, k_norm_ptr, dk_norm_ptr, dk_norm_stride, D: tl.constexpr, E: tl.constexpr
+    dkv_ptr, dkv_stride, k_ptr, k_stride, r_ptr, r_stride, D: tl.constexpr, E: tl.constexpr
 ):  # fmt: skip
-    """A row's gradient of k, the first half of dkv, becomes that of the product before its norm; the gain's adds up."""
+    """A row's gradient of k, the first half of dkv, becomes that of the product before its norm."""
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
     dk_ptr = dkv_ptr + layer * dkv_stride + row * 2 * D
-    dk_norm_ptr += layer * dk_norm_stride + row * D
     dk_1E = tl.load(dk_ptr + e_1E, e_1E < D, 0.0).to(tl.float32)
-    raw_1E = tl.load(raw_ptr + layer * raw_stride + row * D + e_1E, e_1E < D, 0.0).to(tl.float32)
-    k_norm_1E = tl.load(k_norm_ptr + layer * D + e_1E, e_1E < D, 0.0)
-    dk_norm_1E = tl.load(dk_norm_ptr + e_1E, e_1E < D, 0.0)
-    r_1 = rms(raw_1E, D)
-    raw_1E *= r_1[:, None]
-    tl.store(dk_norm_ptr + e_1E, dk_norm_1E + dk_1E * raw_1E, e_1E < D)
-    tl.store(dk_ptr + e_1E, rms_bwd(dk_1E * k_norm_1E, raw_1E, r_1, D), e_1E < D)
+    k_1E = tl.load(k_ptr + layer * k_stride + row * D + e_1E, e_1E < D, 0.0).to(tl.float32)
+    r_1 = tl.load(r_ptr + layer * r_stride + row + tl.arange(0, 1))
+    tl.store(dk_ptr + e_1E, rms_bwd(dk_1E, k_1E, r_1, D), e_1E < D)
 
 
 @triton.jit
 def add_norm_bwd_kernel(
-    d_ptr, d_stride, dn_ptr, dn_stride, u_ptr, u_stride, du_ptr, du_stride, low_ptr, low_stride, scale,
-    D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr, LOW: tl.constexpr,
+    d_ptr, d_stride, dn_ptr, dn_stride, n_ptr, n_stride, r_ptr, r_stride, du_ptr, du_stride, low_ptr, low_stride, scale,
+    D: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """A row of a layer: gradient of u, ``d`` plus that through its norm; and scale times it in low precision (LOW)."""
+    """A row of a layer: gradient of u, ``d`` plus that through its norm; scale times it too, where there is room."""
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
     at_1E = row * D + e_1E
     dn_1E = tl.load(dn_ptr + layer * dn_stride + at_1E, e_1E < D, 0.0).to(tl.float32)
     d_1E = tl.load(d_ptr + layer * d_stride + at_1E, e_1E < D, 0.0)
     if NORM:
-        u_1E = tl.load(u_ptr + layer * u_stride + at_1E, e_1E < D, 0.0)
-        r_1 = rms(u_1E, D)
-        dn_1E = rms_bwd(dn_1E, u_1E * r_1[:, None], r_1, D)
+        n_1E = tl.load(n_ptr + layer * n_stride + at_1E, e_1E < D, 0.0).to(tl.float32)
+        r_1 = tl.load(r_ptr + layer * r_stride + row + tl.arange(0, 1))
+        dn_1E = rms_bwd(dn_1E, n_1E, r_1, D)
     d_1E += dn_1E
     tl.store(du_ptr + layer * du_stride + at_1E, d_1E, e_1E < D)
-    if LOW:
+    if low_ptr is not None:
         tl.store(low_ptr + layer * low_stride + at_1E, d_1E * scale, e_1E < D)
 
 
@@ -214,22 +219,23 @@ def add_norm_bwd_kernel(
 def gelu_bwd_kernel(
     dg_ptr, dg_stride, h_ptr, h_stride, dh_ptr, dh_stride, F: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
-    """W channels of a row: gradient of h from that of its GELU."""
+    """W channels of a row: gradient of h from that of its GELU, which takes the place of h."""
     layer, row = tl.program_id(2).to(tl.int64), tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * W + tl.arange(0, W)
-    h_W = tl.load(h_ptr + layer * h_stride + row * F + f, f < F, 0.0).to(tl.float32)
+    h_ptr += layer * h_stride + row * F
+    h_W = tl.load(h_ptr + f, f < F, 0.0).to(tl.float32)
     below_W, bell_W = normal_cdf(h_W)
     dg_W = tl.load(dg_ptr + layer * dg_stride + row * F + f, f < F, 0.0).to(tl.float32)
     tl.store(dh_ptr + layer * dh_stride + row * F + f, dg_W * (below_W + h_W * bell_W * 0.3989422804014327), f < F)
+    tl.store(h_ptr + f, h_W * below_W, f < F)
 
 
 @triton.jit(do_not_specialize=["B"])
 def begin_bwd_kernel(
-    raw_ptr, raw_stride, q_norm_ptr, k_norm_ptr, da_ptr, stride, lse_ptr, delta_ptr, dq_ptr, draw_ptr,
-    dq_norm_ptr, dk_norm_ptr, B,
+    raw_ptr, raw_stride, gain_ptr, da_ptr, stride, lse_ptr, delta_ptr, dq_ptr, draw_ptr, dgain_ptr, B,
     D: tl.constexpr, E: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the products q, k, v (3 D) of a row at C positions of a group; those of gains are added up.
+    """Gradients of the products q, k, v (3 D) of a row at C positions of a group; those of the gain are added up.
 
     ``dq`` has what persistent pairs send; here the temporary pair's part is added.
     """
@@ -240,11 +246,9 @@ def begin_bwd_kernel(
     h = tl.arange(0, E // K)
     unit = K**-0.5
     if NORM:
-        q_norm_1E = tl.load(q_norm_ptr + layer * D + e_1E, here, 0.0)
-        k_norm_1E = tl.load(k_norm_ptr + layer * D + e_1E, here, 0.0)
-        at_norm_1E = ((layer * (S // C) + part) * B + row) * D + e_1E
-        dq_norm_1E = tl.load(dq_norm_ptr + at_norm_1E, here, 0.0)
-        dk_norm_1E = tl.load(dk_norm_ptr + at_norm_1E, here, 0.0)
+        gain_1E = tl.load(gain_ptr + layer * D + e_1E, here, 0.0)
+        at_gain_1E = ((layer * (S // C) + part) * B + row) * D + e_1E
+        dgain_1E = tl.load(dgain_ptr + at_gain_1E, here, 0.0)
     for i in range(C):
         at = (part * C + i) * B + row
         group = layer * S * B + at
@@ -261,7 +265,7 @@ def begin_bwd_kernel(
         if NORM:
             rq_1, rk_1 = rms(q_1E, D), rms(k_1E, D)
             nq_1E, nk_1E = q_1E * rq_1[:, None], k_1E * rk_1[:, None]
-            q_1E, k_1E = nq_1E * q_norm_1E, nk_1E * k_norm_1E
+            q_1E, k_1E = nq_1E * gain_1E, nk_1E
         q_1E, k_1E = q_1E.to(low).to(tl.float32), k_1E.to(low).to(tl.float32)
         s_H = tl.sum(tl.reshape(q_1E * k_1E, [E // K, K]), 1) * (unit * LOG2E)
         p_H = tl.exp2(s_H - lse_H)
@@ -271,13 +275,11 @@ def begin_bwd_kernel(
         dq_1E += ds_1E * k_1E
         dk_1E = ds_1E * q_1E
         if NORM:
-            dq_norm_1E += dq_1E * nq_1E
-            dk_norm_1E += dk_1E * nk_1E
-            dq_1E = rms_bwd(dq_1E * q_norm_1E, nq_1E, rq_1, D)
-            dk_1E = rms_bwd(dk_1E * k_norm_1E, nk_1E, rk_1, D)
+            dgain_1E += dq_1E * nq_1E
+            dq_1E = rms_bwd(dq_1E * gain_1E, nq_1E, rq_1, D)
+            dk_1E = rms_bwd(dk_1E, nk_1E, rk_1, D)
         tl.store(draw_ptr + group * 3 * D + e_1E, dq_1E, here)
         tl.store(draw_ptr + group * 3 * D + D + e_1E, dk_1E, here)
         tl.store(draw_ptr + group * 3 * D + 2 * D + e_1E, p_1E * da_1E, here)
     if NORM:
-        tl.store(dq_norm_ptr + at_norm_1E, dq_norm_1E, here)
-        tl.store(dk_norm_ptr + at_norm_1E, dk_norm_1E, here)
+        tl.store(dgain_ptr + at_gain_1E, dgain_1E, here)

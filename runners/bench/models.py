@@ -56,12 +56,11 @@ class TrainingWork(Work):
         self.config, self.micro = config, micro
         self.model = build(config, options, vocab_size).to(device)
         self.objective = distribute(
-            Objective(self.model, recompute=False),
+            Objective(self.model),
             self.model,
             (micro, config.seq_len),
             World(rank=0, size=1, device=device),
             config.parallel,
-            graphs=True,
         )
         self.optimizer = build_optimizer(self.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

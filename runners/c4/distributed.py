@@ -81,7 +81,6 @@ def distribute(
     batch: tuple[int, int],
     world: World,
     parallel: Literal["ddp", "fsdp"],
-    graphs: bool,
 ) -> nn.Module:
     """The objective as a process calls it: layers as CUDA graphs on a GPU, gradients shared between processes.
 
@@ -91,18 +90,19 @@ def distribute(
         batch: sequences of a forward pass and their length, those of every call in training; calls in evaluation mode
             run as without graphs.
         world: the processes.
-        parallel: whether each holds the whole model or a part.
-        graphs: whether layers may be captured; a part of a model never is.
+        parallel: whether each holds the whole model or a part, which is not captured.
     """
     sharded = world.size > 1 and parallel == "fsdp"
-    if world.device.type == "cuda" and graphs and not sharded:
+    if world.device.type == "cuda" and not sharded:
         _graph(model, *batch)
     if sharded:
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(objective)
         return objective
-    return DistributedDataParallel(objective) if world.size > 1 else objective
+    if world.size == 1:
+        return objective
+    return DistributedDataParallel(objective, gradient_as_bucket_view=True)
 
 
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:

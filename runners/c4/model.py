@@ -16,10 +16,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 from mixers.accounting import count_flops
-from mixers.backbone import LanguageModel
+from mixers.backbone import LanguageModel, recomputed
 from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from mixers.feedback_transformer import FeedbackTransformer
@@ -103,48 +102,40 @@ def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageM
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         try:
-            return LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
+            model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"cannot build mixer {config.mixer!r}: {error}") from error
+    model.layers.recompute = config.recompute
+    return model
 
 
-def hidden(model: LanguageModel, tokens_BT: Tensor, recompute: bool = False) -> Tensor:
-    """Normalised outputs (B, T, D) of the last layer; with ``recompute`` the backward runs each layer once more."""
-    if not recompute:
-        return model.encode(tokens_BT)
-    x_BTD = model.embedding(tokens_BT)
-    for layer in model.stack:
-        x_BTD = checkpoint(layer, x_BTD, use_reentrant=False)
-    return model.norm(x_BTD)
-
-
-def token_losses(model: LanguageModel, tokens_BT: Tensor, recompute: bool = False) -> Tensor:
+def token_losses(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     """Cross-entropy (B, T) in nats of ``tokens_BT[:, 1:]`` given the tokens before, for windows (B, T + 1).
 
     float32, or float64 for a model in float64. No more than ``LOGITS`` logits exist at a time, forward and backward;
     their products run in the dtype of autocast where it is on.
     """
-    inputs = _readout(model, tokens_BT, recompute)
+    inputs = _readout(model, tokens_BT)
     losses_N: Tensor = _ReadoutLosses.apply(*inputs)  # type: ignore[no-untyped-call]
     return losses_N.view_as(tokens_BT[:, 1:])
 
 
-def mean_loss(model: LanguageModel, tokens_BT: Tensor, recompute: bool = False) -> Tensor:
+def mean_loss(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     """Mean of ``token_losses``, a scalar in their dtype: what training minimises.
 
     For bfloat16 products on a GPU, Liger-Kernel computes it where it is installed, in less time and memory. Its
     gradients of logits are divided by the number of tokens before they are rounded; float16 would lose them.
     """
-    inputs = hidden_ND, weight_VD, targets_N, dtype = _readout(model, tokens_BT, recompute)
+    inputs = hidden_ND, weight_VD, targets_N, dtype = _readout(model, tokens_BT)
     if hidden_ND.is_cuda and dtype == torch.bfloat16 and (fused := _liger()) is not None:
         return fused(weight_VD.to(dtype), hidden_ND.to(dtype), targets_N)
     losses_N: Tensor = _ReadoutLosses.apply(*inputs)  # type: ignore[no-untyped-call]
     return losses_N.mean()
 
 
-def _readout(model: LanguageModel, tokens_BT: Tensor, recompute: bool) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+def _readout(model: LanguageModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     """Hidden vectors (N, D), the readout's weights (V, D), targets (N,), and the dtype of the products of the two."""
-    hidden_BTD = hidden(model, tokens_BT[:, :-1], recompute)
+    hidden_BTD = model.encode(tokens_BT[:, :-1])
     return hidden_BTD.flatten(0, 1), model.readout.weight, tokens_BT[:, 1:].flatten(), product_dtype(hidden_BTD)
 
 
@@ -298,10 +289,11 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     layer, layer_config = layer_of(config, options)
     measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
     first, further = _first_and_further(config, layer, layer_config, measure)
+    count = config.layers
     if config.recompute and not issubclass(layer, DeepLayer):
-        # of a layer's activations only its input stays, but for the one layer whose backward pass runs
-        further = Fraction(4 * _sequences(config) * config.seq_len * config.shape().width)
-    return round(first + (config.layers - 1) * further)
+        count = recomputed(config.layers)
+        first += (-(-config.layers // count) - 1) * 4 * _sequences(config) * config.seq_len * config.shape().width
+    return round(first + (count - 1) * further)
 
 
 def _first_and_further(

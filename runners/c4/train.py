@@ -1,7 +1,7 @@
 """The pretraining loop: one run, from its newest checkpoint to its result.
 
 The paper's recipe (section "C4 pretraining experiments"): AdamW, gradient clipping, linear warm-up over 40% of the
-steps, then a cosine to 10% of the peak. On a GPU products are bfloat16 and master weights float32, and each layer runs
+steps, then a cosine to 10% of the peak. On a GPU products are bfloat16 and master weights float32, and the layers run
 as two CUDA graphs, forward and backward, captured before the first step: a Recurrent Transformer layer is some ten
 thousand small kernels, which no Python loop launches fast enough. Step k reads the same tokens whatever the number of
 processes.
@@ -81,12 +81,12 @@ class Watcher(Protocol):
 class Objective(nn.Module):
     """Mean cross-entropy of a batch of windows (B, T + 1); what several processes wrap."""
 
-    def __init__(self, model: LanguageModel, recompute: bool) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__()
-        self.model, self.recompute = model, recompute
+        self.model = model
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return mean_loss(self.model, tokens_BT, self.recompute)
+        return mean_loss(self.model, tokens_BT)
 
 
 def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
@@ -188,12 +188,11 @@ class _Run:
         self.model = model
         self.micro = config.micro_batch_size or config.batch_size // world.size
         self.objective = distribute(
-            Objective(model, config.recompute),
+            Objective(model),
             model,
             (self.micro, config.seq_len),
             world,
             config.parallel,
-            graphs=not config.recompute,
         )
         self.optimizer = build_optimizer(model, config)
         self.peak = peak_flops(world.device)

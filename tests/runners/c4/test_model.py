@@ -26,7 +26,6 @@ from runners.c4.model import (
     cost,
     describe,
     flops_per_token,
-    hidden,
     layer_of,
     mean_loss,
     padded_vocab,
@@ -119,7 +118,7 @@ def test_under_autocast_losses_are_float32_and_no_less_exact_than_the_whole(few_
 def test_a_token_predicted_almost_surely_keeps_its_gradient_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its p - 1 is -0.001, a number that the difference of p in bfloat16 and 1 rounds to 0 or -0.004."""
     model = build(SMALL, {}, VOCAB)
-    monkeypatch.setattr(subject, "hidden", lambda *_: torch.eye(16)[None, :1])
+    monkeypatch.setattr(model, "encode", lambda *_: torch.eye(16)[None, :1])
     logit = math.log(0.999 / 0.001 * (padded_vocab(VOCAB) - 1))
     with torch.no_grad():
         model.readout.weight.zero_()[3, 0] = logit
@@ -166,7 +165,7 @@ def test_on_a_gpu_liger_s_mean_and_our_own_are_the_exact_one(
     tokens_BT = torch.randint(1100, (4, tokens // 4 + 1), generator=generator).to(device)
     exact = [y.detach().double().requires_grad_() for y in (hidden_BTD, weight_VD)]
     expected = F.cross_entropy((exact[0] @ exact[1].mT).flatten(0, 1), tokens_BT[:, 1:].flatten())
-    monkeypatch.setattr(subject, "hidden", lambda *_: hidden_BTD)
+    monkeypatch.setattr(model, "encode", lambda *_: hidden_BTD)
     with torch.autocast(device.type, torch.bfloat16):
         loss = mean_loss(model, tokens_BT)
     assert loss.dtype == torch.float32
@@ -181,6 +180,7 @@ def test_on_a_gpu_liger_s_mean_and_our_own_are_the_exact_one(
 def test_recomputed_layers_give_the_same_gradients(mixer: str) -> None:
     config = replace(SMALL, mixer=mixer)
     model, tokens_BT, calls = build(config, {}, VOCAB).double(), windows(), [0]
+    encoded = model.encode(tokens_BT)
 
     def counted(*_: Any) -> None:
         calls[0] += 1
@@ -189,11 +189,12 @@ def test_recomputed_layers_give_the_same_gradients(mixer: str) -> None:
         layer.register_forward_pre_hook(counted)
     kept = gradients(model, token_losses(model, tokens_BT).mean())
     assert calls == [len(model.stack)]
-    recomputed = gradients(model, token_losses(model, tokens_BT, recompute=True).mean())
+    model.layers.recompute = True
+    recomputed = gradients(model, token_losses(model, tokens_BT).mean())
     assert calls == [3 * len(model.stack)]
     for name in kept:
         torch.testing.assert_close(recomputed[name], kept[name], rtol=0, atol=1e-12)
-    torch.testing.assert_close(hidden(model, tokens_BT, True), model.encode(tokens_BT), rtol=0, atol=0)
+    torch.testing.assert_close(model.encode(tokens_BT), encoded, rtol=0, atol=0)
 
 
 def test_a_seed_decides_the_model_and_nothing_else_is_drawn_from() -> None:
@@ -303,8 +304,10 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
     assert activations(micro_batch_size=2) == pytest.approx(everything / 4, rel=0.1)
     assert everything / 2 < activations(device="cuda") < everything
     assert activations(recompute=True) < everything
-    # with recomputation, each further layer adds its input alone
-    assert activations(recompute=True, layers=5) - activations(recompute=True) == 2 * 4 * 8 * 64 * 16
+    # with recomputation there are two layers at a time, and the inputs of the others
+    one_input = 4 * 8 * 64 * 16
+    assert activations(recompute=True, layers=2) == activations(layers=1) + one_input
+    assert activations(recompute=True, layers=5) == activations(layers=2) + 2 * one_input
 
 
 class Untraceable(Layer):
