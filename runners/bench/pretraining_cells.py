@@ -142,6 +142,8 @@ MODEL_TARGETS = (
     Target("setup_seconds", 30.0),
     Target("peak_gib", 139.0),
 )
+RECOMPUTED_TARGETS = {12: Target("peak_gib", 48.0)}
+"""Memory of the 300M models by layers where activations are computed again."""
 QUADRATIC_TARGET = Target("quadratic_share", 1.3)
 QUADRATIC_UP_TO = 2048
 OURS = "rt-chunked-graph"
@@ -149,7 +151,12 @@ OURS = "rt-chunked-graph"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One figure to measure; ``micro_batch_size`` are the sequences of one forward pass in training."""
+    """One figure to measure.
+
+    Attributes:
+        micro_batch_size: sequences of one forward pass in training; unless given, all.
+        recompute: whether training computes activations again in the backward pass.
+    """
 
     phase: Phase
     width: int
@@ -158,6 +165,7 @@ class Cell:
     length: int
     implementation: str
     micro_batch_size: int | None = None
+    recompute: bool = False
 
     @property
     def group(self) -> Hashable:

@@ -183,9 +183,10 @@ def _print_cells(
     for i, cell in enumerate(cells):
         shown = cell_to_dict(bench, cell)
         notes = {target["figure"]: _note(target) for target in shown["targets"]}
-        micro = f"\nin parts of {cell.micro_batch_size}" if cell.micro_batch_size else ""
+        how = f"\nin parts of {cell.micro_batch_size}" if cell.micro_batch_size else ""
+        how += "\nrecomputing" if cell.recompute else ""
         layers = f"{cell.layers} layers" if cell.layers > 1 or cell.phase not in PHASES[:2] else ""
-        kind = " ".join(filter(None, (SHORT.get(cell.phase), layers))) + micro
+        kind = " ".join(filter(None, (SHORT.get(cell.phase), layers))) + how
         place = (str(cell.width), str(cell.batch_size), str(cell.length), kind)
         again = i > 0 and (cells[i - 1].group, cells[i - 1].layers) == (cell.group, cell.layers)
         texts = {

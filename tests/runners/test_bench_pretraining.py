@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_models_of_the_paper() -> None:
     assert decoded == {("rt-step", 12, 1408), ("rt-step", 6, 2048)} | transformers
 
 
-def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: int) -> Cell:
+def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: Any) -> Cell:
     width = more.pop("width", 32)
     return Cell(phase=phase, width=width, batch_size=batch, length=length, implementation=name, **more)
 
@@ -159,6 +160,9 @@ def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     assert bench.targets(cell("forward", "rt-tiled-graph", 512, 512, width=1024)) == []
     training = cell("training", "rt-chunked-graph", 512, 512, width=2048, layers=6)
     assert bench.targets(training)[0] == Target("tokens_per_second", 170e3, at_least=True)
+    (memory,) = bench.targets(replace(training, width=1408, layers=12, recompute=True))
+    assert memory == Target("peak_gib", 48.0)
+    assert bench.targets(replace(training, recompute=True)) == []
     key = place.implementation, bench.setting(place)
     bench.checks[key] = accuracy.Check(error=1e-3, problem=None, first_seconds=2.0)
     bench.figures[place] = Figures(seconds=[0.1, 0.2, 0.11], setup_seconds=3.0)
@@ -212,10 +216,11 @@ def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyP
     assert 0 < outcome.error < 1e-5
 
 
-def test_training_steps_train() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_steps_train(recompute: bool) -> None:
     options = parse(TINY[1:])
     bench = PretrainingBench(options, CPU, "")
-    work = bench.build(cell("training", "rt-tiled", length=4, layers=2, micro_batch_size=2))
+    work = bench.build(cell("training", "rt-tiled", length=4, layers=2, micro_batch_size=2, recompute=recompute))
     assert isinstance(work, TrainingWork)
     for group in work.optimizer.param_groups:
         group["lr"] = 1e-2
