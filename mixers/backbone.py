@@ -20,30 +20,37 @@ class Stack(nn.ModuleList):
     """Layers on top of each other; those of one kind work in the order it says, unless one has hooks of its own.
 
     Attributes:
-        recompute: keep only the inputs of each ``recomputed(layers)`` of them, whose backward computes them again (Chen
-            et al. 2016, arXiv:1604.06174); layers that draw random numbers must not be captured in a graph then.
+        recompute: compute activations again in the backward (Chen et al. 2016, arXiv:1604.06174), with the parameters
+            that the layers have then. Layers that work at the same time do so in parts of about the square root of
+            their number, the others one by one; only the inputs of parts are kept.
     """
 
     recompute = False
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        layers = [cast(Layer, layer) for layer in self]
-        (kind, *others) = {type(layer) for layer in layers}
-        one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, layers))
-        through = (kind if one_kind else Layer).through
+        kind, layers = self._kind, self._layers
         if not self.recompute:
-            return through(layers, x_BTD)
-        count = recomputed(len(layers))
-        captured = x_BTD.is_cuda and torch.cuda.is_current_stream_capturing()
+            return kind.through(layers, x_BTD)
+        at_once = self.at_once(x_BTD)
+        count = round(sqrt(len(layers))) if at_once else 1
         for first in range(0, len(layers), count):
-            some = layers[first : first + count]
-            x_BTD = checkpoint(through, some, x_BTD, use_reentrant=False, preserve_rng_state=not captured)
+            part = layers[first : first + count]
+            x_BTD = checkpoint(kind.through, part, x_BTD, use_reentrant=False, preserve_rng_state=not at_once)
         return x_BTD
 
+    def at_once(self, x_BTD: Tensor) -> bool:
+        """Whether the layers work at the same time."""
+        return self._kind.at_once(self._layers, x_BTD)
 
-def recomputed(layers: int) -> int:
-    """Layers whose activations exist at a time when all are computed again: as many as there are such parts."""
-    return round(sqrt(layers))
+    @property
+    def _layers(self) -> list[Layer]:
+        return [cast(Layer, layer) for layer in self]
+
+    @property
+    def _kind(self) -> type[Layer]:
+        (kind, *others) = {type(layer) for layer in self._layers}
+        one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, self._layers))
+        return kind if one_kind else Layer
 
 
 def _hooked(module: nn.Module) -> bool:

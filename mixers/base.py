@@ -74,6 +74,11 @@ class Layer(nn.Module, ABC):
             x_BTD = layer(x_BTD)
         return x_BTD
 
+    @classmethod
+    def at_once(cls, layers: Sequence[Self], x_BTD: Tensor) -> bool:
+        """Whether ``through`` lets these layers work at the same time; they must not draw random numbers then."""
+        return False
+
     @abstractmethod
     def init_state(self, batch: int) -> State:
         """State before the first position."""

@@ -137,7 +137,7 @@ def cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[An
     try:
         with contextlib.redirect_stderr(box):
             parsed: tuple[Any, list[str]] = tyro.cli(
-                options_class, default=default, args=list(arguments), return_unknown_args=True
+                options_class, default=default, args=list(arguments), return_unknown_args=True, prog=_command()
             )
             return parsed
     except SystemExit as stop:
@@ -147,6 +147,12 @@ def cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[An
         texts = itertools.dropwhile(_is_rule, rows)  # drawn in ASCII, the box has a rule under its title
         message = itertools.takewhile(lambda row: not _is_rule(row), texts)
         raise ValueError(" ".join(message).rstrip(".") + "; see --help") from stop
+
+
+def _command() -> str:
+    """How this program was started, for its help: by the name of its module."""
+    spec = sys.modules["__main__"].__spec__
+    return sys.argv[0] if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
 
 
 def _is_rule(row: str) -> bool:

@@ -161,7 +161,8 @@ def _forward(
         if lo == 0:
             _copy(x[:R], x_RBTD[:, :, base : base + GROUP].transpose(1, 2))
         begun, products = at(n_x, base, GROUP), at(raw, base, GROUP)
-        if fresh := int(lo == 0) if chained else n:
+        fresh = n if not chained else 1 if lo == 0 else 0
+        if fresh:
             add_norm_fwd_kernel[GROUP * B, fresh](
                 *_rows(x[lo:], None, None, begun, at(r_x, base, GROUP)), scale, NORM=True, **row
             )
@@ -406,7 +407,7 @@ def _gain(weights: LayerWeights) -> Tensor:
     """Gain of queries times that of keys; without norms of them any tensor, for the kernels take a pointer."""
     if weights.q_norm_D is None or weights.k_norm_D is None:
         return weights.norm_D
-    return weights.q_norm_D * weights.k_norm_D
+    return (weights.q_norm_D * weights.k_norm_D).contiguous()
 
 
 def _tile(count: int) -> int:

@@ -66,6 +66,10 @@ class RecurrentTransformer(AttentionLayer):
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
+        return cls._wavefront(layers, x_BTD) if cls.at_once(layers, x_BTD) else super().through(layers, x_BTD)
+
+    @classmethod
+    def at_once(cls, layers: Sequence[Self], x_BTD: Tensor) -> bool:
         first = layers[0]
         alike = all(
             (layer.config, layer.shape) == (first.config, first.shape)
@@ -73,9 +77,7 @@ class RecurrentTransformer(AttentionLayer):
             for layer in layers
         )
         # At the same time layers hold the memory of all, which for gradients is kept anyway.
-        if alike and torch.is_grad_enabled() and first._choose(x_BTD) == "chunked":
-            return cls._wavefront(layers, x_BTD)
-        return super().through(layers, x_BTD)
+        return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "chunked"
 
     def init_state(self, batch: int) -> State:
         pairs = super().init_state(batch)

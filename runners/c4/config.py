@@ -30,7 +30,7 @@ heads of the deepest ones follow from its head width of 64)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Pretrain a language model of any registered layer on C4.
+    """Pretrain a language model of any registered layer on C4 (``generate RUN``: continue texts with a trained one).
 
     Attributes:
         size: size of the paper's model; with the layers it fixes width, MLP and heads.
@@ -59,8 +59,7 @@ class Config:
         evaluations: evaluations during training, at log-spaced steps, the last step among them.
         downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
         checkpoint_every: steps between checkpoints.
-        recompute: compute activations again in the backward pass, some layers at a time, instead of keeping them: less
-            memory, more time.
+        recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
         parallel: how several processes train: ddp keeps the whole model in each, fsdp a part.
         device: auto takes the GPU if there is one.
         out: folder of results.

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mixers.backbone import LanguageModel
+from runners.devices import find_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +58,19 @@ def world(device: str) -> Iterator[World]:
     Raises:
         ValueError: ``cuda`` without a GPU, or fewer GPUs than processes of this machine.
     """
-    wants_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    places = find_devices(device)
+    on_gpu = places[0].type == "cuda"
     local, size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if wants_gpu and local >= torch.cuda.device_count():
-        here = torch.cuda.device_count()
+    if on_gpu and local >= len(places):
+        here = len(places)
         raise ValueError(f"process {local} finds no GPU ({here} here): lower --nproc-per-node or give --device cpu")
-    place = torch.device("cuda", local) if wants_gpu else torch.device("cpu")
-    if wants_gpu:
+    place = places[local] if on_gpu else places[0]
+    if on_gpu:
         torch.cuda.set_device(place)
     if size == 1:
         yield World(rank=0, size=1, device=place)
         return
-    dist.init_process_group("nccl" if wants_gpu else "gloo", device_id=place if wants_gpu else None)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     try:
         yield World(rank=dist.get_rank(), size=size, device=place)
     finally:
@@ -106,13 +108,17 @@ def distribute(
 
 
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:
-    """Capture all layers, forward and backward."""
+    """Capture all layers, forward and backward.
+
+    Not those that are computed again one by one: they may draw random numbers, which a graph cannot repeat.
+    """
     weight_VD = model.embedding.weight
     x_BTD = torch.randn(sequences, length, weight_VD.shape[1], device=weight_VD.device, requires_grad=True)
     # PyTorch keeps the graph of its warm-up, which ran on another stream; captures do not accumulate into parameters
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=2)
+        if not model.layers.recompute or model.layers.at_once(x_BTD):
+            torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=2)
 
 
 @contextmanager

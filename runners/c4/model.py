@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from mixers.accounting import count_flops
-from mixers.backbone import LanguageModel, recomputed
+from mixers.backbone import LanguageModel
 from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from mixers.feedback_transformer import FeedbackTransformer
@@ -55,7 +55,7 @@ class Cost:
         memory: bytes by part in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
             time. Temporary tensors inside a layer and its backward pass come on top. Activations are missing where the
             layer cannot be traced. What is counted are the forms in plain PyTorch: fused kernels, of layers and of the
-            readout, keep less (RT 300M, 12 layers, 512 sequences: 122 GiB in all on an H200, where this says 160).
+            readout, keep less (RT 300M, 12 layers, 512 sequences: 115 GiB in all on an H200, where this says 160).
     """
 
     parameters: int
@@ -253,7 +253,8 @@ def describe(cost: Cost, config: Config) -> Table:
     for part, size in cost.memory.items():
         table.add_row(f"memory: {part}", _gib(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
-    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if config.device == 'cpu' else 'bfloat16'}"
+    fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
+    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if config.device == 'cpu' else 'bfloat16'}{fused}"
     table.add_row(f"memory in all ({numbers})", _gib(sum(cost.memory.values())) + unknown, end_section=True)
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
@@ -289,11 +290,10 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     layer, layer_config = layer_of(config, options)
     measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
     first, further = _first_and_further(config, layer, layer_config, measure)
-    count = config.layers
     if config.recompute and not issubclass(layer, DeepLayer):
-        count = recomputed(config.layers)
-        first += (-(-config.layers // count) - 1) * 4 * _sequences(config) * config.seq_len * config.shape().width
-    return round(first + (count - 1) * further)
+        # of a layer's activations only its input stays, but for the one layer whose backward pass runs
+        further = Fraction(4 * _sequences(config) * config.seq_len * config.shape().width)
+    return round(first + (config.layers - 1) * further)
 
 
 def _first_and_further(

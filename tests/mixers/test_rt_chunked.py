@@ -186,6 +186,45 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     torch.testing.assert_close(z, stack(x), rtol=1e-5, atol=1e-5)
 
 
+@interpreted
+def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "GROUP", 16)
+    (stack,), x, dz = build(Case(3, 1, 1, 3, 16, 1, 16))
+    stack.float()
+    kept = passes([stack], x.float(), dz.float(), "chunked")
+    counts, wavefront = [], RecurrentTransformer._wavefront
+
+    def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
+        counts.append(len(layers))
+        return wavefront(layers, x_BTD)
+
+    monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
+    stack.recompute = True
+    x_BTD = x[0].float().requires_grad_()
+    gradients = torch.autograd.grad(z_BTD := stack(x_BTD), [x_BTD, *stack.parameters()], dz[0].float())
+    assert counts == [2, 1, 1, 2]
+    names = ["x", *(name for name, _ in stack.named_parameters())]
+    for name, y in zip(["z", *names], [z_BTD.detach(), *gradients], strict=True):
+        assert error(y, kept[name][0].double()) <= 1e-5, name
+
+
+@interpreted
+def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "GROUP", 16)
+    runs, x, _ = build(Case(1, 2, 1, 5, 32, 2, 16))
+    for stack in runs:
+        object.__setattr__(stack[0].config, "implementation", "chunked")
+    params = {
+        name: torch.stack([dict(stack.named_parameters())[name].detach().float() for stack in runs])
+        for name, _ in runs[0].named_parameters()
+    }
+    call = partial(torch.func.functional_call, runs[0].float())
+    first = torch.func.vmap(lambda p, x: call(p, (x,)))(params, x.float())
+    moved = {name: p.movedim(0, -1).contiguous() for name, p in params.items()}
+    last = torch.func.vmap(lambda p, x: call(p, (x,)), in_dims=(-1, 0))(moved, x.float())
+    torch.testing.assert_close(last, first, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])
 def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int, groups: int) -> None:
     done: set[tuple[int, int]] = set()
