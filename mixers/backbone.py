@@ -29,7 +29,7 @@ class Stack(nn.ModuleList):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         kind, layers = self._kind, self._layers
-        if not self.recompute:
+        if not (self.recompute and torch.is_grad_enabled()):
             return kind.through(layers, x_BTD)
         at_once = self.at_once(x_BTD)
         count = round(sqrt(len(layers))) if at_once else 1
