@@ -119,7 +119,7 @@ def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "GROUP", group)
+    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: group)
     check_float32(case)
 
 
@@ -151,7 +151,7 @@ class Cold(RecurrentTransformer):
 def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     reason: str, together: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked, "GROUP", 16)
+    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
     shape = Shape(width=32, mlp_width=16, layers=2)
     config = kind.Config(heads=2, implementation="chunked")
@@ -188,7 +188,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
 
 @interpreted
 def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "GROUP", 16)
+    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     (stack,), x, dz = build(Case(3, 1, 1, 3, 16, 1, 16))
     wanted = passes([stack], x, dz, "naive")
     counts, wavefront = [], RecurrentTransformer._wavefront
@@ -211,7 +211,7 @@ def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypat
 
 @interpreted
 def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "GROUP", 16)
+    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     runs, x, _ = build(Case(1, 2, 1, 5, 32, 2, 16))
     for stack in runs:
         object.__setattr__(stack[0].config, "implementation", "chunked")
@@ -229,8 +229,8 @@ def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])
 def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int, groups: int) -> None:
     done: set[tuple[int, int]] = set()
-    for lo, hi, base in chunked._waves(layers, groups * chunked.GROUP, chunked.GROUP):
-        starts = {(layer, base // chunked.GROUP - (layer - lo)) for layer in range(lo, hi)}
+    for lo, hi, base in chunked._waves(layers, groups * 32, 32, 32):
+        starts = {(layer, base // 32 - (layer - lo)) for layer in range(lo, hi)}
         for layer, group in starts:
             assert (layer, group) not in done
             assert layer == 0 or (layer - 1, group) in done

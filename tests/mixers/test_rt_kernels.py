@@ -202,7 +202,7 @@ def test_gpu_graph() -> None:
 @interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
 def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "GROUP", 16)
+    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     shape = Shape(width=64, mlp_width=64)
     gradients = {}
     for implementation in ("naive", "triton", "chunked"):
