@@ -126,6 +126,7 @@ class Task(ABC):
 
         Raises:
             SplitOverlapError: if any two of the splits share an example.
+            ValueError: if a token is not in ``[0, vocab_size)``, or a scored position has no target.
             KeyError: if ``name`` is not a split.
         """
         return self._splits[name]
@@ -135,6 +136,7 @@ class Task(ABC):
 
         Raises:
             SplitOverlapError: if a probe shares an example with the training split.
+            ValueError: as for splits.
         """
         return self._probes
 
@@ -200,11 +202,20 @@ class Task(ABC):
     def _draw(self, name: str, n: int) -> Batch:
         """First ``n`` sequences of a split or probe; whole blocks are drawn so that ``n`` changes none of them."""
         blocks = [self.sample(self.stream(name, block), BLOCK, name) for block in range(-(-n // BLOCK))]
-        return Batch(
+        batch = Batch(
             inputs_ST=np.concatenate([block.inputs_ST for block in blocks])[:n],
             targets_ST=np.concatenate([block.targets_ST for block in blocks])[:n],
             scored_ST=np.concatenate([block.scored_ST for block in blocks])[:n],
         )
+        targeted_ST = batch.targets_ST != IGNORE
+        tokens = np.concatenate([batch.inputs_ST.ravel(), batch.targets_ST[targeted_ST]])
+        inside = tokens.min() >= 0 and tokens.max() < self.vocab_size
+        require(
+            inside, f"{self.name}: {name} has tokens outside of [0, {self.vocab_size}): correct sample or vocab_size"
+        )
+        unanswered = (batch.scored_ST & ~targeted_ST).any()
+        require(not unanswered, f"{self.name}: {name} scores positions without a target: correct sample")
+        return batch
 
     def _check_disjoint(self, first: str, first_examples: set[bytes], second: str, second_examples: set[bytes]) -> None:
         shared = len(first_examples & second_examples)

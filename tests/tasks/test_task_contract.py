@@ -243,6 +243,28 @@ def test_overlap_of_two_splits_is_an_error_that_says_what_to_do(
         Coin(config).fingerprint()
 
 
+class Blind(Coin):
+    """Scores a position that has no target."""
+
+    name = "blind"
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        return replace(super().sample(rng, n, split), targets_ST=np.full((n, 1), IGNORE))
+
+
+def test_tokens_outside_of_the_vocabulary_and_scores_without_targets_are_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = Task.Config(train_examples=500, eval_examples=500)
+    with pytest.raises(ValueError, match=r"^blind: train scores positions without a target: correct sample$"):
+        Blind(config).split("train")
+    monkeypatch.setattr(Coin, "vocab_size", 3000)
+    with pytest.raises(
+        ValueError, match=r"^coin: probe has tokens outside of \[0, 3000\): correct sample or vocab_size$"
+    ):
+        Coin(config).fingerprint()
+
+
 def test_packed_examples_count_as_overlap() -> None:
     settings = {"min_length": 2, "max_length": 2, "context": 14, "eval_length": 2, "ngram": 1, "probe_lengths": ()}
     with pytest.raises(SplitOverlapError, match=r"^copying: train and validation share"):
