@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mixers.base import Layer, RMSNorm, Shape, State, linear
+from mixers.base import Embedding, Layer, RMSNorm, Shape, State, linear
 from mixers.deep import DeepLayer
 
 
@@ -66,7 +66,7 @@ class Backbone(nn.Module, ABC):
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, shape.width)
+        self.embedding = Embedding(vocab_size, shape.width)
         count = 1 if issubclass(layer, DeepLayer) else shape.layers
         self.layers = Stack(layer(config, shape) for _ in range(count))
         self.norm = RMSNorm(shape.width)

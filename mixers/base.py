@@ -88,6 +88,16 @@ class Layer(nn.Module, ABC):
         """Decode one position: ``(z_BD, next state)``, equal to that position of ``forward``."""
 
 
+class Embedding(nn.Embedding):
+    """Token embedding. The gradient of a small table repeats bitwise on a GPU, where PyTorch's adds atomically."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        kernels = fused_kernels(self.weight)
+        if kernels and kernels.fits_embedding(*self.weight.shape):
+            return over_runs(kernels.embedding_method(), tokens, self.weight)[0]
+        return super().forward(tokens)
+
+
 class RMSNorm(nn.Module):
     """Root mean square normalisation over the last axis with a learnable gain (Zhang & Sennrich 2019)."""
 

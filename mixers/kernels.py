@@ -1,4 +1,4 @@
-"""Fused Triton kernels for the parts that layers share: norms, projections, softmax attention with ALiBi, the MLP.
+"""Fused Triton kernels for what layers share: embedding, norms, projections, softmax attention with ALiBi, the MLP.
 
 On small models these parts are bound by memory traffic and by the number of launches, not by arithmetic, so each
 kernel does all that can be done to a tile of rows while it is on the chip, and the backward passes compute again what
@@ -24,13 +24,15 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MASKED: tl.constexpr = tl.constexpr(-1e30)
 
 # Tiles, the fastest of those tried on an H200 at width 128, length 128, 30 runs.
+EMBED_FWD = {"M": 16, "num_warps": 4}
+EMBED_BWD = {"M": 32, "num_warps": 4}
 PROJECT_FWD = {"M": 64, "num_warps": 4}
 PROJECT_BWD = {"M": 32, "num_warps": 4}
 MLP_FWD = {"M": 64, "W": 64, "num_warps": 4}
 MLP_BWD = {"M": 64, "W": 32, "num_warps": 4}
 ATTENTION_FWD = {"C": 32, "J": 32, "num_warps": 2}
 QUERY_BWD = {"C": 32, "J": 32, "num_warps": 2}
-PAIR_BWD = {"C": 32, "J": 64, "num_warps": 2}
+PAIR_BWD = {"C": 16, "J": 32, "num_warps": 1}
 
 
 @triton.jit
@@ -57,6 +59,38 @@ def rms(y_MD, D: tl.constexpr):
 def rms_bwd(dy_MD, normed_MD, r_M, D: tl.constexpr):
     """Gradient of y for ``normed = y * r`` and gradient ``dy`` of normed."""
     return r_M[:, None] * (dy_MD - normed_MD * (tl.sum(dy_MD * normed_MD, 1) / D)[:, None])
+
+
+@triton.jit
+def embed_fwd_kernel(tokens_ptr, w_ptr, x_ptr, rows, V, D: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """Rows of w (V, D) at M tokens; E is the power of two from D on."""
+    run = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    e = tl.arange(0, E)
+    here = (m < rows)[:, None] & (e < D)[None, :]
+    token_M = tl.load(tokens_ptr + run * rows + m, m < rows, 0)
+    w_ME = tl.load(w_ptr + (run * V + token_M)[:, None] * D + e[None, :], here, 0.0)
+    tl.store(x_ptr + (run * rows + m)[:, None] * D + e[None, :], w_ME, here)
+
+
+@triton.jit
+def embed_bwd_kernel(
+    tokens_ptr, dx_ptr, dw_ptr, rows, V, D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, U: tl.constexpr
+):  # fmt: skip
+    """Gradients of U rows of w (V, D), one sum a program: the product of one-hot tokens and the rows' gradients."""
+    run = tl.program_id(2).to(tl.int64)
+    u = tl.program_id(1) * U + tl.arange(0, U)
+    e = tl.arange(0, E)
+    dw_UE = tl.zeros([U, E], tl.float32)
+    for first in range(tl.program_id(0) * M, rows, tl.num_programs(0) * M):
+        m = first + tl.arange(0, M)
+        here = (m < rows)[:, None] & (e < D)[None, :]
+        token_M = tl.load(tokens_ptr + run * rows + m, m < rows, -1)
+        dx_ME = tl.load(dx_ptr + (run * rows + m)[:, None] * D + e[None, :], here, 0.0).to(tl.float32)
+        hot_UM = (u[:, None] == token_M[None, :]).to(tl.float32)
+        dw_UE = tl.dot(hot_UM, dx_ME, dw_UE, input_precision="tf32x3")
+    to_UE = ((run * tl.num_programs(0) + tl.program_id(0)) * V + u)[:, None] * D + e[None, :]
+    tl.store(dw_ptr + to_UE, dw_UE, (u < V)[:, None] & (e < D)[None, :])
 
 
 @triton.jit
@@ -343,6 +377,11 @@ def pair_bwd_kernel(
     tl.store(dv_ptr + at_NE, dv_NE, here)
 
 
+def fits_embedding(V: int, D: int) -> bool:
+    """Whether ``embedding_method`` takes V rows of this width; it reads gradients once for every 32 rows."""
+    return V <= 256 and D <= 256
+
+
 def fits_project(D: int) -> bool:
     """Whether ``project_method`` takes this width."""
     return D in (32, 64, 128)
@@ -356,6 +395,33 @@ def fits_mlp(D: int, F: int) -> bool:
 def fits_attention(D: int, H: int) -> bool:
     """Whether ``attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H in (8, 16, 32, 64, 128) and D % 16 == 0
+
+
+def embedding_method() -> Method:
+    """Rows (R, ..., D) of a table at tokens. Tensors: tokens (R, ...) int64 in [0, V), table (R, V, D)."""
+
+    def width(table: Tensor) -> dict[str, int]:
+        return {"D": table.shape[2], "E": max(16, triton.next_power_of_2(table.shape[2]))}
+
+    def forward(tokens: Tensor, table: Tensor) -> tuple[Tensors, Tensors]:
+        tokens, table = tokens.contiguous(), table.contiguous()
+        R, V, D = table.shape
+        x, rows = table.new_empty(*tokens.shape, D), tokens[0].numel()
+        embed_fwd_kernel[triton.cdiv(rows, EMBED_FWD["M"]), R](tokens, table, x, rows, V, **width(table), **EMBED_FWD)
+        return (x,), ()
+
+    def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
+        dx, tokens, table = (y.contiguous() for y in (*gradients, *tensors))
+        R, V, D = table.shape
+        rows, U = tokens[0].numel(), min(32, max(16, triton.next_power_of_2(V)))
+        programs = min(triton.cdiv(rows, EMBED_BWD["M"]), triton.cdiv(512, R))
+        dtable = table.new_empty(R, programs, V, D)
+        embed_bwd_kernel[programs, triton.cdiv(V, U), R](
+            tokens, dx, dtable, rows, V, U=U, **width(table), **EMBED_BWD
+        )  # fmt: skip
+        return None, dtable.sum(1)
+
+    return Method(forward, backward)
 
 
 def rms_norm_method(dtype: torch.dtype) -> Method:

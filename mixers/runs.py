@@ -17,7 +17,7 @@ class Method(NamedTuple):
     Attributes:
         forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
-            those that are None.
+            those that are None or integers.
         outputs: number of outputs.
     """
 

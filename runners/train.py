@@ -1,9 +1,9 @@
 """The one training loop: an ensemble of runs of one model on one task.
 
 The data set and the data order lie on the device; between two evaluations nothing is read back from it. On a CUDA
-device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. On the CPU the same runs trained together
-are bitwise repeatable, and a run in other company agrees within rounding, for products of another size may round
-otherwise; on CUDA they are as repeatable as the kernels that PyTorch picks.
+device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are bitwise
+repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see ``mixers.kernels``); a run
+in other company agrees within rounding, for products of another size may round otherwise.
 """
 
 import functools

@@ -475,7 +475,7 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
 
 
 def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
-    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, {past_fwd, query_bwd, past_bwd}_kernel.
+    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_{fwd,bwd}_kernel, query_bwd_kernel.
 
     Tiles of 16 sequences are the fastest while there are no more programs than an H200 has multiprocessors. Beyond, the
     forward is faster with tiles of 32; the backward, which spills registers with them, in several waves.
@@ -488,8 +488,13 @@ def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str
     mlp = {"W": 32 if wide else 64, "STAGES": 3 if pinned else 2}
     loop = {**shape, **mlp, "PINNED": pinned, "num_warps": 8}
     G = 2 if K == 8 else 1
-    chunks = {**shape, "G": G, "E": G * K, "J": 32, "num_warps": 1}
-    return {**loop, "M": M, "J": 128 // M}, {**loop, "M": 16, "J": 4}, chunks
+    heads = {**shape, "G": G, "E": G * K, "J": 32}
+    return (
+        {**loop, "M": M, "J": 128 // M},
+        {**loop, "M": 16, "J": 4},
+        {**heads, "num_warps": 1},
+        {**heads, "C": 32, "num_warps": 2},
+    )
 
 
 def triton_forward(
@@ -515,7 +520,7 @@ def triton_forward(
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
     wo, up, down, wk, wv = as_operands(weights, dtype)
     slopes = slopes_H.to(x)
-    loop, _, chunks = _tiles(B, R, D, H, dtype)
+    loop, _, chunks, _ = _tiles(B, R, D, H, dtype)
     C = loop["C"]
     z, u = torch.empty_like(x), torch.empty_like(x)
     a, raw, k, v = (torch.empty_like(q) for _ in range(4))
@@ -557,7 +562,7 @@ def triton_backward(
     wo, up, down, wk, wv = as_operands(weights, dtype)
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
-    _, loop, chunks = _tiles(B, R, D, H, dtype)
+    _, loop, chunks, queries = _tiles(B, R, D, H, dtype)
     C, programs, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, n, dy, nz = (torch.empty_like(q) for _ in range(8))
@@ -579,8 +584,8 @@ def triton_backward(
             dx, da, delta, du, n, dh, dy, nz, dkv, dgain, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    query_bwd_kernel[groups, triton.cdiv(T, C)](
-        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **chunks
+    query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
+        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
     dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
     dwk, dwv = rows_product(dkv, nz).split(D, dim=1)

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.attention import Transformer, alibi_slopes  # noqa: E402
 from mixers.base import Shape  # noqa: E402
-from mixers.kernels import attention_method, mlp_method, project_method, rms_norm_method  # noqa: E402
+from mixers.kernels import attention_method, embedding_method, mlp_method, project_method, rms_norm_method  # noqa: E402
 from mixers.runs import Method, over_runs  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -156,9 +156,12 @@ def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(y: Tensor) -> Tensor:
+        return y.fill_(torch.nan) if y.is_floating_point() else y
+
     empty_like, new_empty = torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
 @interpreted
@@ -219,6 +222,44 @@ def test_bitwise_repeatable(name: str) -> None:
     first = fused(case, torch.bfloat16)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))
+
+
+def embedded(shape: tuple[int, ...], shared: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output and gradient of the table, then those of plain PyTorch in float64; two of the tokens are the last one."""
+    R, B, T, V, D = shape
+    draw = Draw(*shape)
+    tokens = torch.randint(V, (B, T) if shared else (R, B, T), generator=draw.generator)
+    tokens.flatten()[-2:] = V - 1
+    tokens, table, dx = tokens.to(DEVICE), draw(R, V, D), draw(R, B, T, D)
+    results = []
+    for dtype, embed in ((torch.float32, partial(over_runs, embedding_method())), (torch.float64, F.embedding)):
+        leaf = table.to(dtype).requires_grad_()
+        x = vmap(embed, in_dims=(None if shared else 0, 0))(tokens, leaf)
+        (x,) = (x,) if isinstance(x, Tensor) else x
+        results += [x.detach(), torch.autograd.grad(x, leaf, dx.to(dtype))[0]]
+    return results[0], results[1], results[2], results[3]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((2, 3, 7, 5, 24), False), ((1, 1, 2, 2, 16), False), ((2, 2, 40, 70, 32), True)]
+)
+def test_embedding_interpreted(shape: tuple[int, ...], shared: bool) -> None:
+    x, dtable, want_x, want_dtable = embedded(shape, shared)
+    assert torch.equal(x, want_x.float())
+    torch.testing.assert_close(dtable.double(), want_dtable, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(
+    "shape", [(3, 128, 128, 16, 128), (1, 5, 63, 256, 128), (2, 7, 100, 65, 64), (30, 16, 33, 3, 256)]
+)
+def test_embedding_on_a_gpu(shape: tuple[int, ...]) -> None:
+    x, dtable, want_x, want_dtable = embedded(shape, False)
+    assert torch.equal(x, want_x.float())
+    assert errors([dtable], [want_dtable])[0] <= 1e-6
+    assert torch.equal(dtable, embedded(shape, False)[1])
 
 
 @pytest.mark.gpu

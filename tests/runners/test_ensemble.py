@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from mixers import MIXERS
+from mixers.attention import AttentionLayer, Transformer
 from mixers.backbone import Backbone, LanguageModel
 from mixers.base import Shape
+from mixers.rt.layer import RecurrentTransformer
 from runners.ensemble import Ensemble, Optimizer, Run, mean_cross_entropy
 from tasks.base import IGNORE
 from tasks.recall import InContextRecall
@@ -136,15 +138,16 @@ FIVE = [
 ]
 
 
-def learn_recall(runs: list[Run], device: torch.device, steps: int = 200) -> tuple[Tensor, Tensor]:
-    """Losses (steps, R) and last parameters (R, P) of RT layers; a run's batches depend on its seed alone."""
+def learn_recall(
+    runs: list[Run], device: torch.device, layer: type[AttentionLayer] = RecurrentTransformer
+) -> tuple[Tensor, Tensor]:
+    """Losses (steps, R) and last parameters (R, P) of 200 steps; a run's batches depend on its seed alone."""
 
     def build() -> Backbone:
-        mixer = MIXERS["rt"]
-        return LanguageModel(mixer, mixer.Config(heads=4), Shape(width=64, mlp_width=128), RECALL.vocab_size)
+        return LanguageModel(layer, layer.Config(heads=4), Shape(width=64, mlp_width=128), RECALL.vocab_size)
 
-    members, losses = Ensemble(build, runs, Optimizer(), steps, device), []
-    for step in range(steps):
+    members, losses = Ensemble(build, runs, Optimizer(), 200, device), []
+    for step in range(200):
         drawn = [RECALL.sample(np.random.default_rng([run.seed, step]), 16, "train") for run in runs]
         inputs, targets = (
             torch.from_numpy(np.stack(arrays)).to(device)
@@ -182,3 +185,10 @@ def test_gpu_a_diverging_run_changes_no_bit_of_the_others(device: torch.device, 
     for r in (0, 2, 3, 4):
         assert torch.equal(healthy[:, r], disturbed[:, r])
         assert torch.equal(params[r], beside[r])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [RecurrentTransformer, Transformer])
+def test_gpu_training_is_bitwise_repeatable(layer: type[AttentionLayer], device: torch.device) -> None:
+    (_, first), (_, second) = (learn_recall(FIVE, device, layer) for _ in range(2))
+    assert torch.equal(first, second)
