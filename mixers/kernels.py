@@ -146,7 +146,7 @@ def project_fwd_kernel(
         y_MD = tl.dot(n_MD, w_DD, input_precision="ieee")
         if i < NORMED:
             y_MD *= rms(y_MD, D)[:, None] * tl.load(gains_ptr + (run * NORMED + i) * D + d)[None, :]
-        tl.store(qkv_ptr + i * total + at_MD, y_MD, live_M1)
+        tl.store(qkv_ptr + i * total.to(tl.int64) + at_MD, y_MD, live_M1)
 
 
 @triton.jit

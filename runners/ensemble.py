@@ -85,7 +85,7 @@ class Ensemble:
         self.moment2_RP = torch.zeros_like(self.params_RP)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.diverged_R = torch.full((len(runs),), -1, dtype=torch.int64, device=device)
-        """Step at which loss or gradient of a run was first not finite, -1 while there is none."""
+        """Step, counted from 1, at which loss or gradient of a run was first not finite; -1 while there is none."""
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ class Ensemble:
     def _update(self, gradient_RP: Tensor, loss_R: Tensor) -> None:
         hyper = self.optimizer
         norm_R1 = torch.linalg.vector_norm(gradient_RP, dim=1, keepdim=True)
-        self.mark_diverged(~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite()))
+        self.mark_diverged(~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite()), self.step + 1)
         alive_R1 = (self.diverged_R < 0)[:, None]
         gradient_RP = torch.where(alive_R1, gradient_RP * (hyper.clip / norm_R1).clamp(max=1.0), 0.0)
         lr_R1 = torch.where(alive_R1, self.learning_rate(), 0.0)
@@ -139,9 +139,9 @@ class Ensemble:
         self.params_RP.mul_(1 - lr_R1 * self.decay_RP)
         self.params_RP.sub_(self.moment1_RP.div(denominator_RP).mul_(lr_R1 / corrected1))
 
-    def mark_diverged(self, failed_R: Tensor) -> None:
-        """Freeze the runs that failed at the step under way."""
-        self.diverged_R.copy_(torch.where((self.diverged_R < 0) & failed_R, self.step, self.diverged_R))
+    def mark_diverged(self, failed_R: Tensor, step: Tensor) -> None:
+        """Freeze the runs that failed at a step, counted from 1."""
+        self.diverged_R.copy_(torch.where((self.diverged_R < 0) & failed_R, step, self.diverged_R))
 
     def learning_rate(self) -> Tensor:
         """Learning rate (R, 1) of the step under way: cosine from a run's peak to ``final_lr``."""

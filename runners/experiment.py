@@ -71,7 +71,7 @@ class Experiment:
     def fingerprint(self) -> str:
         """SHA-256 over configuration, data and code: equal if and only if the result is meant to be equal."""
         config = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
-        code = code_version(self.layer, TASKS[self.task])
+        code = code_version("runners.train", self.layer, TASKS[self.task])
         return _sha256(json.dumps([config, self.instance.fingerprint(), code], sort_keys=True))
 
     @property
@@ -110,12 +110,14 @@ def find_mixer(name: str) -> type[Layer]:
     return found
 
 
-def code_version(*roots: type) -> str:
-    """SHA-256 over the code that a result depends on: the modules of ``roots``, of their base classes and of training,
-    and all they import that is not part of Python or an installed library. Comments, docstrings and layout do not
-    count; Python's minor version does, for its syntax trees differ.
+def code_version(*roots: type | str) -> str:
+    """SHA-256 over the code that a result depends on: modules by name, those of classes and of their base classes, and
+    all they import that is not part of Python or an installed library. Comments, docstrings and layout do not count;
+    Python's minor version does, for its syntax trees differ.
     """
-    waiting = ["runners.train", *(ancestor.__module__ for root in roots for ancestor in root.__mro__)]
+    waiting: list[str] = []
+    for root in roots:
+        waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in root.__mro__]
     seen: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
@@ -159,7 +161,7 @@ def _package(module_name: str) -> str:
 
 
 def _imports(tree: ast.Module, package: str) -> list[str]:
-    """Absolute names of what a module of ``package`` imports, the imported names themselves included."""
+    """Absolute names of the modules that a module of ``package`` imports, or imports names from."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -168,7 +170,8 @@ def _imports(tree: ast.Module, package: str) -> list[str]:
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
-            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            names += [base if _source(name) is None else name for name in inner]
     return names
 
 

@@ -1,9 +1,9 @@
 """The one training loop: an ensemble of runs of one model on one task.
 
 The data set and the data order lie on the device; between two evaluations nothing is read back from it. On a CUDA
-device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are bitwise
-repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see ``mixers.kernels``); a run
-in other company agrees within rounding, for products of another size may round otherwise.
+device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are
+bitwise repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see
+``mixers.kernels``); a run in other company agrees within rounding, for products of another size may round otherwise.
 """
 
 import functools
@@ -104,7 +104,7 @@ class Result:
     Attributes:
         curve: evaluations in order.
         best_step: step whose parameters were kept; 0 if no evaluation was finite.
-        diverged_step: step at which loss or gradient was first not finite.
+        diverged_step: step, counted from 1, at which loss or gradient was first not finite.
         validation: metrics of the kept parameters; None for a diverged run.
         test: the same on the test split.
         parameters: kept parameters by name.
@@ -185,7 +185,7 @@ class _Loop:
             self.step += here
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
-        self.ensemble.mark_diverged(~counts.loss.isfinite())
+        self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
         alive_R = self.ensemble.diverged_R < 0
         better_R = alive_R & (score(counts) > self.best_score_R)
         self.best_RP = torch.where(better_R[:, None], self.ensemble.params_RP, self.best_RP)

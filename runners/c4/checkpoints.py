@@ -20,6 +20,7 @@ from runners.c4.config import Config
 from runners.c4.data import load_tokenizer
 from runners.c4.model import build
 from runners.checkpoint import DamagedFileError, load_tensors, save_tensors
+from runners.experiment import code_version, find_mixer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -92,9 +93,14 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
-    """What a run is, JSON-able: written into every checkpoint and compared when one is read."""
+    """What a run is, JSON-able, and the code of its layer; written into every checkpoint."""
     values = {**asdict(config), "data": list(config.data), "out": str(config.out)}
-    return {"config": values, "mixer_options": options, "corpus": corpus}
+    return {"config": values, "mixer_options": options, "corpus": corpus, "code": layer_code(config)}
+
+
+def layer_code(config: Config) -> str:
+    """Hash of the code that a run's layer depends on."""
+    return code_version(find_mixer(config.mixer))
 
 
 def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config, "Tokenizer"]:

@@ -33,7 +33,7 @@ from runners.c4.config import Config
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.data import Corpus, load_tokenizer
 from runners.c4.distributed import World, distribute, gradients_together, whole
-from runners.c4.downstream import evaluate_items, read_items
+from runners.c4.downstream import Item, evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
@@ -44,9 +44,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 operations a second of a GPU whose name holds the key (vendor's data sheets)."""
 UNNAMED = (
     *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
-    *("recompute", "data", "tokenizer"),
+    *("recompute", "data", "tokenizer", "downstream"),
 )
-"""Options that do not make another run: where and how it is computed, not what; the corpus stands for its data."""
+"""Options that do not make another run: where and how it is computed and evaluated; the corpus stands for its data."""
 
 
 class RunError(RuntimeError):
@@ -111,19 +111,19 @@ def learning_rate(config: Config, step: int) -> float:
 def train(
     config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
-    """Train one run to its end, or return the result of a finished one.
+    """Train one run to its end, or take the result of a finished one; with the scores of ``config.downstream``.
 
     Raises:
-        RunError: the run diverged (also before), was stopped, is another process's, or memory or disk are full.
+        RunError: the run diverged (also before), was stopped, is another process's or of other code, or memory or disk
+            are full.
+        ValueError: the downstream items cannot be read.
     """
     folder = run_folder(config, options, corpus)
+    items = {} if config.downstream is None else read_items(config.downstream)
     with _only_one(folder, world):
-        if (result := checkpoints.read_json(folder / "result.json")) is not None:
-            return dict(result)
-        if (diverged := checkpoints.read_json(folder / "diverged.json")) is not None:
-            raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
         try:
-            return _Run(folder, config, options, corpus, world, watchers).finish()
+            result = _result(folder, config, options, corpus, world, watchers)
+            return {**result, "downstream": _downstream(folder, config, items, world)} if items else result
         except torch.OutOfMemoryError as error:
             micro = config.micro_batch_size or config.batch_size // world.size
             raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
@@ -133,6 +133,42 @@ def train(
             if error.errno != errno.ENOSPC:
                 raise
             raise RunError(f"no space in {folder}: free some and run the same command again") from error
+
+
+def _result(
+    folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
+) -> dict[str, Any]:
+    """Of a run that is finished, or is now."""
+    begun = checkpoints.read_json(folder / "run.json")
+    if begun is not None and begun.get("code") not in (None, checkpoints.layer_code(config)):
+        raise RunError(
+            f"the code of {config.mixer} is not the one that {folder} was begun with: delete this folder or give "
+            "another --out to train anew, or take the old code back"
+        )
+    if (result := checkpoints.read_json(folder / "result.json")) is not None:
+        return dict(result)
+    if (diverged := checkpoints.read_json(folder / "diverged.json")) is not None:
+        raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
+    return _Run(folder, config, options, corpus, world, watchers).finish()
+
+
+def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], world: World) -> dict[str, Any]:
+    """Scores of the last checkpoint on the questions of each set; those of the same questions are kept in a file."""
+    path, digest = folder / "downstream.json", sha256(repr(items).encode()).hexdigest()
+    known = checkpoints.read_json(path)
+    world.wait()
+    if known is None or known["items"] != digest:
+        model, _, tokenizer = checkpoints.load_model(folder, world.device)
+        batch = config.micro_batch_size or config.batch_size // world.size
+        scores = {
+            name: asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
+            for name, questions in items.items()
+        }
+        if world.is_first:
+            write_json(path, {"items": digest, "scores": scores})
+        world.wait()
+        known = checkpoints.read_json(path)
+    return dict(known["scores"])
 
 
 @contextmanager
@@ -179,7 +215,6 @@ class _Run:
                 write_json(folder / "run.json", described)
         world.wait()
         self.described: dict[str, Any] = described
-        self.items = {} if config.downstream is None else read_items(config.downstream)
         self.windows = Windows(corpus, "train", config.seq_len, config.seed)
         self.validation = Windows(corpus, "validation", config.seq_len, None)
         model = build(config, options, corpus.manifest.vocab_size).to(world.device)
@@ -301,20 +336,11 @@ class _Run:
             )
 
     def _result(self) -> dict[str, Any]:
-        config, last = self.config, self.rows[-1]
+        last = self.rows[-1]
         liger = {"liger-kernel": version("liger_kernel") if find_spec("liger_kernel") else None}
         result: dict[str, Any] = {**self.described, "versions": versions() | liger, **asdict(last)}
         steady = sorted(row.tokens_per_second for row in self.rows)
         result["tokens_per_second"] = steady[len(steady) // 2]
-        if self.items:
-            tokenizer = load_tokenizer(str(self.folder / "tokenizer.json"))
-            with whole(self.objective):
-                result["downstream"] = {
-                    name: asdict(
-                        evaluate_items(self.model, tokenizer, items, self.micro, config.seq_len, self.world.device)
-                    )
-                    for name, items in self.items.items()
-                }
         return result
 
 

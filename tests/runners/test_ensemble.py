@@ -94,7 +94,7 @@ def test_a_diverging_run_is_frozen_at_its_step_and_disturbs_no_other() -> None:
         healthy.train_step(*batch)
         if step >= 4:
             assert torch.equal(poisoned.params_RP[1], before)
-    assert poisoned.diverged_R.tolist() == [-1, 4, -1]
+    assert poisoned.diverged_R.tolist() == [-1, 5, -1]
     assert healthy.diverged_R.tolist() == [-1, -1, -1]
     assert torch.equal(poisoned.params_RP[[0, 2]], healthy.params_RP[[0, 2]])
 

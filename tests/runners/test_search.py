@@ -16,8 +16,10 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from mixers import MIXERS
 from mixers.attention import Transformer
 from mixers.base import Shape
+from runners import experiment as experiment_module
 from runners import train as train_module
 from runners.checkpoint import load_tensors
 from runners.ensemble import Ensemble, Run
@@ -123,7 +125,7 @@ def test_a_diverged_trial_is_recorded_with_its_step_and_not_run_again(
     watcher = Silent()
     trials = search(experiment(), grid, store, CPU, 64, watcher)
     assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
-    assert trials[2].user_attrs["diverged_step"] == 0
+    assert trials[2].user_attrs["diverged_step"] == 1
     assert search(experiment(), grid, store, CPU, 64, watcher) == trials
     assert watcher.started_runs == grid
 
@@ -325,6 +327,19 @@ def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monk
     after = code_version(layer)
     (tmp_path / "beside.py").write_text("B = 2\n")
     assert len({before, after, code_version(layer)}) == 3
+
+
+def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [code_version(layer) for layer in MIXERS.values()]
+    source = experiment_module._source
+
+    def with_more(name: str) -> str | None:
+        found = source(name)
+        return found if found is None or name != "mixers.lstm" else found + "\nX = 1\n"
+
+    monkeypatch.setattr(experiment_module, "_source", with_more)
+    after = [code_version(layer) for layer in MIXERS.values()]
+    assert [name for name, a, b in zip(MIXERS, before, after, strict=True) if a != b] == ["lstm"]
 
 
 def test_the_version_of_code_imports_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

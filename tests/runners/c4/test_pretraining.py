@@ -159,6 +159,40 @@ def test_the_loss_falls_and_the_result_is_kept(texts: Path, tmp_path: Path) -> N
     assert again == result
 
 
+def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path)
+    result, asked = run(config), replace(config, downstream=str(tmp_path / "items"))
+    (tmp_path / "items").mkdir()
+
+    def scores(*golds: int) -> Any:
+        choices = {"contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
+        lines = [json.dumps({"id": i, "gold": gold, **choices}) + "\n" for i, gold in enumerate(golds)]
+        (tmp_path / "items" / "pairs.jsonl").write_text("".join(lines))
+        found = run(asked, [At(1, interrupt)])
+        assert {name: value for name, value in found.items() if name != "downstream"} == result
+        return found["downstream"]["pairs"]
+
+    first = scores(0)
+    assert first["items"] == 1
+    kept = folder_of(config) / "downstream.json"
+    written = kept.stat().st_mtime_ns
+    assert scores(0) == first
+    assert kept.stat().st_mtime_ns == written
+    assert scores(1)["accuracy"] == 1 - first["accuracy"]
+    assert scores(0, 1)["accuracy"] == 0.5
+
+
+def test_a_run_of_another_layers_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(texts, tmp_path)
+    with pytest.raises(Interruption):
+        run(config, [At(4, interrupt)])
+    monkeypatch.setattr(checkpoints, "code_version", lambda *roots: "of another")
+    with pytest.raises(RunError, match=r"^the code of transformer is not the one that .* was begun with: delete"):
+        run(config)
+    monkeypatch.undo()
+    run(config)
+
+
 @pytest.mark.parametrize("mixer", ["rt", "gla"])
 def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -> None:
     """Killed two steps after a checkpoint: losses, last checkpoint and result are those of an uninterrupted run."""
