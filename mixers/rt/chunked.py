@@ -320,28 +320,41 @@ def _backward(
             _copy(dx_RBTD[:, :, base : base + group].transpose(1, 2), dx[:R])
         dz, dx = dx, dz
 
-    dgain_D = dgain.sum((1, 2))
+    return dx_RBTD, _gains_apart(weights, persistent_norm, dgain.sum((1, 2)), dqkv, dwo, dup, ddown, dwkv)
+
+
+def _gains_apart(
+    weights: LayerWeights,
+    persistent_norm: bool,
+    dgain: Tensor,
+    dqkv: Tensor,
+    dwo: Tensor,
+    dup: Tensor,
+    ddown: Tensor,
+    dwkv: Tensor,
+) -> LayerWeights:
+    """Gradients of gains and weights from those of their products, ``_operands`` and ``_gain``."""
+    D = dgain.shape[1]
     norm_1D = weights.norm_D[:, None]
     dnorm = (dqkv * torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-    dqkv *= norm_1D
+    dqkv = dqkv * norm_1D
     if persistent_norm:
         dnorm += (dwkv * torch.cat([weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-        dwkv *= norm_1D
+        dwkv = dwkv * norm_1D
     dqkv[:, D:] += dwkv
     dwq, dwk, dwv = dqkv.split(D, dim=1)
-    gradients = LayerWeights(
+    return LayerWeights(
         norm_D=dnorm,
         wq_DD=dwq,
         wk_DD=dwk,
         wv_DD=dwv,
-        q_norm_D=None if weights.k_norm_D is None else dgain_D * weights.k_norm_D,
-        k_norm_D=None if weights.q_norm_D is None else dgain_D * weights.q_norm_D,
+        q_norm_D=None if weights.k_norm_D is None else dgain * weights.k_norm_D,
+        k_norm_D=None if weights.q_norm_D is None else dgain * weights.q_norm_D,
         wo_DD=dwo,
         mlp_norm_D=(dup * weights.up_FD).sum(1),
         up_FD=dup * weights.mlp_norm_D[:, None],
         down_DF=ddown,
     )
-    return dx_RBTD, gradients
 
 
 def _waves(layers: int, length: int, group: int, skew: int) -> Iterator[tuple[int, int, int]]:
