@@ -99,6 +99,10 @@ class Crew:
         """Look after the processes."""
         self._check()
 
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        """Look after the processes."""
+        self._check()
+
     def finished(self, results: Sequence[Result]) -> None:
         """Look after the processes."""
         self._check()

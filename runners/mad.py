@@ -275,6 +275,10 @@ class Watchers:
         for member in self.members:
             member.evaluated(step, points)
 
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        for member in self.members:
+            member.resumed(step, curves)
+
     def finished(self, results: Sequence[Result]) -> None:
         for member in self.members:
             member.finished(results)

@@ -273,7 +273,9 @@ class Display:
     def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
         """Open a bar for an ensemble."""
         self._close()
-        description = f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} runs"
+        description = (
+            f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} run{'s' * (len(runs) > 1)}"
+        )
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
@@ -295,6 +297,14 @@ class Display:
         if not self._progress.console.is_terminal:
             line = f"{task.description}: step {step} of {task.total:g}: {figures}{speed}"
             self._progress.console.print(line, soft_wrap=True)
+
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        """Say where the ensemble goes on; its speed is counted from there."""
+        if self._bar is None:
+            return
+        task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
+        self._progress.reset(self._bar, completed=step)
+        self._progress.console.print(f"{task.description}: goes on after step {step}", soft_wrap=True)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar of an ensemble."""

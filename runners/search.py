@@ -58,6 +58,9 @@ class Watcher(Protocol):
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
         """Each run of the ensemble has been evaluated."""
 
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        """The ensemble goes on after ``step``; the curve of each run up to there."""
+
     def finished(self, results: Sequence[Result]) -> None:
         """The ensemble is done and stored."""
 
@@ -341,13 +344,21 @@ def _run(
     watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))))
     reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]
 
-    def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
+    def report(points: Sequence[CurvePoint]) -> None:
         for trial, point, before in zip(trials, points, reported, strict=True):
-            if point.validation is not None and step not in before:
-                trial.report(point.validation.score, step)
+            if point.validation is not None and point.step not in before:
+                trial.report(point.validation.score, point.step)
+
+    def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
+        report(points)
         watcher.evaluated(step, points)
 
-    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated)
+    def resumed(step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        for points in zip(*curves, strict=True):
+            report(points)
+        watcher.resumed(step, curves)
+
+    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated, resumed)
     for trial, run, result, checkpoint in zip(trials, runs, results, checkpoints, strict=True):
         _record(trial, run, result, experiment, store, device, len(trials))
         if result.validation is None:

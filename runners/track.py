@@ -49,6 +49,11 @@ class Tracker:
             metrics = {} if point.validation is None else asdict(point.validation)
             run.log({"train_loss": point.train_loss, **{f"validation/{k}": v for k, v in metrics.items()}}, step=step)
 
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        """Log the curves up to here."""
+        for points in zip(*curves, strict=True):
+            self.evaluated(points[0].step, points)
+
     def finished(self, results: Sequence[Result]) -> None:
         """Write the test metrics and close."""
         for run, result in zip(self._open, results, strict=False):

@@ -124,6 +124,8 @@ class Result:
 
 Listener = Callable[[int, list[CurvePoint]], None]
 """Called after each evaluation with the step and each run's point."""
+Resumed = Callable[[int, list[list[CurvePoint]]], None]
+"""Called before the first step, where there are checkpoints, with their step and each run's curve so far."""
 
 
 def train(
@@ -134,22 +136,17 @@ def train(
     device: torch.device,
     checkpoints: Sequence[Path],
     listener: Listener = lambda step, points: None,
+    resumed: Resumed = lambda step, curves: None,
 ) -> list[Result]:
     """Train ``runs`` together; resume from ``checkpoints`` (one file a run, all at the same step) where they exist."""
-    loop = _Loop(build, task, protocol, runs, device)
+    loop = _Loop(build, task, protocol, runs, device, checkpoints)
     if all(path.exists() for path in checkpoints):
-        loop.load(checkpoints)
-        for i, step in enumerate(point.step for point in loop.curves[0]):
-            listener(step, [curve[i] for curve in loop.curves])
-    saved = time.monotonic()
-    for target in protocol.evaluation_steps(loop.ensemble.total_steps):
-        if target <= loop.step:
-            continue
+        loop.load()
+        resumed(loop.step, loop.curves)
+    measured = len(loop.curves[0])
+    for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
         loop.advance(target)
         listener(target, [curve[-1] for curve in loop.curves])
-        if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
-            loop.save(checkpoints)
-            saved = time.monotonic()
         if all(point[-1].validation is None for point in loop.curves):
             break
     return loop.results()
@@ -157,9 +154,15 @@ def train(
 
 class _Loop:
     def __init__(
-        self, build: Callable[[], Backbone], task: Task, protocol: Protocol, runs: Sequence[Run], device: torch.device
+        self,
+        build: Callable[[], Backbone],
+        task: Task,
+        protocol: Protocol,
+        runs: Sequence[Run],
+        device: torch.device,
+        checkpoints: Sequence[Path],
     ) -> None:
-        self.task, self.device, self.protocol = task, device, protocol
+        self.task, self.device, self.protocol, self.checkpoints = task, device, protocol, checkpoints
         data = task.split("train")
         protocol.check(len(data))
         self.examples = len(data)
@@ -171,18 +174,24 @@ class _Loop:
         self.best_step_R = torch.zeros(len(runs), dtype=torch.int64, device=device)
         self.curves: list[list[CurvePoint]] = [[] for _ in runs]
         self.step = 0
-        self.seconds = 0.0
+        self.seconds_before = 0.0
+        self.started = self.saved = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time in training, in this process and in those before it."""
+        return self.seconds_before + time.monotonic() - self.started
 
     def advance(self, target: int) -> None:
-        """Train up to step ``target`` and evaluate there."""
-        started = time.monotonic()
+        """Train up to step ``target`` and evaluate there, with a checkpoint now and then."""
         per_epoch = self.protocol.steps_per_epoch(self.examples)
-        steps = target - self.step
+        steps = target - (self.curves[0][-1].step if self.curves[0] else 0)
         while self.step < target:
             epoch, within = divmod(self.step, per_epoch)
             here = min(per_epoch - within, target - self.step)
             self.stepper.run(epoch, here)
             self.step += here
+            self._save_if_due()
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
         self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
@@ -196,7 +205,7 @@ class _Loop:
         ):
             loss = loss if math.isfinite(loss) else None
             curve.append(CurvePoint(step=target, train_loss=loss, validation=metrics if alive else None))
-        self.seconds += time.monotonic() - started
+        self._save_if_due()
 
     def results(self) -> list[Result]:
         """Metrics of each run's kept parameters; the test split is read here, once."""
@@ -230,22 +239,28 @@ class _Loop:
             "best": self.best_RP,
             "best_score": self.best_score_R,
             "best_step": self.best_step_R,
+            "loss_sum": self.stepper.loss_sum_R,
         }
 
-    def save(self, paths: Sequence[Path]) -> None:
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self.saved > SECONDS_BETWEEN_CHECKPOINTS:
+            self.save()
+            self.saved = time.monotonic()
+
+    def save(self) -> None:
         """Write one file a run, so that each can go on alone or in other company."""
-        for r, path in enumerate(paths):
+        for r, path in enumerate(self.checkpoints):
             info = {"step": self.step, "seconds": self.seconds, "curve": [asdict(point) for point in self.curves[r]]}
             save_tensors(path, {name: tensor[r] for name, tensor in self._rows().items()}, info)
 
-    def load(self, paths: Sequence[Path]) -> None:
+    def load(self) -> None:
         """Go on from files that ``save`` wrote, all at the same step."""
-        for r, path in enumerate(paths):
+        for r, path in enumerate(self.checkpoints):
             tensors, info = load_tensors(path)
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
             self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
-            self.step, self.seconds = info["step"], info["seconds"]
+            self.step, self.seconds_before = info["step"], info["seconds"]
         self.ensemble.step.fill_(self.step)
 
 

@@ -1,16 +1,19 @@
 """The training loop: evaluation, best parameters, resumption."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from mixers import MIXERS
 from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Shape
 from runners import train as train_module
 from runners.checkpoint import DamagedFileError
-from runners.ensemble import Run
+from runners.ensemble import Ensemble, Run
 from runners.train import CurvePoint, Protocol, Result, data_order, train
 from tasks import TASKS
 
@@ -34,7 +37,7 @@ class Killed(Exception):
 
 
 def kill_at_step_12(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train with a checkpoint after each evaluation and die in the third, before its checkpoint is written."""
+    """Train with a checkpoint after each evaluation and die after that of the third."""
     monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
 
     def kill(step: int, points: list[CurvePoint]) -> None:
@@ -56,8 +59,48 @@ def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.M
     whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
     kill_at_step_12(tmp_path, monkeypatch)
     seen: list[int] = []
-    resumed = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), lambda step, points: seen.append(step))
-    assert seen == [4, 8, 12, 16, 20]
+    before: list[list[int]] = []
+    resumed = train(
+        build,
+        TASK,
+        PROTOCOL,
+        RUNS,
+        CPU,
+        paths(tmp_path),
+        lambda step, points: seen.append(step),
+        lambda step, curves: before.append([step, *(point.step for point in curves[0])]),
+    )
+    assert before == [[12, 4, 8, 12]]
+    assert seen == [16, 20]
+    assert_equal(whole, resumed)
+
+
+def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = replace(PROTOCOL, evaluations=1)
+    whole = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path / "whole"))
+    steps_taken: list[int] = []
+    train_step = Ensemble.train_step
+
+    def killed(members: Ensemble, *batch: Tensor) -> Tensor:
+        steps_taken.append(1)
+        if len(steps_taken) == 13:
+            raise KeyboardInterrupt
+        return train_step(members, *batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        patch.setattr(Ensemble, "train_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(build, TASK, protocol, RUNS, CPU, paths(tmp_path))
+    before: list[int] = []
+    resumed = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: before.append(step))
+    assert before == [max(range(0, 13, protocol.steps_per_epoch(len(TASK.split("train")))))]
+    assert_equal(whole, resumed)
+
+
+def assert_equal(whole: Sequence[Result], resumed: Sequence[Result]) -> None:
     for a, b in zip(whole, resumed, strict=True):
         assert a.curve == b.curve
         assert (a.best_step, a.validation, a.test) == (b.best_step, b.validation, b.test)
