@@ -117,7 +117,7 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
         {"length": 48, "eval_examples": 320},
     ),
 }
-"""Defaults of each preset: options, and settings of its task."""
+"""Defaults of each preset: options, and settings of its own tasks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -200,6 +200,9 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
         ValueError: the task has no such difficulty.
     """
     task_class = find_task(task)
+    preset, preset_values = PRESETS[options.preset]
+    own = task in preset.task
+    values = {**preset_values, **values} if own else values
     base = override(task_class.Config, values)
     named = {
         f"{name.replace('_', '-')}-{value}": {**values, name: value}
@@ -211,7 +214,7 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     )
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
-    label = "baseline" if base == task_class.Config() else "demo" if options.preset == "demo" else "custom"
+    label = "baseline" if base == task_class.Config() else options.preset if own else "custom"
     suffix = "-custom" if values else ""
     return [
         (label, base) if name == "baseline" else (name + suffix, override(task_class.Config, named[name]))
@@ -223,12 +226,12 @@ def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, 
     """Options, and what is set of the mixers' and of the tasks' settings."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", default="grid")
-    preset, task_preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
     if "--list" in arguments:
         preset = replace(preset, mixer=("all",))
     options, nested = parse(Options, preset, arguments)
     _check(options)
-    return options, nested["mixer"], {**task_preset, **nested["task"]}
+    return options, nested["mixer"], nested["task"]
 
 
 def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]) -> list[Choice]:

@@ -22,6 +22,7 @@ from runners.experiment import find_mixer
 from runners.mad import Options, plan
 from runners.report import METRICS, Estimate, Point, Summary, print_comparison, summarise
 from runners.search import DISTRIBUTIONS
+from runners.train import Protocol
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -121,6 +122,16 @@ def test_nested_options_reach_the_layer_and_the_task() -> None:
     assert experiment.mixer_config.block == 4
     assert experiment.task_config.vocab_size == 32
     assert experiment.difficulty == "custom"
+
+
+def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() -> None:
+    command = ["--preset", "demo", "--task", "in-context-recall", "copying", "--task.train-examples", "900"]
+    own, other = plan([*command, "--mixer", "rt"])[1]
+    recall, copying = TASKS["in-context-recall"].Config, TASKS["copying"].Config
+    assert own.task_config == recall(length=48, eval_examples=320, train_examples=900)
+    assert other.task_config == copying(train_examples=900)
+    assert (own.difficulty, other.difficulty) == ("demo", "custom")
+    assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
 
 
 def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
