@@ -225,7 +225,7 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
 def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
     """Options, and what is set of the mixers' and of the tasks' settings."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", default="grid")
+    peek.add_argument("--preset", nargs="?", default="grid")
     preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
     if "--list" in arguments:
         preset = replace(preset, mixer=("all",))

@@ -46,7 +46,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in groups:
         default = getattr(preset, group)
-        names.add_argument(f"--{group}", nargs="+", default=[default] if isinstance(default, str) else list(default))
+        names.add_argument(f"--{group}", nargs="*", default=[default] if isinstance(default, str) else list(default))
     chosen, _ = names.parse_known_args(arguments)
     configs = {
         group: {name: find(name).Config for name in expand(getattr(chosen, group), registry)}

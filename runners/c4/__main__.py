@@ -66,7 +66,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
         ValueError: something does not fit; the message says what to do.
     """
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", default="paper")
+    peek.add_argument("--preset", nargs="?", default="paper")
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
     config, nested = parse(Config, preset, arguments)
     config.check()

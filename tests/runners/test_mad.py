@@ -78,6 +78,9 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
+        (["--mixer", "rt", "--task"], "--task is missing"),
+        (["--mixer", "--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt", "--task", "compression", "--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "gla", "--task", "parity", "--mixer.gate-temperature", "nan"], "gate-temperature nan must be a"),
     ],
 )

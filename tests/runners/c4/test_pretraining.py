@@ -410,6 +410,8 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
         (["--layers", "7"], "6, 12"),
         (["--steps", "0"], "steps"),
         (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer"], "Missing value for argument '--mixer'"),
+        (["--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),
         (["--validation-tokens", "10"], "fill no sequence"),
         (["--search", "--lr", "0.1"], "leave --lr"),
