@@ -13,7 +13,6 @@ baseline setting. The same command again goes on where it stopped.
 
 import argparse
 import hashlib
-import json
 import math
 import re
 import sys
@@ -32,7 +31,7 @@ from mixers import MIXERS
 from mixers.accounting import Figure
 from mixers.base import Shape
 from runners.charts import plot_comparison
-from runners.checkpoint import DamagedFileError, load_tensors
+from runners.checkpoint import DamagedFileError, load_tensors, read_json
 from runners.devices import Crew, CrewError, find_devices, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
@@ -297,7 +296,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     there = folder / "diagnosis.json"
     if not model_path.exists():
         console.print(f"no diagnosis: {model_path} is gone", soft_wrap=True)
-    elif not (there.exists() and json.loads(there.read_text())["title"] == title):
+    elif (read_json(there) or {}).get("title") != title:
         model = experiment.build()
         model.load_state_dict(load_tensors(model_path)[0])
         diagnose(model.to(device), experiment.instance, folder, title)

@@ -6,7 +6,6 @@ any number of processes, sharded or not.
 """
 
 import errno
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from mixers.backbone import LanguageModel
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer
 from runners.c4.model import build
-from runners.checkpoint import DamagedFileError, load_tensors, save_tensors
+from runners.checkpoint import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -123,18 +122,6 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
 
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
-
-
-def read_json(path: Path) -> Any:
-    """Content of a JSON file; None where there is none.
-
-    Raises:
-        DamagedFileError: it is no JSON.
-    """
-    try:
-        return json.loads(path.read_text()) if path.exists() else None
-    except json.JSONDecodeError as error:
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
 def clear_leftovers(folder: Path) -> None:

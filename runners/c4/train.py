@@ -37,7 +37,7 @@ from runners.c4.downstream import evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
-from runners.checkpoint import write_atomically, write_json
+from runners.checkpoint import read_json, write_atomically, write_json
 from runners.search import versions
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -118,9 +118,9 @@ def train(
     """
     folder = run_folder(config, options, corpus)
     with _only_one(folder, world):
-        if (result := checkpoints.read_json(folder / "result.json")) is not None:
+        if (result := read_json(folder / "result.json")) is not None:
             return dict(result)
-        if (diverged := checkpoints.read_json(folder / "diverged.json")) is not None:
+        if (diverged := read_json(folder / "diverged.json")) is not None:
             raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
         try:
             return _Run(folder, config, options, corpus, world, watchers).finish()
@@ -163,7 +163,7 @@ class _Run:
     ) -> None:
         self.folder, self.config, self.options, self.corpus = folder, config, options, corpus
         self.world, self.watchers = world, watchers if world.is_first else ()
-        described = checkpoints.read_json(folder / "run.json")
+        described = read_json(folder / "run.json")
         if world.is_first:
             checkpoints.clear_leftovers(folder)
         if described is None:

@@ -229,6 +229,28 @@ def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.Capture
         assert len(json.loads((folder / "summary.json").read_text())["points"]) == 2
 
 
+def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
+    command += ["--weight-decay", "0", "--out", str(tmp_path)]
+    mad.main(command)
+    (path,) = tmp_path.glob("studies/*/diagnosis.json")
+    whole = path.read_bytes()
+    for damaged in (whole[:100], b"\xff"):
+        path.write_bytes(damaged)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            mad.main(command)
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path} is damaged")
+        assert error.count("\n") == 1
+    path.write_text("{}")
+    mad.main(command)
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
