@@ -101,7 +101,7 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
 
     Raises:
         DamagedFileError: the file cannot be read.
-        ValueError: there is none.
+        ValueError: there is none, or it is of another version or model.
     """
     file = newest(path) if path.is_dir() else path
     if file is None or not file.is_file():
@@ -112,11 +112,16 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
     tokenizer = file.parent.parent / "tokenizer.json"
     if not tokenizer.is_file():
         raise ValueError(f"no {tokenizer}: keep {file.name} in the folder of its run, which has the tokenizer")
-    values = info["config"]
-    config = Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
-    model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
     prefix = f"model.{MODEL}."
-    model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+    try:
+        values = info["config"]
+        config = Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+        model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
+        model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{file} is of another version of this project, or of another model: use the version that trained it"
+        ) from error
     return model.to(device).eval(), config, load_tokenizer(str(tokenizer))
 
 
