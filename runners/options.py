@@ -24,6 +24,12 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that PyTorch's generators do not take, or take for another one."""
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"--seed {seed} must be 0 or more, and below 2**64")
+
+
 @contextlib.contextmanager
 def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors that a person can mend into one line and exit status 2."""
