@@ -441,7 +441,7 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
         (["--search", "--lr", "0.1"], "leave --lr"),
         (["--heads", "3"], "heads: 3"),
         (["--downstream", "/nowhere"], "nowhere"),
-        (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "nowhere"),
+        (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "no file or folder /nowhere/at/all"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
