@@ -16,8 +16,8 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -140,7 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
     summaries = []
     known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
-    with user_errors(*known_errors), closing(store), Display(console) as display, Crew(devices[1:], work) as crew:
+    with (
+        user_errors(*known_errors),
+        _memory_advice(together),
+        closing(store),
+        Display(console) as display,
+        Crew(devices[1:], work) as crew,
+    ):
         watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
             trials = search(experiment, grid, store, devices[0], together, watcher)
@@ -158,6 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_comparison(summaries, console)
         console.print(f"chart: {figure}", soft_wrap=True)
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
+
+
+@contextmanager
+def _memory_advice(together: int) -> Iterator[None]:
+    """Turn running out of GPU memory into one line and exit status 1."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        print(f"stopped: out of GPU memory: lower --together (now {together})", file=sys.stderr)
+        raise SystemExit(1) from error
 
 
 def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: None) -> tuple[Options, list[Experiment]]:

@@ -269,6 +269,19 @@ def test_a_layer_with_an_unusable_config_is_one_clear_line(
     assert message in refused(capsys, tmp_path, "--mixer", f"{name}:L", "--task", "compression")
 
 
+def test_too_little_gpu_memory_is_one_line_that_names_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+    monkeypatch.setattr("runners.search.train", full)
+    with pytest.raises(SystemExit) as stop:
+        mad.main(["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 6)\n"
+
+
 def test_odd_widths_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ["--width", "15", "--mixer.heads", "3", "--task.train-examples", "64", "--task.eval-examples", "30"]
     command = ["--mixer", "rt", "--task", "compression", *sizes, "--batch-size", "16", "--steps", "2", "--lr", "1e-3"]
