@@ -1,6 +1,5 @@
 """The Feedback Transformer."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -43,18 +42,10 @@ class FeedbackTransformer(DeepLayer):
     family: ClassVar[str] = "recurrent attention"
     paper: ClassVar[str] = "Fan et al. 2020, arXiv:2002.09402"
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(AttentionLayer.Config):
-        """Settings of the Feedback Transformer.
+    Config = AttentionLayer.Config
+    config: AttentionLayer.Config
 
-        Attributes:
-            heads: number of heads; must divide the model width.
-            qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
-        """
-
-    config: Config
-
-    def __init__(self, config: Config, shape: Shape) -> None:
+    def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
         self.blocks = nn.ModuleList(FeedbackBlock(config, shape) for _ in range(shape.layers))

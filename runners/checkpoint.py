@@ -38,6 +38,18 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
+def read_json(path: Path) -> Any:
+    """Content of a JSON file; None where there is none.
+
+    Raises:
+        DamagedFileError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:  # also of bytes that are no UTF-8
+        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
     """Write tensors and a JSON-able ``info`` into one safetensors file."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -13,12 +13,11 @@ baseline setting. The same command again goes on where it stopped.
 
 import argparse
 import hashlib
-import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -32,7 +31,7 @@ from mixers import MIXERS
 from mixers.accounting import Figure
 from mixers.base import Shape
 from runners.charts import plot_comparison
-from runners.checkpoint import DamagedFileError, load_tensors
+from runners.checkpoint import DamagedFileError, load_tensors, read_json
 from runners.devices import Crew, CrewError, find_devices, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
@@ -84,13 +83,13 @@ class Options:
     seeds: int = 1
     lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
     weight_decay: tuple[float, ...] = (0.0, 0.1)
-    epochs: int = 200
-    steps: int | None = None
-    batch_size: int = 128
-    evaluations: int = 40
-    width: int = 128
-    mlp_width: int = 512
-    layers: int = 1
+    epochs: int = Protocol.epochs
+    steps: int | None = Protocol.steps
+    batch_size: int = Protocol.batch_size
+    evaluations: int = Protocol.evaluations
+    width: int = Shape.width
+    mlp_width: int = Shape.mlp_width
+    layers: int = Shape.layers
     match: Figure | None = None
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -117,7 +116,7 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
         {"length": 48, "eval_examples": 320},
     ),
 }
-"""Defaults of each preset: options, and settings of its task."""
+"""Defaults of each preset: options, and settings of its own tasks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,7 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
     summaries = []
     known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
-    with user_errors(*known_errors), closing(store), Display(console) as display, Crew(devices[1:], work) as crew:
+    with (
+        user_errors(*known_errors),
+        _memory_advice(together),
+        closing(store),
+        Display(console) as display,
+        Crew(devices[1:], work) as crew,
+    ):
         watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
             trials = search(experiment, grid, store, devices[0], together, watcher)
@@ -159,6 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_comparison(summaries, console)
         console.print(f"chart: {figure}", soft_wrap=True)
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
+
+
+@contextmanager
+def _memory_advice(together: int) -> Iterator[None]:
+    """Turn running out of GPU memory into one line and exit status 1."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        print(f"stopped: out of GPU memory: lower --together (now {together})", file=sys.stderr)
+        raise SystemExit(1) from error
 
 
 def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: None) -> tuple[Options, list[Experiment]]:
@@ -200,6 +215,9 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
         ValueError: the task has no such difficulty.
     """
     task_class = find_task(task)
+    preset, preset_values = PRESETS[options.preset]
+    own = task in preset.task
+    values = {**preset_values, **values} if own else values
     base = override(task_class.Config, values)
     named = {
         f"{name.replace('_', '-')}-{value}": {**values, name: value}
@@ -211,7 +229,7 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     )
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
-    label = "baseline" if base == task_class.Config() else "demo" if options.preset == "demo" else "custom"
+    label = "baseline" if base == task_class.Config() else options.preset if own else "custom"
     suffix = "-custom" if values else ""
     return [
         (label, base) if name == "baseline" else (name + suffix, override(task_class.Config, named[name]))
@@ -222,13 +240,13 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
 def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
     """Options, and what is set of the mixers' and of the tasks' settings."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", default="grid")
-    preset, task_preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    peek.add_argument("--preset", nargs="?", default="grid")
+    preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
     if "--list" in arguments:
         preset = replace(preset, mixer=("all",))
     options, nested = parse(Options, preset, arguments)
     _check(options)
-    return options, nested["mixer"], {**task_preset, **nested["task"]}
+    return options, nested["mixer"], nested["task"]
 
 
 def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]) -> list[Choice]:
@@ -298,7 +316,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     there = folder / "diagnosis.json"
     if not model_path.exists():
         console.print(f"no diagnosis: {model_path} is gone", soft_wrap=True)
-    elif not (there.exists() and json.loads(there.read_text())["title"] == title):
+    elif (read_json(there) or {}).get("title") != title:
         model = experiment.build()
         model.load_state_dict(load_tensors(model_path)[0])
         diagnose(model.to(device), experiment.instance, folder, title)

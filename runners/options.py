@@ -24,6 +24,12 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that PyTorch's generators do not take, or take for another one."""
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"--seed {seed} must be 0 or more, and below 2**64")
+
+
 @contextlib.contextmanager
 def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors that a person can mend into one line and exit status 2."""
@@ -46,7 +52,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in groups:
         default = getattr(preset, group)
-        names.add_argument(f"--{group}", nargs="+", default=[default] if isinstance(default, str) else list(default))
+        names.add_argument(f"--{group}", nargs="*", default=[default] if isinstance(default, str) else list(default))
     chosen, _ = names.parse_known_args(arguments)
     configs = {
         group: {name: find(name).Config for name in expand(getattr(chosen, group), registry)}

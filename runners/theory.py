@@ -36,13 +36,15 @@ from torch.nn import functional as F
 from mixers.attention import alibi_slopes
 from mixers.rt.naive import Weights, naive_recurrence
 from runners.checkpoint import write_atomically, write_json
-from runners.options import cli, fail
+from runners.options import check_seed, cli, fail
 
 BOUND = 1e-10
 MODELS = ((1, 1, 1, 8), (1, 64, 1, 16), (2, 33, 4, 16), (4, 64, 4, 16), (8, 17, 8, 32), (16, 48, 2, 8))
 """Transformers of theorem 1: depth, length, heads, width d'."""
 POSITIONS = (2, 3, 4, 8, 16, 32, 64)
 """Positions k of theorem 2."""
+WIDTH = 4
+"""Model width in theorem 2."""
 LONGEST = 512
 """Positions in the figure."""
 
@@ -84,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         if unknown:
             raise ValueError(f"unknown option {unknown[0]}: see --help")
+        check_seed(options.seed)
     except ValueError as error:
         fail(str(error))
     console, folder = Console(), options.out / "theory"
@@ -248,18 +251,18 @@ def uniform_layer(x_TD: Tensor, v_DD: Tensor, alpha: float) -> Tensor:
     return naive_recurrence(x_BTD, none_BTD, none_BTD, F.linear(x_BTD, v_DD), weights, torch.zeros(1), alpha)[0]
 
 
-def check_gradient(seed: int, width: int = 4) -> Iterator[Check]:
+def check_gradient(seed: int) -> Iterator[Check]:
     """Theorem 2: Jacobians by autograd through the project's recurrence against exact Stirling numbers."""
-    gaussian_DD = torch.randn(width, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    gaussian_DD = torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     orthogonal_DD, _ = torch.linalg.qr(gaussian_DD)
-    rest_TD = torch.zeros(POSITIONS[-1] - 1, width, dtype=torch.float64)
-    for name, v_DD in (("orthogonal", orthogonal_DD), ("Gaussian", gaussian_DD * width**-0.5)):
+    rest_TD = torch.zeros(POSITIONS[-1] - 1, WIDTH, dtype=torch.float64)
+    for name, v_DD in (("orthogonal", orthogonal_DD), ("Gaussian", gaussian_DD * WIDTH**-0.5)):
         for alpha in (0.5, 1.0, 2.0):
 
             def outputs(x_D: Tensor, v_DD: Tensor = v_DD, alpha: float = alpha) -> Tensor:
                 return uniform_layer(torch.cat([x_D[None], rest_TD]), v_DD, alpha)[[k - 1 for k in POSITIONS]]
 
-            x_D = torch.ones(width, dtype=torch.float64)
+            x_D = torch.ones(WIDTH, dtype=torch.float64)
             jacobians = torch.autograd.functional.jacobian(outputs, x_D, vectorize=True)
             formulas = [stirling_gradient(k, alpha * v_DD) for k in POSITIONS]
             error = largest(list(map(relative_error, jacobians, formulas)))
@@ -289,22 +292,22 @@ def largest(errors: Sequence[float]) -> float:
     return float(np.max(errors))
 
 
-def plot_path_lengths(path: Path, longest: int = LONGEST) -> None:
-    """PNG of the weights [k r] / k!: all k up to ``longest`` with their mean, and some k as curves."""
-    rows = [[number / math.factorial(k) for number in row] for k, row in enumerate(stirling(longest), start=1)]
+def plot_path_lengths(path: Path) -> None:
+    """PNG of the weights [k r] / k!: all k up to ``LONGEST`` with their mean, and some k as curves."""
+    rows = [[number / math.factorial(k) for number in row] for k, row in enumerate(stirling(LONGEST), start=1)]
     shown = 16
     grid = np.array([[*row[: shown + 1], *[0.0] * (shown + 1 - len(row))][1:] for row in rows]).T
-    k = np.arange(1, longest + 1)
+    k = np.arange(1, LONGEST + 1)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    edges = np.append(k - 0.5, longest + 0.5), np.arange(0.5, shown + 1)
+    edges = np.append(k - 0.5, LONGEST + 0.5), np.arange(0.5, shown + 1)
     mesh = left.pcolormesh(*edges, np.ma.masked_less(grid, 1e-4), norm=LogNorm(1e-4, 1.0), cmap="Blues")
     figure.colorbar(mesh, ax=left, label="weight  [k r] / k!")
     left.plot(k, np.cumsum(1 / k), color="darkorange", label="mean  1 + 1/2 + ... + 1/k")
     left.plot(k, np.log(k), color="darkorange", linestyle="dotted", label="ln k")
-    left.set(xscale="log", xlabel="position k", ylabel="path length r", xlim=(1, longest), ylim=(0.5, shown + 0.5))
+    left.set(xscale="log", xlabel="position k", ylabel="path length r", xlim=(1, LONGEST), ylim=(0.5, shown + 0.5))
     left.legend(loc="upper left", fontsize=8)
-    for n, position in enumerate(p for p in (2, 8, 32, 128, 512) if p <= longest):
+    for n, position in enumerate((2, 8, 32, 128, LONGEST)):
         weights = rows[position - 1][1 : shown + 1]
         right.plot(
             range(1, len(weights) + 1), weights, marker="o", markersize=3, color=f"C{n}", label=f"k = {position}"

@@ -171,9 +171,11 @@ class Copying(Task):
             query_N: where the queried n-gram starts; not used by ``copy``.
 
         Returns:
-            The tokens of each example, padded on the right; its length; the length of its answer.
+            The tokens of each example, padded on the right to the most that a string of C letters may take, whatever
+            was drawn; its length; the length of its answer.
         """
-        character_C = np.arange(letters_NC.shape[1])
+        longest = letters_NC.shape[1]
+        width, character_C = example_length(self.config.variant, longest), np.arange(longest)
         string = (letters_NC, character_C < lengths_N[:, None])
         query = (letters_NC, (character_C >= query_N[:, None]) & (character_C < query_N[:, None] + self.config.ngram))
         begin, separator, end = (
@@ -181,12 +183,12 @@ class Copying(Task):
             for token in (BEGIN, SEPARATOR, END)
         )
         if self.config.variant == "copy":
-            return (*_join(begin, string, separator, string, end), lengths_N)
+            return (*_join(width, begin, string, separator, string, end), lengths_N)
         answers_N = lengths_N - query_N - self.config.ngram
         rest = (letters_NC, string[1] & (character_C >= (lengths_N - answers_N)[:, None]))
         if self.config.variant == "prefix-ngram":
-            return (*_join(begin, query, separator, string, separator, rest, end), answers_N)
-        return (*_join(begin, string, separator, query, rest, end), answers_N)
+            return (*_join(width, begin, query, separator, string, separator, rest, end), answers_N)
+        return (*_join(width, begin, string, separator, query, rest, end), answers_N)
 
     def examples(self, batch: Batch) -> set[bytes]:
         """The complete examples of all sequences, whether packed or alone."""
@@ -204,13 +206,13 @@ def example_length(variant: Variant, letters: int) -> int:
     return 2 * letters + (4 if variant == "prefix-ngram" else 3)
 
 
-def _join(*parts: tuple[Tokens, Mask]) -> tuple[Tokens, Tokens]:
-    """Join, row by row, the masked tokens of the parts; returns them padded on the right, and their number per row."""
+def _join(width: int, *parts: tuple[Tokens, Mask]) -> tuple[Tokens, Tokens]:
+    """Join, row by row, the masked tokens of the parts; returns them padded to ``width``, and their number per row."""
     tokens_NC = np.concatenate([tokens for tokens, _ in parts], axis=1)
     kept_NC = np.concatenate([kept for _, kept in parts], axis=1)
     ends_N = kept_NC.sum(axis=1)
-    joined_NC = np.full((len(ends_N), int(ends_N.max())), PAD, dtype=np.int64)
-    joined_NC[np.arange(joined_NC.shape[1]) < ends_N[:, None]] = tokens_NC[kept_NC]
+    joined_NC = np.full((len(ends_N), width), PAD, dtype=np.int64)
+    joined_NC[np.arange(width) < ends_N[:, None]] = tokens_NC[kept_NC]
     return joined_NC, ends_N
 
 

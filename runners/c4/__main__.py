@@ -21,7 +21,6 @@ import torch
 from rich.console import Console
 
 from runners.c4 import generate
-from runners.c4.checkpoints import read_json
 from runners.c4.config import PRESETS, Config
 from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
@@ -30,6 +29,7 @@ from runners.c4.model import build, cost, describe, vocabulary
 from runners.c4.search import best, print_results, search, study_file
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
+from runners.checkpoint import read_json
 from runners.options import parse, user_errors
 from runners.search import Store
 
@@ -66,7 +66,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
         ValueError: something does not fit; the message says what to do.
     """
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", default="paper")
+    peek.add_argument("--preset", nargs="?", default="paper")
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
     config, nested = parse(Config, preset, arguments)
     config.check()

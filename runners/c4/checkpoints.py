@@ -6,7 +6,6 @@ any number of processes, sharded or not.
 """
 
 import errno
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from mixers.backbone import LanguageModel
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer
 from runners.c4.model import build
-from runners.checkpoint import DamagedFileError, load_tensors, save_tensors
+from runners.checkpoint import load_tensors, save_tensors
 from runners.experiment import code_version, find_mixer
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
 
     Raises:
         DamagedFileError: the file cannot be read.
-        ValueError: there is none.
+        ValueError: there is none, or it is of another version or model.
     """
     file = newest(path) if path.is_dir() else path
     if file is None or not file.is_file():
@@ -119,28 +118,21 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
     tokenizer = file.parent.parent / "tokenizer.json"
     if not tokenizer.is_file():
         raise ValueError(f"no {tokenizer}: keep {file.name} in the folder of its run, which has the tokenizer")
-    values = info["config"]
-    config = Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
-    model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
     prefix = f"model.{MODEL}."
-    model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+    try:
+        values = info["config"]
+        config = Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+        model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
+        model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{file} is of another version of this project, or of another model: use the version that trained it"
+        ) from error
     return model.to(device).eval(), config, load_tokenizer(str(tokenizer))
 
 
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
-
-
-def read_json(path: Path) -> Any:
-    """Content of a JSON file; None where there is none.
-
-    Raises:
-        DamagedFileError: it is no JSON.
-    """
-    try:
-        return json.loads(path.read_text()) if path.exists() else None
-    except json.JSONDecodeError as error:
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mixers.base import Shape
+from runners.options import check_seed
 from runners.track import Mode
 
 HEAD_WIDTH = 64
@@ -133,8 +134,7 @@ class Config:
             if value is not None and value < 1:
                 raise ValueError(f"{_option(name)} {value} must be at least 1")
         self.shape()
-        if self.seed < 0:
-            raise ValueError(f"--seed {self.seed} must be 0 or more")
+        check_seed(self.seed)
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not (low <= value < high):  # false for NaN

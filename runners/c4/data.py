@@ -68,9 +68,9 @@ def prepare(
     Raises:
         ValueError: data or tokenizer cannot be had, a shard is damaged, or there is no room.
     """
+    files = find_files(data)  # first, for the tokenizer may come from the hub
     encoder = load_tokenizer(tokenizer)
     encoder.encode_special_tokens = True  # a text that spells end-of-text does not end there
-    files = find_files(data)
     empty = Manifest(
         tokenizer=tokenizer_hash(encoder),
         vocab_size=vocab_size(encoder),

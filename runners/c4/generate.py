@@ -21,7 +21,7 @@ from mixers.backbone import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.data import end_of_text, vocab_size
 from runners.devices import find_devices
-from runners.options import cli, fail
+from runners.options import check_seed, cli, fail
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,8 +47,7 @@ class Sampling:
             raise ValueError(f"temperature {self.temperature} must be 0 or a positive number")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top-k {self.top_k} must be 1 or more")
-        if self.seed < 0:
-            raise ValueError(f"seed {self.seed} must be 0 or more")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from runners.c4.downstream import Item, evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
-from runners.checkpoint import write_atomically, write_json
+from runners.checkpoint import read_json, write_atomically, write_json
 from runners.search import versions
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -139,15 +139,15 @@ def _result(
     folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
     """Of a run that is finished, or is now."""
-    begun = checkpoints.read_json(folder / "run.json")
+    begun = read_json(folder / "run.json")
     if begun is not None and begun.get("code") not in (None, checkpoints.layer_code(config)):
         raise RunError(
             f"the code of {config.mixer} is not the one that {folder} was begun with: delete this folder or give "
             "another --out to train anew, or take the old code back"
         )
-    if (result := checkpoints.read_json(folder / "result.json")) is not None:
+    if (result := read_json(folder / "result.json")) is not None:
         return dict(result)
-    if (diverged := checkpoints.read_json(folder / "diverged.json")) is not None:
+    if (diverged := read_json(folder / "diverged.json")) is not None:
         raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
     return _Run(folder, config, options, corpus, world, watchers).finish()
 
@@ -155,7 +155,7 @@ def _result(
 def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], world: World) -> dict[str, Any]:
     """Scores of the last checkpoint on the questions of each set; those of the same questions are kept in a file."""
     path, digest = folder / "downstream.json", sha256(repr(items).encode()).hexdigest()
-    known = checkpoints.read_json(path)
+    known = read_json(path)
     world.wait()
     if known is None or known["items"] != digest:
         model, _, tokenizer = checkpoints.load_model(folder, world.device)
@@ -167,7 +167,7 @@ def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], worl
         if world.is_first:
             write_json(path, {"items": digest, "scores": scores})
         world.wait()
-        known = checkpoints.read_json(path)
+        known = read_json(path)
     return dict(known["scores"])
 
 
@@ -199,7 +199,7 @@ class _Run:
     ) -> None:
         self.folder, self.config, self.options, self.corpus = folder, config, options, corpus
         self.world, self.watchers = world, watchers if world.is_first else ()
-        described = checkpoints.read_json(folder / "run.json")
+        described = read_json(folder / "run.json")
         if world.is_first:
             checkpoints.clear_leftovers(folder)
         if described is None:

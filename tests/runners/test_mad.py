@@ -22,6 +22,7 @@ from runners.experiment import find_mixer
 from runners.mad import Options, plan
 from runners.report import METRICS, Estimate, Point, Summary, print_comparison, summarise
 from runners.search import DISTRIBUTIONS
+from runners.train import Protocol
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -77,6 +78,9 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
+        (["--mixer", "rt", "--task"], "--task is missing"),
+        (["--mixer", "--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt", "--task", "compression", "--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "gla", "--task", "parity", "--mixer.gate-temperature", "nan"], "gate-temperature nan must be a"),
     ],
 )
@@ -121,6 +125,16 @@ def test_nested_options_reach_the_layer_and_the_task() -> None:
     assert experiment.mixer_config.block == 4
     assert experiment.task_config.vocab_size == 32
     assert experiment.difficulty == "custom"
+
+
+def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() -> None:
+    command = ["--preset", "demo", "--task", "in-context-recall", "copying", "--task.train-examples", "900"]
+    own, other = plan([*command, "--mixer", "rt"])[1]
+    recall, copying = TASKS["in-context-recall"].Config, TASKS["copying"].Config
+    assert own.task_config == recall(length=48, eval_examples=320, train_examples=900)
+    assert other.task_config == copying(train_examples=900)
+    assert (own.difficulty, other.difficulty) == ("demo", "custom")
+    assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
 
 
 def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -215,6 +229,28 @@ def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.Capture
         assert len(json.loads((folder / "summary.json").read_text())["points"]) == 2
 
 
+def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
+    command += ["--weight-decay", "0", "--out", str(tmp_path)]
+    mad.main(command)
+    (path,) = tmp_path.glob("studies/*/diagnosis.json")
+    whole = path.read_bytes()
+    for damaged in (whole[:100], b"\xff"):
+        path.write_bytes(damaged)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            mad.main(command)
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path} is damaged")
+        assert error.count("\n") == 1
+    path.write_text("{}")
+    mad.main(command)
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -231,6 +267,19 @@ def test_a_layer_with_an_unusable_config_is_one_clear_line(
     (tmp_path / f"{name}.py").write_text(f"{imports}class L(Layer):\n    {config}\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert message in refused(capsys, tmp_path, "--mixer", f"{name}:L", "--task", "compression")
+
+
+def test_too_little_gpu_memory_is_one_line_that_names_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+    monkeypatch.setattr("runners.search.train", full)
+    with pytest.raises(SystemExit) as stop:
+        mad.main(["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 6)\n"
 
 
 def test_odd_widths_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

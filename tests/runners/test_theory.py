@@ -155,8 +155,19 @@ def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(check.holds for check in theory.check_gradient(0))
 
 
-def test_an_unknown_option_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sed", "1"], "unknown option --sed: see --help"),
+        (["--seed", "-1"], "--seed -1 must be 0 or more, and below 2**64"),
+        (["--seed", f"{2**64}"], f"--seed {2**64} must be 0 or more, and below 2**64"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        theory.main(["--sed", "1"])
+        theory.main([*arguments, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: unknown option --sed: see --help\n"
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert not (tmp_path / "out").exists()

@@ -158,6 +158,20 @@ def test_evaluation_holds_one_string_of_the_stated_length_per_row() -> None:
 
 
 @pytest.mark.parametrize("variant", ["prefix-ngram", "suffix-ngram"])
+def test_blocks_without_a_query_at_the_start_are_as_wide_as_others(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.base.BLOCK", 2)
+    task = make("copying", variant=variant, eval_examples=40, probe_lengths=(30,))
+    separators = 3 if variant == "prefix-ngram" else 2
+    for split, letters in (("validation", 20), ("test", 20), ("length 30", 30)):
+        batch = task.batch(split)
+        assert batch.inputs_ST.shape == (40, 1 + 2 * letters + separators)
+        lengths = {len(text.rstrip("*")) for text in texts(task, split)}
+        assert len(lengths) > 10, "most blocks have no example of this width"
+
+
+@pytest.mark.parametrize("variant", ["prefix-ngram", "suffix-ngram"])
 def test_the_queried_ngram_occurs_once(variant: str) -> None:
     # With 2-grams of 60 letters, most strings have a 2-gram that occurs twice.
     task = make("copying", variant=variant, ngram=2, eval_length=60, probe_lengths=(80,))

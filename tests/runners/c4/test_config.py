@@ -66,6 +66,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_heads() -> None:
         ({"micro_batch_size": -1}, "--micro-batch-size -1 must be at least 1"),
         ({"validation_tokens": 0}, "--validation-tokens 0"),
         ({"seed": -1}, "--seed -1 must be 0 or more"),
+        ({"seed": 2**64}, "--seed 18446744073709551616 must be 0 or more, and below 2**64"),
         ({"lr": 0.0}, "--lr 0 must be a positive number"),
         ({"lr": float("nan")}, "--lr nan must be a positive number"),
         ({"clip": float("inf")}, "--clip inf must be a positive number"),

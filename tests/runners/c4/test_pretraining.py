@@ -38,7 +38,7 @@ from runners.c4.train import (  # noqa: E402
     run_folder,
     train,
 )
-from runners.checkpoint import load_tensors  # noqa: E402
+from runners.checkpoint import load_tensors, save_tensors  # noqa: E402
 from runners.search import Store  # noqa: E402
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -365,6 +365,30 @@ def test_a_checkpoint_of_another_model_is_refused(texts: Path, tmp_path: Path) -
         run(large)
 
 
+def test_generating_from_a_checkpoint_of_another_version_is_one_line(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path)
+    run(config)
+    path = checkpoints.newest(folder_of(config))
+    assert path is not None
+    tensors, info = load_tensors(path)
+    values = info["config"]
+    for other in (
+        {**info, "config": {**values, "dropout": 0.1}},
+        {**info, "config": {name: value for name, value in values.items() if name != "data"}},
+        {**info, "config": {**values, "width": 32}},
+        {**info, "mixer_options": {"window": 3}},
+    ):
+        save_tensors(path, tensors, other)
+        with pytest.raises(SystemExit) as stop:
+            command.main(["generate", str(path), "--device", "cpu"])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path} is of another version")
+        assert error.count("\n") == 1
+
+
 def test_a_second_command_leaves_a_running_one_alone(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path)
 
@@ -444,12 +468,14 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
         (["--layers", "7"], "6, 12"),
         (["--steps", "0"], "steps"),
         (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer"], "Missing value for argument '--mixer'"),
+        (["--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),
         (["--validation-tokens", "10"], "fill no sequence"),
         (["--search", "--lr", "0.1"], "leave --lr"),
         (["--heads", "3"], "heads: 3"),
         (["--downstream", "/nowhere"], "nowhere"),
-        (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "nowhere"),
+        (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "no file or folder /nowhere/at/all"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
