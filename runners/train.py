@@ -2,8 +2,8 @@
 
 The data set and the data order lie on the device; between two evaluations nothing is read back from it. On a CUDA
 device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are bitwise
-repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see ``mixers.kernels``); a run
-in other company agrees within rounding, for products of another size may round otherwise.
+repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see ``mixers.kernels``); a
+run in other company agrees within rounding, for products of another size may round otherwise.
 """
 
 import functools
