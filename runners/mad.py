@@ -33,9 +33,10 @@ from mixers.accounting import Figure
 from mixers.base import Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors
-from runners.devices import Crew, CrewError, find_devices, work_off
+from runners.devices import Crew, CrewError, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
+from runners.environment import find_devices
 from runners.experiment import Experiment
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, user_errors

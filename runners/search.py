@@ -6,7 +6,6 @@ from its last checkpoint. Processes that share a study must share the results fo
 """
 
 import os
-import platform
 import re
 import time
 import uuid
@@ -14,13 +13,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import optuna
 import torch
 from filelock import FileLock, Timeout
@@ -33,6 +29,7 @@ from optuna_dashboard import save_note
 from mixers.accounting import costs
 from runners.checkpoint import load_tensors, save_tensors, write_json
 from runners.ensemble import Run
+from runners.environment import device_name, versions
 from runners.experiment import Experiment
 from runners.train import CurvePoint, Result, train
 
@@ -384,19 +381,3 @@ def _record(
     save_tensors(folder / "model.safetensors", result.parameters, record["config"])
     for name, value in record.items():
         trial.set_user_attr(name, value)
-
-
-def versions() -> dict[str, str | None]:
-    """Versions that a result depends on; None for what is not installed."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": version("triton") if find_spec("triton") else None,
-        "numpy": np.__version__,
-        "optuna": optuna.__version__,
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """Model of the GPU, or of the machine's processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"
