@@ -19,7 +19,8 @@ import torch
 
 from runners.ensemble import Run
 from runners.experiment import Experiment
-from runners.search import Store, Watcher, open_study, train_available
+from runners.search import Watcher, open_study, train_available
+from runners.store import Store
 from runners.train import CurvePoint, Result
 
 SECONDS_TO_END = 5.0
