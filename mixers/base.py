@@ -130,6 +130,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
+def at_least_float32(y: Tensor | None) -> Any:
+    """16-bit tensors widened, for statistics and for sums over whole sequences; others, and None, as they are."""
+    return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y
+
+
 def fused_kernels(x: Tensor) -> ModuleType | None:
     """``mixers.kernels`` where an operation on x should run in them: on a GPU under bfloat16 autocast."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
