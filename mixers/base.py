@@ -209,3 +209,11 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
+
+
+def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half = (width + 1) // 2
+    frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
+    angle = torch.arange(length, device=device)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
