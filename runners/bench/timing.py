@@ -18,7 +18,7 @@ from mixers.attention import AttentionLayer, Transformer
 from mixers.backbone import BACKBONES, Stack
 from mixers.base import Layer, Shape
 from mixers.rt.layer import RecurrentTransformer
-from mixers.rt.recurrence import Implementation as Method
+from mixers.rt.recurrence import Implementation as RecurrenceMethod
 from mixers.rt.recurrence import choose
 from runners.ensemble import Ensemble, Run
 from runners.options import override
@@ -69,7 +69,7 @@ class Implementation:
 
     label: str
     layer: type[AttentionLayer]
-    method: Method | None = None
+    method: RecurrenceMethod | None = None
     graph: bool = False
     form: Literal["stacked", "single", "compiled", "step"] = "stacked"
 
