@@ -112,6 +112,12 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
     return counts
 
 
+def countable(config: Any) -> Any:
+    """Settings of the same layer in plain PyTorch: kernels hide their products from ``FlopCounterMode``."""
+    has_kernels = isinstance(config, RecurrentTransformer.Config)
+    return replace(config, implementation="naive") if has_kernels else config
+
+
 def count_flops(layer: Layer, length: int) -> int:
     """Operations of a forward pass over one sequence, as far as ``FlopCounterMode`` sees them."""
     counter = FlopCounterMode(display=False)
@@ -196,10 +202,8 @@ def _around(target: int, widths: Sequence[int], start: int, figure_at: Callable[
 
 def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
     """A frozen layer to count in; the global generator of random numbers is left as it was."""
-    if isinstance(config, RecurrentTransformer.Config):
-        config = replace(config, implementation="naive")  # kernels hide their products
     with torch.random.fork_rng(devices=[]):
-        return layer_class(config, shape).requires_grad_(False)
+        return layer_class(countable(config), shape).requires_grad_(False)
 
 
 def _attempt(what: str, layer_class: type[Layer], figure: Callable[[], dict[int, int]]) -> dict[int, int] | None:

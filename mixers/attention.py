@@ -20,16 +20,25 @@ def alibi_slopes(heads: int) -> Tensor:
 
 def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor) -> Tensor:
     """Causal softmax attention (B, T, D) with ALiBi, heads concatenated."""
-    heads = len(slopes_H)
     kernels = fused_kernels(q_BTD)
-    if kernels and kernels.fits_attention(q_BTD.shape[-1], heads):
+    if kernels and kernels.fits_attention(q_BTD.shape[-1], len(slopes_H)):
         return over_runs(kernels.attention_method(slopes_H), q_BTD, k_BTD, v_BTD)[0]
-    q_BHTK, k_BHTK, v_BHTK = (rearrange(y, "b t (h k) -> b h t k", h=heads) for y in (q_BTD, k_BTD, v_BTD))
     position_T = torch.arange(q_BTD.shape[1], device=q_BTD.device)
-    distance_TT = position_T - position_T[:, None]
-    bias_HTT = (slopes_H[:, None, None] * distance_TT).masked_fill(distance_TT > 0, -torch.inf)
-    attend = partial(F.scaled_dot_product_attention, attn_mask=bias_HTT.to(q_BHTK))
-    return rearrange(over_batch(attend, q_BHTK, k_BHTK, v_BHTK), "b h t k -> b t (h k)")
+    distance_TT = position_T[:, None] - position_T
+    return attend(q_BTD, k_BTD, v_BTD, masked_alibi(slopes_H, distance_TT, distance_TT >= 0))
+
+
+def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tensor:
+    """ALiBi of keys at a distance before their queries, minus infinity where a query does not see a key; (H, I, J)."""
+    return (-slopes_H[:, None, None] * distance_IJ).masked_fill(~seen_IJ, -torch.inf)
+
+
+def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Tensor:
+    """Softmax attention of I queries to J pairs (B, I, D) with a bias added to the logits, heads concatenated."""
+    heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
+    split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
+    a_BHIK = over_batch(partial(F.scaled_dot_product_attention, attn_mask=bias_HIJ.to(q_BID)), *split)
+    return rearrange(a_BHIK, "b h i k -> b i (h k)")
 
 
 class AttentionLayer(Layer):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mixers.base import Embedding, Layer, RMSNorm, Shape, State, linear
+from mixers.base import Embedding, Layer, RMSNorm, Shape, State, linear, sinusoids
 from mixers.deep import DeepLayer
 
 
@@ -133,14 +133,6 @@ class AutoEncoder(Backbone):
         summary_BTD = self.hidden(tokens_BT)
         coded_BTD = summary_BTD + sinusoids(tokens_BT.shape[1], summary_BTD.shape[2], summary_BTD.device)
         return self.readout(self.decoder_out(F.gelu(self.decoder_in(coded_BTD))))
-
-
-def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
-    half = (width + 1) // 2
-    frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
-    angle = torch.arange(length, device=device)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
 
 
 BACKBONES: dict[str, type[Backbone]] = {"language-model": LanguageModel, "autoencoder": AutoEncoder}

@@ -130,6 +130,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
+def at_least_float32(y: Tensor | None) -> Any:
+    """16-bit tensors widened, for statistics and for sums over whole sequences; others, and None, as they are."""
+    return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y
+
+
 def fused_kernels(x: Tensor) -> ModuleType | None:
     """``mixers.kernels`` where an operation on x should run in them: on a GPU under bfloat16 autocast."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
@@ -204,3 +209,11 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
+
+
+def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half = (width + 1) // 2
+    frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
+    angle = torch.arange(length, device=device)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]

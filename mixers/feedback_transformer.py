@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.attention import AttentionLayer, alibi_slopes
+from mixers.attention import AttentionLayer, alibi_slopes, attend
 from mixers.base import MLP, RMSNorm, Shape, State, check_heads, linear, residual_mlp
 from mixers.deep import DeepLayer
-from mixers.sliding_attention import attend
 
 
 class FeedbackBlock(nn.Module):

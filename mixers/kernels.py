@@ -31,8 +31,8 @@ PROJECT_BWD = {"M": 32, "num_warps": 4}
 MLP_FWD = {"M": 64, "W": 64, "num_warps": 4}
 MLP_BWD = {"M": 64, "W": 32, "num_warps": 4}
 ATTENTION_FWD = {"C": 32, "J": 32, "num_warps": 2}
-QUERY_BWD = {"C": 32, "J": 32, "num_warps": 2}
-PAIR_BWD = {"C": 16, "J": 32, "num_warps": 1}
+ATTENTION_QUERY_BWD = {"C": 32, "J": 32, "num_warps": 2}
+ATTENTION_PAIR_BWD = {"C": 16, "J": 32, "num_warps": 1}
 
 
 @triton.jit
@@ -301,7 +301,7 @@ def attention_fwd_kernel(
 
 
 @triton.jit(do_not_specialize=["T"])
-def query_bwd_kernel(
+def attention_query_bwd_kernel(
     q_ptr, k_ptr, v_ptr, da_ptr, a_ptr, lse_ptr, slopes_ptr, dq_ptr, delta_ptr, T,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
@@ -336,7 +336,7 @@ def query_bwd_kernel(
 
 
 @triton.jit(do_not_specialize=["T"])
-def pair_bwd_kernel(
+def attention_pair_bwd_kernel(
     q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
@@ -531,10 +531,10 @@ def attention_method(slopes_H: Tensor) -> Method:
         da, q, k, v, a, lse = (y.contiguous() for y in (*gradients, *tensors, *outputs, *saved))
         slopes, delta = slopes_H.float(), torch.empty_like(lse)
         dq, dk, dv = (torch.empty_like(y) for y in (q, k, v))
-        tile = _heads(q, slopes, QUERY_BWD)
-        query_bwd_kernel[grid(q, tile)](q, k, v, da, a, lse, slopes, dq, delta, q.shape[2], **tile)
-        tile = _heads(q, slopes, PAIR_BWD)
-        pair_bwd_kernel[grid(q, tile)](q, k, v, da, lse, delta, slopes, dk, dv, q.shape[2], **tile)
+        tile = _heads(q, slopes, ATTENTION_QUERY_BWD)
+        attention_query_bwd_kernel[grid(q, tile)](q, k, v, da, a, lse, slopes, dq, delta, q.shape[2], **tile)
+        tile = _heads(q, slopes, ATTENTION_PAIR_BWD)
+        attention_pair_bwd_kernel[grid(q, tile)](q, k, v, da, lse, delta, slopes, dk, dv, q.shape[2], **tile)
         return dq, dk, dv
 
     return Method(forward, backward)

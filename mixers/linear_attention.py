@@ -7,8 +7,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from mixers.base import MixerLayer, Shape, State, check_heads, linear
-from mixers.matrix_recurrence import at_least_float32, matrix_recurrence, matrix_step
+from mixers.base import MixerLayer, Shape, State, at_least_float32, check_heads, linear
+from mixers.matrix_recurrence import matrix_recurrence, matrix_step
 
 
 class LinearAttention(MixerLayer):

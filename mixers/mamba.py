@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, Shape, State, linear
+from mixers.base import MixerLayer, Shape, State, at_least_float32, linear
 from mixers.convolution import ShortConvolution
-from mixers.matrix_recurrence import at_least_float32
 from mixers.scan import linear_scan
 
 DT_MIN, DT_MAX = 0.001, 0.1

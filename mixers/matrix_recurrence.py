@@ -11,14 +11,13 @@ Dimensions beside those of ``mixers.base``: V channels of a value in a head, C p
 
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import fused_kernels
+from mixers.base import at_least_float32, fused_kernels
 
 CHUNK = 16
 STRONGEST = -60.0
@@ -140,8 +139,3 @@ def unit(k: Tensor) -> Tensor:
     """Keys of length one (zeros stay zeros), along the last axis."""
     k = at_least_float32(k)
     return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-
-
-def at_least_float32(y: Tensor | None) -> Any:
-    """Recurrences sum up over the whole sequence: 16-bit tensors are widened."""
-    return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y

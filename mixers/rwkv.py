@@ -9,8 +9,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, Shape, State, check_heads, linear
-from mixers.matrix_recurrence import at_least_float32, matrix_recurrence, matrix_step, unit
+from mixers.base import MixerLayer, Shape, State, at_least_float32, check_heads, linear
+from mixers.matrix_recurrence import matrix_recurrence, matrix_step, unit
 
 
 class LowRank(nn.Module):

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixers.base import MixerLayer, Shape, State, linear
-from mixers.matrix_recurrence import at_least_float32
+from mixers.base import MixerLayer, Shape, State, at_least_float32, linear
 
 
 def linear_scan(a_BTX: Tensor, b_BTX: Tensor) -> Tensor:

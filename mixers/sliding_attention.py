@@ -1,30 +1,13 @@
-"""Sliding-window attention, and softmax attention with any mask."""
+"""Sliding-window attention."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
-from einops import rearrange
 from torch import Tensor
-from torch.nn import functional as F
 
-from mixers.attention import AttentionLayer, attention
+from mixers.attention import AttentionLayer, attend, attention, masked_alibi
 from mixers.base import Shape, State
-from mixers.runs import over_batch
-
-
-def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tensor:
-    """ALiBi of keys at a distance before their queries, minus infinity where a query does not see a key; (H, I, J)."""
-    return (-slopes_H[:, None, None] * distance_IJ).masked_fill(~seen_IJ, -torch.inf)
-
-
-def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Tensor:
-    """Softmax attention of I queries to J pairs (B, I, D) with a bias added to the logits, heads concatenated."""
-    heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
-    split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
-    a_BHIK = over_batch(partial(F.scaled_dot_product_attention, attn_mask=bias_HIJ.to(q_BID)), *split)
-    return rearrange(a_BHIK, "b h i k -> b i (h k)")
 
 
 class SlidingAttention(AttentionLayer):

@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mixers.attention import AttentionLayer
+from mixers.attention import AttentionLayer, attend, masked_alibi
 from mixers.base import Shape, State
-from mixers.sliding_attention import attend, masked_alibi
 
 
 class TransformerFAM(AttentionLayer):

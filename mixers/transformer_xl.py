@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention import AttentionLayer
-from mixers.backbone import sinusoids
-from mixers.base import Shape, State, linear
+from mixers.base import Shape, State, linear, sinusoids
 
 
 class TransformerXL(AttentionLayer):

@@ -19,24 +19,12 @@ import torch
 
 from runners.ensemble import Run
 from runners.experiment import Experiment
-from runners.search import Store, Watcher, open_study, train_available
+from runners.search import Watcher, open_study, train_available
+from runners.store import Store
 from runners.train import CurvePoint, Result
 
 SECONDS_TO_END = 5.0
 """After these a process that was told to end is killed."""
-
-
-def find_devices(name: str) -> list[torch.device]:
-    """Devices of ``--device``: the CPU, or every GPU that PyTorch sees.
-
-    Raises:
-        ValueError: there is no GPU.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
-    if name == "cpu" or not torch.cuda.is_available():
-        return [torch.device("cpu")]
-    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def work_off(

@@ -24,14 +24,12 @@ from sklearn.metrics import confusion_matrix
 from mixers.backbone import Backbone
 from runners.checkpoint import write_atomically, write_json
 from runners.probe import Probe, ProbeReport, probe, sequences_per_forward
-from tasks.base import Accuracy, Batch, Task, Tokens
+from tasks.base import LENGTH_PROBE, Accuracy, Batch, Task, Tokens
 from tasks.metrics import count, macro_accuracy
 
 MAX_CLASSES = 64
 """Classes in a confusion matrix; of more, those that are missed most often are shown."""
 TOP_CONFUSIONS = 20
-LENGTH = "length "
-"""A probe set called "length N" is a point of a curve over N."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +301,9 @@ def _probe_label(single: Probe) -> str:
 
 def _plot_probe_sets(axes: Axes, sets: Mapping[str, Accuracy]) -> None:
     """A curve over N of the sets called "length N"; sets of other names as bars, or as lines beside a curve."""
-    lengths = {int(name.removeprefix(LENGTH)): name for name in sets if name.removeprefix(LENGTH).isdecimal()}
+    lengths = {
+        int(name.removeprefix(LENGTH_PROBE)): name for name in sets if name.removeprefix(LENGTH_PROBE).isdecimal()
+    }
     others = [name for name in sets if name not in lengths.values()]
     for i, metric in enumerate(("sequence", "token")):
         if lengths:

@@ -32,14 +32,16 @@ from mixers.accounting import Figure
 from mixers.base import Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
-from runners.devices import Crew, CrewError, find_devices, work_off
+from runners.devices import Crew, CrewError, work_off
 from runners.diagnose import diagnose
 from runners.ensemble import Run
+from runners.environment import find_devices
 from runners.experiment import Experiment
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
-from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Store, Watcher, finished, run_of, search
+from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
+from runners.store import Store
 from runners.track import Mode, Tracker
 from runners.train import CurvePoint, Protocol, Result
 from tasks import TASKS

@@ -1,39 +1,30 @@
 """The hyperparameter search: a grid in an Optuna study, each point run exactly once by however many processes.
 
 Points are enqueued beforehand and taken by ask and tell under a file lock, as many at a time as are trained together.
-A process holds a lock file of its own while it lives; a running trial whose owner is gone is taken over, and goes on
-from its last checkpoint. Processes that share a study must share the results folder.
+A running trial whose owner is gone (see ``runners.store``) is taken over, and goes on from its last checkpoint.
+Processes that share a study must share the results folder.
 """
 
-import os
-import platform
-import re
 import time
-import uuid
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from hashlib import sha256
-from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import optuna
 import torch
-from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from optuna_dashboard import save_note
 
 from mixers.accounting import costs
 from runners.checkpoint import load_tensors, save_tensors, write_json
 from runners.ensemble import Run
+from runners.environment import device_name, versions
 from runners.experiment import Experiment
+from runners.store import Store
 from runners.train import CurvePoint, Result, train
 
 LR_BOUNDS = (1e-8, 10.0)
@@ -45,8 +36,6 @@ DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "seed": IntDistribution(*SEED_BOUNDS),
 }
 METRIC_NAME = "validation score"
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Watcher(Protocol):
@@ -70,68 +59,6 @@ class Watcher(Protocol):
 
 class ForeignFolderError(ValueError):
     """A study in a database belongs to another results folder."""
-
-
-class Store:
-    """Where studies and the files of runs live.
-
-    Args:
-        folder: results folder; models and checkpoints go below it, and with a database the locks.
-        storage: an Optuna storage URL, or a path of a journal file, beside which its locks lie.
-
-    Raises:
-        ValueError: the storage cannot be opened.
-    """
-
-    def __init__(self, folder: Path, storage: str) -> None:
-        self.folder = folder.resolve()
-        self.is_database = "://" in storage
-        self.url = storage if self.is_database else str(Path(storage).resolve())
-        home = self.folder if self.is_database else Path(self.url).parent
-        self._locks = home / "locks"
-        self._locks.mkdir(parents=True, exist_ok=True)
-        self._owner = uuid.uuid4().hex
-        self._life = FileLock(self._locks / f"{self._owner}.alive")
-        self._life.acquire()
-        try:
-            with self.exclusive():
-                self.storage = _open_storage(self.url)
-        except ValueError:
-            self.close()
-            raise
-
-    def exclusive(self) -> FileLock:
-        """Lock that one process holds at a time for this storage."""
-        return FileLock(self._locks / f"{sha256(self.url.encode()).hexdigest()[:16]}.lock")
-
-    def close(self) -> None:
-        """Give up ownership; trials still running may be taken over from here on."""
-        self._life.release()
-        Path(self._life.lock_file).unlink(missing_ok=True)
-
-    def own(self, trial: Trial) -> None:
-        """Mark a trial as this process's."""
-        trial.set_user_attr("owner", self._owner)
-
-    def is_orphan(self, trial: FrozenTrial) -> bool:
-        """Whether the process that took a running trial is gone; the caller holds ``exclusive``."""
-        path = self._locks / f"{trial.user_attrs.get('owner')}.alive"
-        if not path.exists():
-            return True
-        try:
-            with FileLock(path, timeout=0):
-                path.unlink(missing_ok=True)
-                return True
-        except Timeout:
-            return False
-
-    def run_folder(self, experiment: Experiment, run: Run) -> Path:
-        """Folder of one run's model, configuration and checkpoint."""
-        return self.folder / "runs" / experiment.run_id(run)
-
-    def study_folder(self, experiment: Experiment) -> Path:
-        """Folder of a study's summary and figures."""
-        return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
 
 
 def search(
@@ -221,32 +148,6 @@ chance {chance.sequence:.2e} / {chance.token:.4f}.
 
 Fingerprint of configuration, data and code: `{experiment.fingerprint}`
 """
-
-
-def _open_storage(storage: str) -> BaseStorage:
-    if "://" in storage:
-        try:
-            return optuna.storages.get_storage(storage)
-        except Exception as error:
-            raise ValueError(f"cannot open storage {storage}: {error}") from error
-    path = Path(storage)
-    if path.is_dir():
-        raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _drop_torn_line(path)
-    return JournalStorage(JournalFileBackend(str(path)))
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Remove a last line that a killed process left half-written; later lines would be unreadable behind it."""
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()
-    try:
-        content = path.read_bytes() if path.exists() else b""
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
-    finally:
-        lock.release()
 
 
 def run_of(trial: FrozenTrial) -> Run:
@@ -395,19 +296,3 @@ def _record(
     save_tensors(folder / "model.safetensors", result.parameters, record["config"])
     for name, value in record.items():
         trial.set_user_attr(name, value)
-
-
-def versions() -> dict[str, str | None]:
-    """Versions that a result depends on; None for what is not installed."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": version("triton") if find_spec("triton") else None,
-        "numpy": np.__version__,
-        "optuna": optuna.__version__,
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """Model of the GPU, or of the machine's processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"

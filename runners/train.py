@@ -167,7 +167,9 @@ class _Loop:
         protocol.check(len(data))
         self.examples = len(data)
         self.ensemble = Ensemble(build, runs, protocol.optimizer, protocol.total_steps(len(data)), device)
-        self.stepper = _Stepper(self.ensemble, data, protocol.batch_size)
+        self.stepper = Stepper(self.ensemble, data, protocol.batch_size)
+        if device.type == "cuda":
+            self.stepper.capture()
         self.validation = Resident.of(task.split("validation"), device)
         self.best_RP = self.ensemble.params_RP.clone()
         self.best_score_R = torch.full((len(runs),), -torch.inf, dtype=torch.float64, device=device)
@@ -264,8 +266,8 @@ class _Loop:
         self.ensemble.step.fill_(self.step)
 
 
-class _Stepper:
-    """Runs optimizer steps on data that lies on the device; on CUDA each is the replay of one captured graph."""
+class Stepper:
+    """Runs optimizer steps on data that lies on the device; each is a replay of one CUDA graph after ``capture``."""
 
     def __init__(self, ensemble: Ensemble, data: Batch, batch_size: int) -> None:
         device, runs = ensemble.device, len(ensemble.runs)
@@ -277,7 +279,7 @@ class _Stepper:
         self.steps_per_epoch = math.ceil(len(data) / batch_size)
         self.loss_sum_R = torch.zeros(runs, device=device)
         self.epoch = -1
-        self.replay = self._capture() if device.type == "cuda" else self._step
+        self.replay = self._step
 
     def run(self, epoch: int, steps: int) -> None:
         """Take ``steps`` steps, all within ``epoch``."""
@@ -298,13 +300,8 @@ class _Stepper:
         self.loss_sum_R.zero_()
         return taken
 
-    def _step(self) -> None:
-        examples = self.order_RS.shape[1]
-        first = self.ensemble.step % self.steps_per_epoch * len(self.window_B)
-        index_RB = self.order_RS[:, (first + self.window_B) % examples]
-        self.loss_sum_R += self.ensemble.train_step(self.inputs_ST[index_RB], self.targets_ST[index_RB])
-
-    def _capture(self) -> Callable[[], None]:
+    def capture(self) -> None:
+        """Capture a step as a CUDA graph; parameters, optimizer and losses are left as they are."""
         touched = [*self.ensemble.state.values(), self.ensemble.step, self.loss_sum_R]
         before = [tensor.clone() for tensor in touched]
         side = torch.cuda.Stream()
@@ -318,7 +315,13 @@ class _Stepper:
             self._step()
         for tensor, value in zip(touched, before, strict=True):
             tensor.copy_(value)
-        return graph.replay
+        self.replay = graph.replay
+
+    def _step(self) -> None:
+        examples = self.order_RS.shape[1]
+        first = self.ensemble.step % self.steps_per_epoch * len(self.window_B)
+        index_RB = self.order_RS[:, (first + self.window_B) % examples]
+        self.loss_sum_R += self.ensemble.train_step(self.inputs_ST[index_RB], self.targets_ST[index_RB])
 
 
 def data_order(seed: int, epoch: int, examples: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -20,6 +20,9 @@ IGNORE = -100
 BLOCK = 1_280
 """Sequences drawn from one random stream; a split is as many blocks as it needs, so a smaller one is a prefix."""
 
+LENGTH_PROBE = "length "
+"""What the name of a probe begins with that is a point of a curve over the length: "length N" for N tokens."""
+
 Split = Literal["train", "validation", "test"]
 Backbone = Literal["language-model", "autoencoder"]
 Tokens = NDArray[np.int64]

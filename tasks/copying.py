@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Mask, Task, Tokens, require
+from tasks.base import IGNORE, LENGTH_PROBE, Accuracy, Batch, Mask, Task, Tokens, require
 from tasks.strings import LETTERS, draw_with_repeated_ngram, draw_with_unique_ngram
 
 BEGIN, SEPARATOR, END, PAD = range(LETTERS, LETTERS + 4)
@@ -111,7 +111,7 @@ class Copying(Task):
 
     @property
     def probe_names(self) -> tuple[str, ...]:
-        lengths = tuple(f"length {length}" for length in self.config.probe_lengths)
+        lengths = tuple(f"{LENGTH_PROBE}{length}" for length in self.config.probe_lengths)
         return (*lengths, DUPLICATE_NGRAM) if self.config.variant == "copy" else lengths
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
@@ -122,7 +122,7 @@ class Copying(Task):
             start_N = np.zeros(n, dtype=np.int64)
             examples = self._spell(letters_NC, np.full(n, self.config.eval_length), start_N)
         else:
-            length = int(split.removeprefix("length ")) if split in self.probe_names else self.config.eval_length
+            length = int(split.removeprefix(LENGTH_PROBE)) if split in self.probe_names else self.config.eval_length
             examples = self._draw_examples(rng, np.full(n, length))
         return _batch(*examples)
 

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.base import Batch, Task, require
-
-LENGTH = "length "
+from tasks.base import LENGTH_PROBE, Batch, Task, require
 
 
 class Extrapolation(Task):
@@ -39,11 +37,11 @@ class Extrapolation(Task):
 
     @property
     def probe_names(self) -> tuple[str, ...]:
-        return tuple(f"{LENGTH}{factor * self.config.length}" for factor in self.config.probe_factors)
+        return tuple(f"{LENGTH_PROBE}{factor * self.config.length}" for factor in self.config.probe_factors)
 
     def length_of(self, split: str) -> int:
         """Tokens in each sequence of a split or probe."""
-        return int(split.removeprefix(LENGTH) if split.startswith(LENGTH) else self.config.length)
+        return int(split.removeprefix(LENGTH_PROBE) if split.startswith(LENGTH_PROBE) else self.config.length)
 
     def examples(self, batch: Batch) -> set[bytes]:
         """The sequences, longer ones up to the training length."""

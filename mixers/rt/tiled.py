@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from mixers.base import RMSNorm
+from mixers.base import RMSNorm, at_least_float32
 from mixers.rt.naive import Weights, feed_forward, key_value
 
 QUERY_CHUNK = 128
@@ -171,8 +171,7 @@ def _own_block_logits(q: Tensor, k: Tensor, slopes_H: Tensor, block: int) -> Ten
     heads = len(slopes_H)
     logits = torch.einsum("cirbhk,cjrbhk->crbhij", _blocks(q, heads, block), _blocks(k, heads, block))
     distance = _distance(block, block, 0, q.device)
-    biased = logits.to(_wide(q)) + slopes_H.to(_wide(q))[:, None, None] * distance
-    return biased.masked_fill(distance > 0, -torch.inf)
+    return _biased(logits, slopes_H, distance).masked_fill(distance > 0, -torch.inf)
 
 
 def _update_tile(
@@ -269,7 +268,13 @@ def _tile_logits(q: Tensor, k: Tensor, slopes_H: Tensor, keys: slice, queries: s
     heads = len(slopes_H)
     logits = torch.matmul(_per_head(q[queries], heads), _per_head(k[keys], heads).mT)
     distance = _distance(queries.stop - queries.start, keys.stop - keys.start, keys.start - queries.start, q.device)
-    return logits.to(_wide(q)) + slopes_H.to(_wide(q))[:, None, None] * distance
+    return _biased(logits, slopes_H, distance)
+
+
+def _biased(logits: Tensor, slopes_H: Tensor, distance_IJ: Tensor) -> Tensor:
+    """Logits (..., H, I, J) with ALiBi, in the precision of their softmax: at least float32."""
+    wide = at_least_float32(logits)
+    return wide + slopes_H.to(wide)[:, None, None] * distance_IJ
 
 
 def _feed_forward(x: Tensor, a: Tensor, weights: Weights, scale: float) -> Tensor:
@@ -292,7 +297,7 @@ def _linear(y: Tensor, w_ROI: Tensor) -> Tensor:
 def _normed(y: Tensor, gain_RD: Tensor | None) -> Tensor:
     if gain_RD is None:
         return y
-    wide = y.to(_wide(y))
+    wide = at_least_float32(y)
     return (wide * _inverse_rms(wide)).to(y) * gain_RD[:, None].to(y)
 
 
@@ -349,8 +354,3 @@ def _batch_first(y: Tensor) -> Tensor:
 
 def _scale_queries(q_RBTD: Tensor, heads: int) -> Tensor:
     return q_RBTD * (q_RBTD.shape[-1] // heads) ** -0.5
-
-
-def _wide(y: Tensor) -> torch.dtype:
-    """Precision of softmax and norm statistics: float32 for 16-bit tensors, their own otherwise."""
-    return torch.float32 if y.dtype in (torch.bfloat16, torch.float16) else y.dtype

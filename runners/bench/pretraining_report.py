@@ -15,7 +15,7 @@ from mixers.accounting import short
 from runners.bench.pretraining_cells import OURS, PHASES, QUADRATIC_TARGET, QUADRATIC_UP_TO, Cell, Phase, Target
 from runners.bench.report import LATENCY, Points, described, draw_latencies, exponent_of, measured
 from runners.checkpoint import write_atomically
-from runners.search import device_name
+from runners.environment import device_name
 
 if TYPE_CHECKING:  # for it imports this module
     from runners.bench.pretraining import PretrainingBench

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from runners.bench.timing import PHASES, Phase
 from runners.checkpoint import write_atomically
-from runners.search import device_name, versions
+from runners.environment import device_name, versions
 
 if TYPE_CHECKING:  # for it imports this module
     from runners.bench.diagnostics import Cell, DiagnosticsBench

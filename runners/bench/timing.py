@@ -18,11 +18,11 @@ from mixers.attention import AttentionLayer, Transformer
 from mixers.backbone import BACKBONES, Stack
 from mixers.base import Layer, Shape
 from mixers.rt.layer import RecurrentTransformer
-from mixers.rt.recurrence import Implementation as Method
+from mixers.rt.recurrence import Implementation as RecurrenceMethod
 from mixers.rt.recurrence import choose
 from runners.ensemble import Ensemble, Run
 from runners.options import override
-from runners.train import Protocol, _Stepper
+from runners.train import Protocol, Stepper
 from tasks.base import Task
 
 Phase = Literal["forward", "forward+backward", "step"]
@@ -69,7 +69,7 @@ class Implementation:
 
     label: str
     layer: type[AttentionLayer]
-    method: Method | None = None
+    method: RecurrenceMethod | None = None
     graph: bool = False
     form: Literal["stacked", "single", "compiled", "step"] = "stacked"
 
@@ -242,7 +242,7 @@ class _Stepping(nn.Module):
 class StepWork(Work):
     """The trainer's whole optimizer step of R runs, on data that lies on the device."""
 
-    def __init__(self, ensemble: Ensemble, stepper: "_LateStepper") -> None:
+    def __init__(self, ensemble: Ensemble, stepper: Stepper) -> None:
         self.ensemble, self.stepper = ensemble, stepper
 
     def once(self) -> None:
@@ -253,16 +253,6 @@ class StepWork(Work):
 
     def finite(self) -> bool:
         return bool((self.ensemble.diverged_R < 0).all())
-
-
-class _LateStepper(_Stepper):
-    """The trainer's stepper, which captures its CUDA graph when it is asked to, and not before."""
-
-    def _capture(self) -> Callable[[], None]:
-        return self._step
-
-    def capture(self) -> None:
-        self.replay = super()._capture()
 
 
 def layer_work(
@@ -295,7 +285,7 @@ def step_work(
     )
     members = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(runs)]
     ensemble = Ensemble(build, members, protocol.optimizer, protocol.total_steps(len(data)), device)
-    return StepWork(ensemble, _LateStepper(ensemble, data, setting.batch_size))
+    return StepWork(ensemble, Stepper(ensemble, data, setting.batch_size))
 
 
 class Clock:

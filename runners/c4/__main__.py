@@ -31,7 +31,7 @@ from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
 from runners.checkpoint import read_json
 from runners.options import parse, user_errors
-from runners.search import Store
+from runners.store import Store
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mixers.backbone import LanguageModel
-from runners.devices import find_devices
+from runners.environment import find_devices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from mixers.backbone import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.data import end_of_text, vocab_size
-from runners.devices import find_devices
+from runners.environment import find_devices
 from runners.options import check_seed, cli, fail
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from runners.c4.checkpoints import load_model
 from runners.c4.data import end_of_text
 from runners.c4.evaluate import Likelihood, Pair, encode_pair, log_likelihoods
 from runners.c4.generate import Sampling, encode_prompt, generate
-from runners.devices import find_devices
+from runners.environment import find_devices
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

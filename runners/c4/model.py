@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from mixers.accounting import count_flops
+from mixers.accounting import count_flops, countable
 from mixers.backbone import LanguageModel
 from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
@@ -320,10 +320,8 @@ def _lagrange(x: int, node: int, nodes: list[int]) -> Fraction:
 
 def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
     """Operations of a forward pass of all layers over one sequence."""
-    if isinstance(layer_config, RecurrentTransformer.Config):
-        layer_config = replace(layer_config, implementation="naive")  # kernels hide their products
     with FakeTensorMode():
-        model = LanguageModel(layer, layer_config, shape, 1).requires_grad_(False)
+        model = LanguageModel(layer, countable(layer_config), shape, 1).requires_grad_(False)
         return sum(count_flops(module, length) for module in model.stack)
 
 

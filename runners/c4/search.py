@@ -20,7 +20,7 @@ from runners.c4.curve import Row
 from runners.c4.data import Corpus
 from runners.c4.distributed import World
 from runners.c4.train import BusyError, DivergedError, Watcher, run_folder, train
-from runners.search import Store
+from runners.store import Store
 
 LRS = (1e-3, 3e-3, 1e-2)
 BETA2S = (0.95, 0.99)

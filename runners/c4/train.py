@@ -38,7 +38,7 @@ from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json
-from runners.search import versions
+from runners.environment import versions
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 operations a second of a GPU whose name holds the key (vendor's data sheets)."""

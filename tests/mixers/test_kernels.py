@@ -22,6 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALE = 0.7
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
 class Case(NamedTuple):
@@ -152,16 +153,6 @@ def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
 
 def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
     return run(case, partial(over_runs, case.method(dtype)), dtype, torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(y: Tensor) -> Tensor:
-        return y.fill_(torch.nan) if y.is_floating_point() else y
-
-    empty_like, new_empty = torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
 @interpreted

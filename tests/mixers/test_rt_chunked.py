@@ -14,9 +14,11 @@ from mixers.backbone import Stack  # noqa: E402
 from mixers.base import Shape  # noqa: E402
 from mixers.rt import chunked  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
+from tests.mixers.errors import error  # noqa: E402
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -81,10 +83,6 @@ def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
         return wanted, got, passes(runs, x.float(), dz.float(), "naive") if dtype == torch.bfloat16 else {}
 
 
-def error(y: Tensor, reference: Tensor) -> float:
-    return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
-
-
 def check_float32(case: Case) -> None:
     wanted, got, _ = compared(case, torch.float32)
     for name, reference in wanted.items():
@@ -92,18 +90,6 @@ def check_float32(case: Case) -> None:
             assert error(got[name], reference) <= 1e-5, name
         else:  # one position: its softmax has one entry and no gradient
             assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
-
-
-@pytest.fixture(autouse=True)
-def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
-        original = getattr(module, name)
-
-        def filled(*a: object, original: object = original, **k: object) -> Tensor:
-            y: Tensor = original(*a, **k)  # type: ignore[operator]
-            return y.fill_(torch.nan) if y.is_floating_point() else y
-
-        monkeypatch.setattr(module, name, filled)
 
 
 @interpreted

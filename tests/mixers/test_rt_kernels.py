@@ -13,10 +13,12 @@ from mixers.rt.kernels import triton_backward, triton_forward, unsupported  # no
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.recurrence import choose  # noqa: E402
+from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 Inputs = tuple[list[Tensor], Weights, Tensor]
 """[x, q, k, v, dz], weights and ALiBi slopes."""
@@ -75,10 +77,6 @@ def kernels(inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
-def error(y: Tensor, reference: Tensor) -> float:
-    return float((y.double() - reference).norm() / reference.norm().clamp_min(1e-30))
-
-
 def check_float32(inputs: Inputs) -> None:
     (*_, dz), weights, _ = inputs
     for name, got, want in zip(names(weights), kernels(inputs, torch.float32), oracle(inputs), strict=True):
@@ -88,13 +86,6 @@ def check_float32(inputs: Inputs) -> None:
             assert error(got, want) <= 1e-5, name
         else:  # one position: its softmax has one entry and no gradient
             assert got.norm() <= 1e-6 * dz.norm(), name
-
-
-@pytest.fixture(autouse=True)
-def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty_like, new_empty = torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
 
 
 @interpreted

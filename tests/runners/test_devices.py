@@ -22,7 +22,8 @@ from runners.devices import Crew, CrewError
 from runners.ensemble import Run
 from runners.experiment import Experiment
 from runners.report import Display
-from runners.search import Store, search
+from runners.search import search
+from runners.store import Store
 from runners.train import CurvePoint, Protocol
 from tasks.recall import InContextRecall
 

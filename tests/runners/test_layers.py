@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -21,20 +22,7 @@ from tasks.base import Accuracy
 
 HEADS = ["--mixer.heads", "2"]
 SMALL = ["--width", "16", "--mlp-width", "32", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        mad.main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -91,9 +79,9 @@ def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest
     ],
 )
 def test_a_list_that_cannot_be_made_is_one_clear_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    refused: Callable[..., str], arguments: list[str], message: str
 ) -> None:
-    assert message in refused(capsys, "--list", *arguments)
+    assert message in refused("--list", *arguments)
 
 
 def test_match_widens_and_narrows_layers_and_says_so() -> None:
@@ -121,12 +109,10 @@ def test_match_takes_the_transformer_as_reference_even_if_it_is_not_trained() ->
     assert f"{target:,} parameters" in lines[0]
 
 
-def test_what_cannot_be_matched_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["--mixer", "lstm", "--task", "compression", *SMALL, "--match", "state", "--out", str(tmp_path / "out")]
-    error = refused(capsys, *command, "--mixer", "lstm")
+def test_what_cannot_be_matched_is_one_clear_line(refused: Callable[..., str]) -> None:
+    error = refused("--mixer", "lstm", "--task", "compression", *SMALL, "--match", "state")
     assert "--match state: lstm: no width up to 128 meets" in error
     assert "the nearest, 128, has 256" in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

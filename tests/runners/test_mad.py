@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,21 +32,7 @@ TINY = [
     *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--evaluations", "3", "--steps", "6"),
 ]
 HEADS = ["--mixer.heads", "2"]
-
-
-@pytest.fixture(autouse=True)
-def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-
-
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        mad.main([*arguments, "--out", str(tmp_path / "out")])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-    return error
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 @pytest.mark.parametrize(
@@ -84,10 +70,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
         (["--mixer", "gla", "--task", "parity", "--mixer.gate-temperature", "nan"], "gate-temperature nan must be a"),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    assert message in refused(capsys, tmp_path, *arguments)
+def test_bad_input_is_one_clear_line(refused: Callable[..., str], arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
 
 
 def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -260,13 +244,13 @@ def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_a
     ],
 )
 def test_a_layer_with_an_unusable_config_is_one_clear_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, message: str
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, message: str
 ) -> None:
     name = f"layer_{abs(hash(config))}"
     imports = "from dataclasses import dataclass\nfrom mixers.base import Layer\n"
     (tmp_path / f"{name}.py").write_text(f"{imports}class L(Layer):\n    {config}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert message in refused(capsys, tmp_path, "--mixer", f"{name}:L", "--task", "compression")
+    assert message in refused("--mixer", f"{name}:L", "--task", "compression")
 
 
 def test_too_little_gpu_memory_is_one_line_that_names_together(

@@ -24,7 +24,8 @@ from runners import train as train_module
 from runners.checkpoint import load_tensors
 from runners.ensemble import Ensemble, Run
 from runners.experiment import Experiment, code_version, find_mixer
-from runners.search import ForeignFolderError, Store, open_study, search
+from runners.search import ForeignFolderError, open_study, search
+from runners.store import Store
 from runners.train import CurvePoint, Protocol, Result
 from tasks.metrics import Counts
 from tasks.recall import InContextRecall

@@ -39,7 +39,7 @@ from runners.c4.train import (  # noqa: E402
     train,
 )
 from runners.checkpoint import load_tensors, save_tensors  # noqa: E402
-from runners.search import Store  # noqa: E402
+from runners.store import Store  # noqa: E402
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "se") for b in ("n", "r", "s", "")]

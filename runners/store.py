@@ -1,0 +1,109 @@
+"""Where studies and the files of runs live, and the locks of the processes that share them.
+
+A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over.
+"""
+
+import os
+import re
+import uuid
+from hashlib import sha256
+from pathlib import Path
+
+import optuna
+from filelock import FileLock, Timeout
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, Trial
+
+from runners.ensemble import Run
+from runners.experiment import Experiment
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Store:
+    """Where studies and the files of runs live.
+
+    Args:
+        folder: results folder; models and checkpoints go below it, and with a database the locks.
+        storage: an Optuna storage URL, or a path of a journal file, beside which its locks lie.
+
+    Raises:
+        ValueError: the storage cannot be opened.
+    """
+
+    def __init__(self, folder: Path, storage: str) -> None:
+        self.folder = folder.resolve()
+        self.is_database = "://" in storage
+        self.url = storage if self.is_database else str(Path(storage).resolve())
+        home = self.folder if self.is_database else Path(self.url).parent
+        self._locks = home / "locks"
+        self._locks.mkdir(parents=True, exist_ok=True)
+        self._owner = uuid.uuid4().hex
+        self._life = FileLock(self._locks / f"{self._owner}.alive")
+        self._life.acquire()
+        try:
+            with self.exclusive():
+                self.storage = _open_storage(self.url)
+        except ValueError:
+            self.close()
+            raise
+
+    def exclusive(self) -> FileLock:
+        """Lock that one process holds at a time for this storage."""
+        return FileLock(self._locks / f"{sha256(self.url.encode()).hexdigest()[:16]}.lock")
+
+    def close(self) -> None:
+        """Give up ownership; trials still running may be taken over from here on."""
+        self._life.release()
+        Path(self._life.lock_file).unlink(missing_ok=True)
+
+    def own(self, trial: Trial) -> None:
+        """Mark a trial as this process's."""
+        trial.set_user_attr("owner", self._owner)
+
+    def is_orphan(self, trial: FrozenTrial) -> bool:
+        """Whether the process that took a running trial is gone; the caller holds ``exclusive``."""
+        path = self._locks / f"{trial.user_attrs.get('owner')}.alive"
+        if not path.exists():
+            return True
+        try:
+            with FileLock(path, timeout=0):
+                path.unlink(missing_ok=True)
+                return True
+        except Timeout:
+            return False
+
+    def run_folder(self, experiment: Experiment, run: Run) -> Path:
+        """Folder of one run's model, configuration and checkpoint."""
+        return self.folder / "runs" / experiment.run_id(run)
+
+    def study_folder(self, experiment: Experiment) -> Path:
+        """Folder of a study's summary and figures."""
+        return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+
+
+def _open_storage(storage: str) -> BaseStorage:
+    if "://" in storage:
+        try:
+            return optuna.storages.get_storage(storage)
+        except Exception as error:
+            raise ValueError(f"cannot open storage {storage}: {error}") from error
+    path = Path(storage)
+    if path.is_dir():
+        raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_torn_line(path)
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Remove a last line that a killed process left half-written; later lines would be unreadable behind it."""
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()

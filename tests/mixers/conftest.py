@@ -1,0 +1,18 @@
+"""Fixtures of the tests of layers and kernels."""
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@pytest.fixture
+def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel allocates and must write before it reads is full of NaN."""
+    for module, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(module, name)
+
+        def filled(*a: object, original: object = original, **k: object) -> Tensor:
+            y: Tensor = original(*a, **k)  # type: ignore[operator]
+            return y.fill_(torch.nan) if y.is_floating_point() else y
+
+        monkeypatch.setattr(module, name, filled)

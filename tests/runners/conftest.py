@@ -1,0 +1,29 @@
+"""Fixtures of the tests of command lines."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for whole tables and messages."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
+    from runners import mad  # needs libraries that tests on a GPU do without
+
+    def refuse(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            mad.main([*arguments, "--out", str(tmp_path / "out")])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+        return error
+
+    return refuse
