@@ -41,12 +41,17 @@ class Choice:
 
 
 def choose_layers(
-    mixers: Sequence[str], values: dict[str, Any], shape: Shape, figure: Figure | None, say: Callable[[str], None]
+    mixers: Sequence[str],
+    values: dict[str, Any],
+    shape: Shape,
+    figure: Figure | None,
+    say: Callable[[str], None],
+    strict: bool,
 ) -> list[Choice]:
     """The named layers with the options given, and with ``figure`` as wide as meets the Transformer's.
 
     Raises:
-        ValueError: a layer cannot meet it within 2%.
+        ValueError: a layer cannot meet it within 2%, and ``strict`` does not let it be left out.
     """
     choices = [Choice(mixer=mixer, config=override(find_mixer(mixer).Config, values), shape=shape) for mixer in mixers]
     if figure is None:
@@ -55,7 +60,15 @@ def choose_layers(
     reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
     target = count(figure, Transformer, reference, shape)
     say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {FIGURES[figure][0]}, which others meet")
-    return [choice if choice.layer is Transformer else _matched(choice, figure, target, say) for choice in choices]
+    matched = []
+    for choice in choices:
+        try:
+            matched.append(choice if choice.layer is Transformer else _matched(choice, figure, target, say))
+        except ValueError as error:
+            if strict:
+                raise
+            say(f"left out: {error}")
+    return matched
 
 
 def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], None]) -> Choice:

@@ -33,7 +33,6 @@ from mixers.base import Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
 from runners.devices import Crew, CrewError, work_off
-from runners.diagnose import diagnose
 from runners.ensemble import Run
 from runners.environment import find_devices
 from runners.experiment import Experiment
@@ -62,7 +61,7 @@ class Options:
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         lr: peak learning rates of the grid.
         weight_decay: weight decays of the grid.
-        epochs: passes over the training split.
+        epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
         batch_size: sequences a step.
         evaluations: evaluations on the validation split during training.
@@ -85,7 +84,7 @@ class Options:
     seeds: int = 1
     lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
     weight_decay: tuple[float, ...] = (0.0, 0.1)
-    epochs: int = Protocol.epochs
+    epochs: int | None = None
     steps: int | None = Protocol.steps
     batch_size: int = Protocol.batch_size
     evaluations: int = Protocol.evaluations
@@ -186,7 +185,10 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
     """
     options, mixer_values, task_values = _read(arguments)
     protocol = Protocol(
-        batch_size=options.batch_size, epochs=options.epochs, steps=options.steps, evaluations=options.evaluations
+        batch_size=options.batch_size,
+        epochs=Protocol.epochs if options.epochs is None else options.epochs,
+        steps=options.steps,
+        evaluations=options.evaluations,
     )
     layers = _layers(options, mixer_values, say)
     precision = "bfloat16" if find_devices(options.device)[0].type == "cuda" else "float32"
@@ -253,7 +255,8 @@ def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, 
 
 def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]) -> list[Choice]:
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
-    return choose_layers(expand(options.mixer, MIXERS), values, shape, options.match, say)
+    names = expand(options.mixer, MIXERS)
+    return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)
 
 
 def _try_to_build(experiment: Experiment) -> None:
@@ -270,11 +273,11 @@ def _check(options: Options) -> None:
     for name in needed if options.list else (*needed, "task"):
         if not getattr(options, name):
             raise ValueError(f"--{name.replace('_', '-')} is missing: give at least one value, or use --preset demo")
-    at_least_one = ("seeds", "epochs", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
-    for name in (*at_least_one, *(("steps",) if options.steps is not None else ())):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
-    if options.steps is not None and options.epochs != Options.epochs:
+    counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
+    for name in counts:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
@@ -319,8 +322,14 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     if not model_path.exists():
         console.print(f"no diagnosis: {model_path} is gone", soft_wrap=True)
     elif (read_json(there) or {}).get("title") != title:
+        from runners.diagnose import diagnose  # slow to import
+
         model = experiment.build()
-        model.load_state_dict(load_tensors(model_path)[0])
+        try:
+            model.load_state_dict(load_tensors(model_path)[0])
+        except DamagedFileError:
+            console.print(f"no diagnosis: {model_path} is damaged; another --out trains it anew", soft_wrap=True)
+            return
         diagnose(model.to(device), experiment.instance, folder, title)
         console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
 

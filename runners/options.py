@@ -175,7 +175,7 @@ def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
     if not lacking:
         return f"{option} means different things to {group} {', '.join(configs[group])}: give them one at a time"
     known = ", ".join(f"--{group}.{f.replace('_', '-')}" for c in list(lacking.values())[:1] for f in _defaults(c))
-    return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known}"
+    return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known or 'none'}"
 
 
 def _set_values(options: Any) -> dict[str, Any]:

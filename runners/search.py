@@ -17,7 +17,6 @@ import optuna
 import torch
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
-from optuna_dashboard import save_note
 
 from mixers.accounting import costs
 from runners.checkpoint import load_tensors, save_tensors, write_json
@@ -93,23 +92,30 @@ def train_available(
 
 def open_study(experiment: Experiment, store: Store) -> optuna.Study:
     """The experiment's study, made and described when it is new."""
-    note = describe(experiment)  # counts what the layer costs, too long for a lock
     with store.exclusive():
         study = optuna.create_study(
             storage=store.storage, study_name=experiment.name, direction="maximize", load_if_exists=True
         )
-        if "fingerprint" not in study.user_attrs:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                study.set_metric_names([METRIC_NAME])
-            study.set_user_attr("config", experiment.to_dict())
-            study.set_user_attr("results_folder", str(store.folder))
-            save_note(study, note)
-            study.set_user_attr("fingerprint", experiment.fingerprint)
+    if "fingerprint" not in study.user_attrs:
+        note = describe(experiment)  # counts what the layer costs, too long for a lock
+        with store.exclusive():
+            _introduce(study, experiment, store, note)
     home = study.user_attrs["results_folder"]
     if store.is_database and home != str(store.folder):
         raise ForeignFolderError(f"study {experiment.name!r} belongs to the results folder {home}: give --out {home}")
     return study
+
+
+def _introduce(study: optuna.Study, experiment: Experiment, store: Store, note: str) -> None:
+    from optuna_dashboard import save_note  # slow to import
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names([METRIC_NAME])
+    study.set_user_attr("config", experiment.to_dict())
+    study.set_user_attr("results_folder", str(store.folder))
+    save_note(study, note)
+    study.set_user_attr("fingerprint", experiment.fingerprint)
 
 
 def finished(experiment: Experiment, store: Store) -> list[FrozenTrial]:

@@ -3,6 +3,7 @@
 A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over.
 """
 
+import json
 import os
 import re
 import uuid
@@ -94,7 +95,10 @@ def _open_storage(storage: str) -> BaseStorage:
         raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_torn_line(path)
-    return JournalStorage(JournalFileBackend(str(path)))
+    try:
+        return JournalStorage(JournalFileBackend(str(path)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): mend it, or move it away to begin anew") from error
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import Trial, TrialState
-from optuna_dashboard import save_note
 from rich.console import Console
 from rich.table import Table
 
@@ -89,6 +88,8 @@ def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store)
             load_if_exists=True,
         )
         if "config" not in study.user_attrs:
+            from optuna_dashboard import save_note  # slow to import
+
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 study.set_metric_names(["validation cross-entropy"])
