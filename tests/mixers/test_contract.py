@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixers import MIXERS
 from mixers.backbone import AutoEncoder, LanguageModel
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, linear
 
 SHAPE = Shape(width=32, mlp_width=64, layers=2)
 LENGTHS = [1, 2, 5, 8, 13]
@@ -196,6 +196,26 @@ def test_the_autoencoder_decodes_from_the_last_position_alone() -> None:
     assert (gradient[:, :-1] == 0).all()
     assert (gradient[:, -1] != 0).any()
     assert logits.shape == (1, 7, 11)
+
+
+def test_the_autoencoder_decodes_each_position_by_its_code() -> None:
+    """Sines and cosines of t / 10000^(i/16) are added to the vector; the logits written out."""
+    torch.manual_seed(0)
+    model = AutoEncoder(MIXERS["gla"], MIXERS["gla"].Config(heads=4), SHAPE, 11).double()
+    tokens_BT = torch.arange(14).reshape(2, 7) % 11
+    angle = torch.arange(7.0)[:, None] / 10_000 ** (torch.arange(16) / 16)
+    coded_BTD = model.encode(tokens_BT)[:, -1:] + torch.cat([angle.sin(), angle.cos()], dim=1)
+    hidden_BTD = torch.nn.functional.gelu(coded_BTD @ model.decoder_in.weight.T)
+    logits_BTV = model(tokens_BT)
+    expected_BTV = hidden_BTD @ model.decoder_out.weight.T @ model.readout.weight.T
+    torch.testing.assert_close(logits_BTV, expected_BTV, rtol=1e-5, atol=1e-5)
+    assert (logits_BTV[:, 1:] - logits_BTV[:, :-1]).abs().amax(2).min() > 0.01
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 1024), (1024, 16)])
+def test_weights_start_at_the_scale_that_keeps_that_of_inputs(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    assert linear(inputs, outputs).weight.std().item() == pytest.approx(1 / inputs**0.5, rel=0.03)
 
 
 def test_residual_branches_are_scaled_by_depth() -> None:

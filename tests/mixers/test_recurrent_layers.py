@@ -103,6 +103,21 @@ def test_s5_is_the_real_system_sampled_by_zero_order_hold() -> None:
     torch.testing.assert_close(layer.mix(x[None])[0], torch.stack(want), rtol=1e-6, atol=1e-6)
 
 
+def test_s5_starts_with_its_time_steps_and_maps_of_unit_scale() -> None:
+    """The real maps of the real system, recovered as above: ``C h`` has the scale of h and ``B x`` that of x."""
+    torch.manual_seed(0)
+    layer = S5(S5.Config(state_size=200, dt_min=0.01, dt_max=0.3), Shape(width=50)).double()
+    dt = layer.log_dt.exp()
+    assert 0.01 <= dt.min() < 0.013
+    assert 0.25 < dt.max() <= 0.3
+    assert 0.03 < dt.median() < 0.1  # the middle in the logarithm is 0.055
+    _, vectors = hippo_normal(200)
+    B = (vectors @ torch.complex(*layer.B.weight.chunk(2))).real * 2
+    C = (torch.complex(*layer.C.weight.chunk(2, dim=1)).conj() @ vectors.mH).real
+    assert B.std().item() == pytest.approx(50**-0.5, rel=0.03)
+    assert C.std().item() == pytest.approx(200**-0.5, rel=0.03)
+
+
 def test_selective_scan_is_the_loop_of_the_paper() -> None:
     """Each channel by itself: h = exp(dt A) h + dt B u, y = C h."""
     batch, length, inner, states = 2, 11, 3, 4
@@ -162,6 +177,27 @@ def test_hyena_filters_do_not_depend_on_the_length() -> None:
     layer = build(Hyena, order=3)
     for short, long in zip(layer.filters(13), layer.filters(700), strict=True):
         torch.testing.assert_close(short, long[:13], rtol=1e-13, atol=1e-13)
+
+
+def test_hyena_filters_have_decayed_to_a_hundredth_at_their_reach() -> None:
+    """Of a network that says the same at all distances, the window alone is left."""
+    layer = build(Hyena, reach=50)
+    layer.filters.layers[-1].weight.data.zero_()
+    (h,) = layer.filters(51)
+    left = h / h[0]
+    torch.testing.assert_close(left[50, 0], torch.tensor(0.01).double())
+    torch.testing.assert_close(left[10, -1], torch.tensor(0.01).double())
+    torch.testing.assert_close(left[1:], left[:-1] * left[1])
+    assert (left[1, 1:] < left[1, :-1]).all()
+
+
+def test_hyena_filters_know_distances_by_periods_from_4_on() -> None:
+    layer, known = build(Hyena, bands=3), []
+    layer.filters.layers[0].register_forward_pre_hook(lambda module, args: known.append(args[0]))
+    layer.filters(23)
+    phases = [2 * np.pi * np.arange(23) / period for period in (4, 8, 16)]
+    want = np.stack([*map(np.cos, phases), *map(np.sin, phases)], axis=1)
+    torch.testing.assert_close(known[0], torch.tensor(want))
 
 
 def test_hyena_decodes_beyond_the_length_from_which_it_uses_the_fft() -> None:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from mixers.attention import Transformer
 from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Layer, Shape, State
 from runners.diagnose import Diagnosis, confusions, diagnose, draw_figure, predict
-from runners.probe import FOLDS, ProbeReport, draw, folds, probe, read, sequences_per_forward
+from runners.probe import FOLDS, INVERSE_PENALTY, ProbeReport, draw, folds, probe, read, sequences_per_forward
 from runners.train import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, Batch, Task, Tokens
@@ -45,6 +47,14 @@ class Previous(Identity):
         return x_BTD.roll(1, dims=1)
 
 
+class Noise(Identity):
+    """Hidden state of a position: numbers that look random, and are others after another past."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        weight_T1 = torch.arange(1, x_BTD.shape[1] + 1)[:, None].sqrt()
+        return torch.sin(50 * (weight_T1 * x_BTD).cumsum(dim=1))
+
+
 RULES: dict[str, Callable[[Tokens, np.random.Generator, int], Tokens]] = {
     "same": lambda inputs_ST, rng, vocab: inputs_ST,
     "same at even positions": lambda inputs_ST, rng, vocab: np.where(
@@ -52,6 +62,7 @@ RULES: dict[str, Callable[[Tokens, np.random.Generator, int], Tokens]] = {
     ),
     "previous": lambda inputs_ST, rng, vocab: np.roll(inputs_ST, 1, axis=1),
     "random": lambda inputs_ST, rng, vocab: rng.integers(vocab, size=inputs_ST.shape),
+    "mostly 0": lambda inputs_ST, rng, vocab: (rng.random(inputs_ST.shape) < 0.3).astype(np.int64),
     "constant": lambda inputs_ST, rng, vocab: np.full_like(inputs_ST, vocab - 1),
 }
 
@@ -104,9 +115,9 @@ class ToyCompression(Toy):
     backbone: ClassVar[BackboneName] = "autoencoder"
 
 
-def build(task: Task, layer: type[Layer] = Identity, seed: int = 0) -> Backbone:
+def build(task: Task, layer: type[Layer] = Identity, seed: int = 0, width: int = WIDTH) -> Backbone:
     torch.manual_seed(seed)
-    shape = Shape(width=WIDTH, mlp_width=4)
+    shape = Shape(width=width, mlp_width=4)
     return BACKBONES[task.backbone](layer, layer.Config(), shape, task.vocab_size)
 
 
@@ -156,6 +167,9 @@ def test_accuracies_by_position_and_answer_equal_brute_force(
     assert diagnosis.scored_positions == len(every)
     assert diagnosis.accuracy.token == pytest.approx(np.mean(every))
     assert diagnosis.accuracy.sequence == pytest.approx(np.mean(perfect))
+    by_luck = [0.2 ** int(scored.sum()) for scored in batch.scored_ST]
+    assert diagnosis.chance.sequence == pytest.approx(np.mean(by_luck))
+    assert diagnosis.chance.token == 0.2
 
 
 def test_confusion_matrix_and_macro_accuracy_equal_brute_force(
@@ -208,9 +222,13 @@ def test_many_classes_are_reduced_to_the_most_missed() -> None:
     assert len(confusion.top) == 20
 
 
-def test_probe_finds_an_answer_that_only_the_layer_holds() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_probe_finds_an_answer_that_only_the_layer_holds(scale: float) -> None:
+    """Also where it lies in small numbers, whose weights would be penalised more."""
     task = Toy(Toy.Config(rule="previous", eval_examples=250))
-    report = probe_test_split(build(task, Previous), task)
+    model = build(task, Previous)
+    model.norm.gain.data *= scale
+    report = probe_test_split(model, task)
     single = report.probes[0]
     assert single.hidden is not None
     assert single.embedding is not None
@@ -230,6 +248,29 @@ def test_probe_finds_nothing_in_noise() -> None:
     assert report.majority < 0.3
     assert report.hidden == pytest.approx(report.majority, abs=0.04)
     assert report.embedding == pytest.approx(report.majority, abs=0.04)
+
+
+def test_probe_is_a_regression_on_standardised_features_judged_on_other_sequences() -> None:
+    """More features than examples: a regression knows by heart what it was fitted on, and nothing else."""
+    task = Toy(Toy.Config(rule="mostly 0", eval_examples=25))
+    model, batch = build(task, Noise, width=512), task.split("test")
+    report = probe(model, task, batch, np.ones_like(batch.inputs_ST))
+    sample, answers_N = draw(batch), batch.targets_ST[batch.scored_ST]
+    hidden_ND, _ = read(model, batch, sample.sequence_N, sample.position_N)
+    shares = []
+    for fitted, judged in folds(sample):
+        mean_D, deviation_D = hidden_ND[fitted].mean(axis=0), hidden_ND[fitted].std(axis=0)
+        scaled_ND = (hidden_ND - mean_D) / deviation_D
+        regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=200).fit(scaled_ND[fitted], answers_N[fitted])
+        assert regression.score(scaled_ND[fitted], answers_N[fitted]) > 0.9
+        shares.append(float(np.mean(regression.predict(scaled_ND[judged]) == answers_N[judged])))
+    (single,) = report.probes
+    assert single.hidden is not None
+    assert single.hidden.mean == report.hidden == pytest.approx(fmean(shares), rel=1e-12)
+    assert single.hidden.mean < 0.8
+    assert single.hidden.deviation == pytest.approx(stdev(shares), rel=1e-9)
+    assert single.majority == report.majority == pytest.approx(np.mean(answers_N == 0))
+    assert single.model == report.model == pytest.approx(np.mean(answers_N == 1))
 
 
 def test_autoencoder_is_probed_position_by_position() -> None:
@@ -274,6 +315,19 @@ def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatc
     assert len(part.answer_N) <= 100
     assert part.dropped_classes == 2
     assert (draw(rare, position=2).position_N == 2).all()
+
+
+def test_examples_come_from_all_of_the_pool_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.probe.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.probe.POOL", 400)
+    batch = Toy(Toy.Config(rule="same", eval_examples=100)).split("test")
+    sample, number_ST = draw(batch), batch.scored_ST.cumsum().reshape(batch.scored_ST.shape)
+    number_N = number_ST[sample.sequence_N, sample.position_N]
+    assert len(set(number_N.tolist())) == 100
+    assert number_ST.max() > 600
+    quarters = np.bincount((number_N - 1) // 100)
+    assert len(quarters) == 4
+    assert quarters.min() > 10
 
 
 def test_no_sequence_crosses_folds_and_every_example_is_judged_once() -> None:

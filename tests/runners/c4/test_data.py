@@ -300,6 +300,18 @@ def test_other_data_or_another_tokenizer_is_another_corpus(source: Source, tmp_p
     assert len(set(folders)) == 5
 
 
+def test_a_packed_file_is_told_by_its_size_and_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "ENDS", 64)
+    path, content = tmp_path / "c4-train.json.gz", bytes(256)
+    contents = [content, content + b"\0"]
+    contents += [content[:at] + b"\1" + content[at + 1 :] for at in (0, 63, 192, 255)]
+    found = set()
+    for changed in contents:
+        path.write_bytes(changed)
+        found.add(sources.describe(str(path))["sha256"])
+    assert len(found) == len(contents)
+
+
 def test_a_second_process_waits_and_finds_it_done(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,18 @@ def test_length_is_counted_in_characters_without_the_first_space(tokenizer: Toke
     assert (short["normalised_accuracy"], long["normalised_accuracy"]) == (0.0, 1.0)
 
 
+def test_letters_with_accents_are_one_character_each(tokenizer: Tokenizer) -> None:
+    """Log-probabilities -3 of three characters and -2.4 of as many; the first would win by its six bytes."""
+    logits_VV = torch.full((len(WORDS), len(WORDS)), -math.inf)
+    first, second, last = (WORDS[f"Ġ{letter}"] for letter in "abh")
+    logits_VV[first, WORDS["<|endoftext|>"]] = -3.0  # what the tokenizer makes of the accents
+    logits_VV[first, second] = logits_VV[second, second] = -1.2
+    logits_VV[:, last] = torch.log(1 - logits_VV.exp().sum(dim=1))  # the rest of each row
+    items = [choice(" a", " ééé", " b b", gold=gold) for gold in (0, 1)]
+    shares = [score(Bigrams(logits_VV), tokenizer, [item])["normalised_accuracy"] for item in items]
+    assert shares == [0.0, 1.0]
+
+
 def test_bytes_are_those_of_utf_8(tokenizer: Tokenizer) -> None:
     """A letter with an accent is two bytes (and, to this tokenizer, an unknown token)."""
     scores = score(bigrams(), tokenizer, [choice(" a", " é", " b")])

@@ -308,6 +308,17 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
     assert activations(recompute=True, layers=5) - activations(recompute=True) == 2 * 4 * 8 * 64 * 16
 
 
+def test_memory_of_parameters_gradients_and_moments_is_that_of_a_step() -> None:
+    model, memory = build(SMALL, {}, VOCAB), cost(SMALL, {}, VOCAB).memory
+    optimizer = torch.optim.AdamW(model.parameters())
+    token_losses(model, windows()).mean().backward()
+    optimizer.step()
+    gradients = [y.grad for y in model.parameters() if y.grad is not None]
+    moments = [y for state in optimizer.state.values() for y in (state["exp_avg"], state["exp_avg_sq"])]
+    parts = {"parameters": [*model.parameters()], "gradients": gradients, "AdamW moments": moments}
+    assert {name: memory[name] for name in parts} == {name: sum(y.nbytes for y in ys) for name, ys in parts.items()}
+
+
 class Untraceable(Layer):
     """Looks at its values, which a trace has not."""
 

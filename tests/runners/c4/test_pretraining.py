@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import optuna
 import pytest
 import torch
 from rich.console import Console
+from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
@@ -26,6 +28,7 @@ from runners.c4.config import Config  # noqa: E402
 from runners.c4.curve import Row, read_curve  # noqa: E402
 from runners.c4.data import Corpus, prepare  # noqa: E402
 from runners.c4.distributed import World  # noqa: E402
+from runners.c4.model import build  # noqa: E402
 from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.sources import SPLITS  # noqa: E402
 from runners.c4.train import (  # noqa: E402
@@ -38,6 +41,7 @@ from runners.c4.train import (  # noqa: E402
     run_folder,
     train,
 )
+from runners.c4.windows import Windows  # noqa: E402
 from runners.checkpoint import load_tensors, save_tensors  # noqa: E402
 from runners.store import Store  # noqa: E402
 
@@ -157,6 +161,61 @@ def test_the_loss_falls_and_the_result_is_kept(texts: Path, tmp_path: Path) -> N
     assert result["validation_loss"] < read_curve(folder_of(config))[0].loss - 0.3
     again = run(config, [At(1, interrupt)])
     assert again == result
+
+
+def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> None:
+    """Gradients longer than ``clip`` are scaled down to it; gains, which a name tells here, do not decay."""
+    config = configured(
+        *(texts, tmp_path), seed=1, steps=3, beta1=0.8, beta2=0.99, eps=1e-3, weight_decay=0.3, clip=0.05
+    )
+    run(config)
+    corpus, rows = corpus_of(config), read_curve(folder_of(config))
+    model, windows = build(config, {}, corpus.manifest.vocab_size), Windows(corpus, "train", 12, seed=1)
+    gains = [y for name, y in model.named_parameters() if name.endswith("gain")]
+    matrices = [y for name, y in model.named_parameters() if name.endswith("weight")]
+    groups = [{"params": gains, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.3}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.99), eps=1e-3)
+    for step, row in enumerate(rows):
+        tokens_BT = torch.from_numpy(windows.batch(step, 4))
+        loss = F.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = [y.grad for y in (*gains, *matrices) if y.grad is not None]
+        norm = torch.cat([y.flatten() for y in gradients]).norm().item()
+        assert (row.loss, row.grad_norm) == (pytest.approx(loss.item(), rel=1e-5), pytest.approx(norm, rel=1e-4))
+        assert norm > 0.05
+        for y in gradients:
+            y.mul_(0.05 / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        optimizer.step()
+    trained = checkpoints.load_model(folder_of(config), ALONE.device)[0].state_dict()
+    for name, y in model.state_dict().items():
+        torch.testing.assert_close(trained[name], y, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_rows_state_each_step_and_the_result_the_median_speed(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, steps=7)
+    result, rows = run(config), read_curve(folder_of(config))
+    assert [row.lr for row in rows] == [learning_rate(config, step) for step in range(7)]
+    assert [row.tokens for row in rows] == [48 * step for step in range(1, 8)]
+    assert [row.step for row in rows if row.validation_loss is not None] == [1, 3, 7]
+    assert result["tokens_per_second"] == median(row.tokens_per_second for row in rows)
+
+
+def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(texts: Path, tmp_path: Path) -> None:
+    """Five windows and a rest are asked for, of a corpus with more of them."""
+    config = configured(texts, tmp_path, steps=2, validation_tokens=65)
+    corpus = prepare(tmp_path, config.data, config.tokenizer, 97, 400, Console(quiet=True))
+    result = train(config, {}, corpus, ALONE, [])
+    model, _, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus), ALONE.device)
+    with gzip.open(texts / "c4-validation.json.gz", "rt") as file:
+        documents = [json.loads(line)["text"] for line in file]
+    end = tokenizer.token_to_id("</s>")
+    tokens_BT = torch.tensor([i for text in documents for i in [*tokenizer.encode(text).ids, end]]).unfold(0, 13, 12)
+    with torch.no_grad():
+        loss = F.cross_entropy(model(tokens_BT[:5, :-1]).flatten(0, 1), tokens_BT[:5, 1:].flatten())
+    assert result["validation_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path) -> None:
@@ -328,11 +387,31 @@ def test_what_a_kill_during_a_save_left_is_removed(texts: Path, tmp_path: Path) 
     assert not leftover.exists()
 
 
-def test_how_a_run_is_computed_makes_no_other_run(texts: Path, tmp_path: Path) -> None:
+def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path)
     other = replace(config, recompute=True, data=(f"{texts}/",), micro_batch_size=1, checkpoint_every=7)
     assert folder_of(other) == folder_of(config)
-    assert folder_of(replace(config, lr=0.5)) != folder_of(config)
+    corpus = corpus_of(config)
+
+    def name(**changes: Any) -> str:
+        return run_folder(replace(config, **changes), {}, corpus).name
+
+    changed = {field.name: another(getattr(config, field.name)) for field in fields(Config)}
+    same = {option for option, value in changed.items() if name(**{option: value}) == name()}
+    computed = {"device", "parallel", "micro_batch_size", "recompute", "checkpoint_every"}
+    told_by_the_corpus = {"data", "tokenizer"}
+    commanded = {"out", "wandb", "search", "dry_run", "preset", "downstream"}
+    assert same == computed | told_by_the_corpus | commanded
+    assert run_folder(config, {"heads": 1}, corpus).name != name()
+
+
+def another(value: Any) -> Any:
+    """Another value of an option."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, Path | tuple):
+        return value / "other" if isinstance(value, Path) else (*value, "other")
+    return f"{value} other" if isinstance(value, str | None) else value + 1
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,6 +513,14 @@ def test_the_search_trains_each_point_once_and_goes_on(
     store.close()
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
     assert trials[1].value == results[1][1]["validation_loss"] if results[1][1] else False
+
+
+def test_the_best_point_is_that_of_least_validation_loss() -> None:
+    """Not of least loss on the last batch."""
+    points = [Config(lr=lr) for lr in (1e-3, 3e-3, 1e-2)]
+    low, high = {"validation_loss": 3.0, "loss": 3.5}, {"validation_loss": 3.1, "loss": 2.5}
+    assert search.best([(points[0], high), (points[1], None), (points[2], low)]) == (points[2], low)
+    assert search.best([(points[1], None)]) is None
 
 
 def test_the_command_trains_plots_and_generates(
