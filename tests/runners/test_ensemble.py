@@ -100,13 +100,13 @@ def test_a_diverging_run_is_frozen_at_its_step_and_disturbs_no_other() -> None:
 
 
 def test_learning_rate_runs_the_whole_cosine_for_each_run() -> None:
-    members = ensemble(RUNS)
-    members.step.fill_(0)
-    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([run.lr for run in RUNS])
-    members.step.fill_(STEPS // 2)
-    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([(run.lr + 1e-6) / 2 for run in RUNS])
-    members.step.fill_(STEPS)
-    assert members.learning_rate().squeeze(1).tolist() == pytest.approx([1e-6] * 3)
+    """A run whose peak lies below the end of the schedule, 1e-6, keeps its peak."""
+    members = ensemble([*RUNS, Run(lr=1e-7, weight_decay=0.0, seed=3)])
+    peaks, ends = [*(run.lr for run in RUNS), 1e-7], [1e-6, 1e-6, 1e-6, 1e-7]
+    middles = [(peak + end) / 2 for peak, end in zip(peaks, ends, strict=True)]
+    for step, expected in ((0, peaks), (STEPS // 2, middles), (STEPS, ends)):
+        members.step.fill_(step)
+        assert members.learning_rate().squeeze(1).tolist() == pytest.approx(expected)
 
 
 def test_loss_is_the_mean_over_targets_of_each_run() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from optuna.trial import create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from rich.console import Console
+from scipy import stats
 
 from mixers import MIXERS
 from mixers.accounting import Costs
@@ -174,26 +175,63 @@ def test_the_layer_in_contributing_trains(
     torch.testing.assert_close(torch.stack(outputs, 1), mixer(x))
 
 
+VALIDATION_SCORES = {
+    (1e-4, 0.0): (0.50, 0.50, 0.53),  # the best lower end of an interval
+    (1e-4, 0.1): (0.20, 0.30, 0.70),
+    (1e-3, 0.0): (0.30, 0.90, 0.60),  # the best mean
+    (1e-3, 0.1): (0.95, None, 0.97),  # better still, but one seed diverged
+}
+
+
+def made_up_trial(lr: float, weight_decay: float, seed: int, validation: float | None) -> FrozenTrial:
+    """The order on the test split is opposed; every metric has values of its own."""
+    attrs: dict[str, float] = {"steps_per_second": 10.0 + seed}
+    if validation is None:
+        attrs["diverged_step"] = 7
+    else:
+        for k, metric in enumerate(("score", "sequence_accuracy", "token_accuracy", "loss")):
+            attrs |= {f"validation_{metric}": validation / (k + 1), f"test_{metric}": (1 - validation) / (k + 1)}
+    return create_trial(
+        state=TrialState.FAIL if validation is None else TrialState.COMPLETE,
+        params={"lr": lr, "weight_decay": weight_decay, "seed": seed},
+        distributions=DISTRIBUTIONS,
+        value=validation,
+        user_attrs=attrs,
+    )
+
+
 def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> None:
     (experiment,) = plan(["--mixer", "transformer", "--task", "memorization"])[1]
-    trials = []
-    for lr, validation, test in [(1e-4, 0.2, 0.9), (5e-4, 0.8, 0.1), (1e-3, 0.5, 0.5)]:
-        attrs = {
-            f"{split}_{metric}": value
-            for split, value in (("validation", validation), ("test", test))
-            for metric in ("sequence_accuracy", "token_accuracy", "loss", "score")
-        }
-        trials.append(
-            create_trial(
-                params={"lr": lr, "weight_decay": 0.0, "seed": 0},
-                distributions=DISTRIBUTIONS,
-                value=validation,
-                user_attrs={**attrs, "steps_per_second": 1.0},
-            )
-        )
+    trials = [
+        made_up_trial(*point, seed, scores[seed]) for seed in range(3) for point, scores in VALIDATION_SCORES.items()
+    ]
     summary = summarise(experiment, trials)
-    assert summary.chosen == 1
-    assert summary.chosen_trial is trials[1]
+    assert [(point.lr, point.weight_decay) for point in summary.points] == list(VALIDATION_SCORES)
+    assert [point.seeds for point in summary.points] == [[0, 1, 2]] * 4
+    assert [point.diverged for point in summary.points] == [{}, {}, {}, {1: 7}]
+    assert summary.points[3].estimates is None
+    for i, point in enumerate(summary.points[:3]):
+        assert point.estimates is not None
+        for metric, estimate in point.estimates.items():
+            values = [trial.user_attrs[metric] for trial in trials[i::4]]
+            assert estimate.mean == pytest.approx(np.mean(values))
+            _, upper = stats.t.interval(0.95, df=2, loc=np.mean(values), scale=stats.sem(values))
+            assert estimate.half_width == pytest.approx(upper - np.mean(values))
+    assert summary.chosen == 2
+    assert summary.chosen_trial is trials[4 + 2]  # seed 1, validation score 0.9
+    sequence_accuracy = summary.test("sequence_accuracy")
+    assert sequence_accuracy is not None
+    assert sequence_accuracy.mean == pytest.approx(0.4 / 2)
+
+
+@pytest.mark.parametrize(("task", "limit"), [("memorization", "ceiling"), ("noisy-in-context-recall", "chance")])
+def test_ceiling_and_chance_are_those_of_the_test_split(task: str, limit: str) -> None:
+    """Of 8 sequences each, splits differ: in the keys that training does not show, and in the scored positions."""
+    few = ["--task.train-examples", "8", "--task.eval-examples", "8", "--batch-size", "8"]
+    (experiment,) = plan(["--mixer", "transformer", "--task", task, *few])[1]
+    values = [getattr(experiment.instance, limit)(split) for split in ("train", "validation", "test")]
+    assert len(set(values)) == 3
+    assert getattr(summarise(experiment, []), limit) == values[2]
 
 
 def test_options_document_every_field() -> None:

@@ -27,7 +27,7 @@ from runners.experiment import Experiment, code_version, find_mixer
 from runners.search import ForeignFolderError, open_study, search
 from runners.store import Store
 from runners.train import CurvePoint, Protocol, Result
-from tasks.metrics import Counts
+from tasks.metrics import Counts, count, score
 from tasks.recall import InContextRecall
 
 CPU = torch.device("cpu")
@@ -108,15 +108,21 @@ def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> 
     assert attrs["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
     assert attrs["fingerprint"] == experiment().fingerprint
     assert set(attrs["versions"]) == {"python", "torch", "triton", "numpy", "optuna"}
-    for split in ("validation", "test"):
-        for metric in ("sequence_accuracy", "token_accuracy", "loss", "score"):
-            assert isinstance(attrs[f"{split}_{metric}"], float)
     assert list(trial.intermediate_values) == [2, 4, 6]
     assert trial.value == attrs["validation_score"]
     files = Path(attrs["files"])
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((files / "config.json").read_text())["fingerprint"] == attrs["fingerprint"]
-    experiment().build().load_state_dict(load_tensors(files / "model.safetensors")[0])
+    model = experiment().build()
+    model.load_state_dict(load_tensors(files / "model.safetensors")[0])
+    for split in ("validation", "test"):
+        batch = experiment().instance.batch(split)
+        with torch.no_grad():
+            logits_STV = model(torch.from_numpy(batch.inputs_ST))
+        counts = count(logits_STV[None], torch.from_numpy(batch.targets_ST), torch.from_numpy(batch.scored_ST))
+        for metric in ("sequence_accuracy", "token_accuracy", "loss"):
+            assert attrs[f"{split}_{metric}"] == pytest.approx(getattr(counts, metric).item(), rel=1e-5), metric
+        assert attrs[f"{split}_score"] == pytest.approx(score(counts).item(), rel=1e-5)
 
 
 def test_a_diverged_trial_is_recorded_with_its_step_and_not_run_again(
@@ -332,15 +338,31 @@ def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monk
     assert len({before, after, code_version(layer)}) == 3
 
 
-def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [code_version(layer) for layer in MIXERS.values()]
+def add_a_line(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let the code of a module be another."""
     source = experiment_module._source
 
     def with_more(name: str) -> str | None:
         found = source(name)
-        return found if found is None or name != "mixers.lstm" else found + "\nX = 1\n"
+        return found if found is None or name != module else found + "\nX = 1\n"
 
     monkeypatch.setattr(experiment_module, "_source", with_more)
+
+
+def test_a_study_is_another_when_its_trainer_its_task_or_its_data_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = {"unchanged": experiment().fingerprint}
+    for module in ("runners.train", "runners.ensemble", "tasks.recall"):
+        with monkeypatch.context() as changed:
+            add_a_line(changed, module)
+            prints[module] = experiment().fingerprint
+    monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
+    prints["data"] = experiment().fingerprint
+    assert len(set(prints.values())) == len(prints), prints
+
+
+def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [code_version(layer) for layer in MIXERS.values()]
+    add_a_line(monkeypatch, "mixers.lstm")
     after = [code_version(layer) for layer in MIXERS.values()]
     assert [name for name, a, b in zip(MIXERS, before, after, strict=True) if a != b] == ["lstm"]
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from mixers.base import Shape
 from runners import train as train_module
 from runners.checkpoint import DamagedFileError
 from runners.ensemble import Ensemble, Run
-from runners.train import CurvePoint, Protocol, Result, data_order, train
+from runners.train import CurvePoint, Protocol, Resident, Result, data_order, evaluate, train
 from tasks import TASKS
+from tasks.base import Split
+from tasks.metrics import Counts, count, score
 
 CPU = torch.device("cpu")
 TASK = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=16, train_examples=40, eval_examples=30))
@@ -30,6 +33,15 @@ def build() -> Backbone:
 
 def paths(folder: Path, count: int = 2) -> list[Path]:
     return [folder / f"{r}.safetensors" for r in range(count)]
+
+
+def counted(parameters: dict[str, Tensor], split: Split) -> Counts:
+    """Counts of one model on a whole split at once."""
+    model, batch = build(), TASK.split(split)
+    model.load_state_dict(parameters)
+    with torch.no_grad():
+        logits_STV = model(torch.from_numpy(batch.inputs_ST))
+    return count(logits_STV[None], torch.from_numpy(batch.targets_ST), torch.from_numpy(batch.scored_ST))
 
 
 class Killed(Exception):
@@ -121,6 +133,72 @@ def test_kept_parameters_are_those_of_the_best_evaluation(tmp_path: Path) -> Non
         assert result.best_step == max(scores, key=scores.__getitem__)
         assert result.validation is not None
         assert result.validation.score == pytest.approx(max(scores.values()), abs=1e-6)
+
+
+def test_both_splits_are_measured_with_the_kept_parameters(tmp_path: Path) -> None:
+    """Learning rates so high that training gets worse again: the last parameters are not the best."""
+    runs = [Run(lr=lr, weight_decay=0.0, seed=0) for lr in (0.3, 3.0)]
+    results = train(build, TASK, Protocol(batch_size=16, steps=6, evaluations=6), runs, CPU, paths(tmp_path))
+    assert any(result.best_step < 6 for result in results)
+    for result in results:
+        for split, metrics in (("validation", result.validation), ("test", result.test)):
+            counts = counted(result.parameters, split)
+            expected = counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts)
+            assert metrics is not None
+            got = metrics.sequence_accuracy, metrics.token_accuracy, metrics.loss, metrics.score
+            assert got == pytest.approx([value.item() for value in expected], rel=1e-4)
+
+
+def test_an_evaluation_in_chunks_counts_every_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the scored positions are left out, though most of them have a target."""
+    sevenfold = 7 * len(RUNS) * 16 * train_module.ELEMENTS_PER_TOKEN
+    monkeypatch.setitem(train_module.ELEMENTS_PER_FORWARD, "cpu", sevenfold)
+    sizes, logits = [], Ensemble.logits
+
+    def recorded(self: Ensemble, params_RP: Tensor, tokens_BT: Tensor) -> Tensor:
+        sizes.append(len(tokens_BT))
+        return logits(self, params_RP, tokens_BT)
+
+    monkeypatch.setattr(Ensemble, "logits", recorded)
+    members = Ensemble(build, RUNS, PROTOCOL.optimizer, 20, CPU)
+    validation = Resident.of(TASK.split("validation"), CPU)
+    got = evaluate(members, members.params_RP, validation, TASK.vocab_size)
+    assert sizes == [7, 7, 7, 7, 2]
+    assert got.sequences_R.tolist() == [30, 30]
+    for r in range(len(RUNS)):
+        whole = counted({name: rows[r] for name, rows in members.named(members.params_RP).items()}, "validation")
+        for name in ("sequences_R", "correct_sequences_R", "tokens_R", "correct_tokens_R"):
+            assert getattr(got, name)[r] == getattr(whole, name)[0], name
+        torch.testing.assert_close(got.loss_sum_R[r], whole.loss_sum_R[0], rtol=1e-5, atol=0)
+
+
+def test_batches_follow_the_order_of_each_epoch_and_the_curve_has_their_mean_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 examples in batches of 16: the third batch of an epoch is filled up from the epoch's start."""
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []
+    train_step = Ensemble.train_step
+
+    def recorded(self: Ensemble, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:
+        loss_R = train_step(self, inputs_RBT, targets_RBT)
+        steps.append((inputs_RBT, targets_RBT, loss_R))
+        return loss_R
+
+    monkeypatch.setattr(Ensemble, "train_step", recorded)
+    protocol, data = Protocol(batch_size=16, epochs=2, evaluations=3), TASK.split("train")
+    results = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path))
+    assert len(steps) == 6
+    for r, (run, result) in enumerate(zip(RUNS, results, strict=True)):
+        seen = []
+        for epoch in range(2):
+            order = data_order(run.seed, epoch, 40)
+            seen += [order[:16], order[16:32], np.concatenate([order[32:], order[:8]])]
+        for (inputs_RBT, targets_RBT, _), here in zip(steps, seen, strict=True):
+            np.testing.assert_array_equal(inputs_RBT[r], data.inputs_ST[here])
+            np.testing.assert_array_equal(targets_RBT[r], data.targets_ST[here])
+        losses = [loss_R[r].item() for _, _, loss_R in steps]
+        means = [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2], strict=True)]
+        assert [point.train_loss for point in result.curve] == pytest.approx(means, rel=1e-6)
 
 
 def test_a_diverging_run_says_at_which_step_and_the_other_is_as_without_it(tmp_path: Path) -> None:
