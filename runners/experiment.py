@@ -9,7 +9,7 @@ import json
 import sys
 import sysconfig
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -124,10 +124,16 @@ def code_version(*roots: type | str) -> str:
         source = _source(name)
         if name in seen or source is None:
             continue
-        tree = ast.parse(source)
-        seen[name] = ast.dump(_without_docstrings(tree))
+        tree, seen[name] = _parsed(source)
         waiting += _imports(tree, _package(name))
     return _sha256(json.dumps(sorted(seen.items())))
+
+
+@cache
+def _parsed(source: str) -> tuple[ast.Module, str]:
+    """Syntax tree of a module without docstrings, and its text."""
+    tree = _without_docstrings(ast.parse(source))
+    return tree, ast.dump(tree)
 
 
 def _source(module_name: str) -> str | None:
