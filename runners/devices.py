@@ -130,8 +130,9 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
                 torch.cuda.set_device(device)
             work(device)
         except Exception as error:
+            advice = ": lower --together" if isinstance(error, torch.OutOfMemoryError) else ""
             # cut to a length that a pipe takes in one piece: several may write, and nobody may be reading
-            errors.send(f"{device}: {type(error).__name__}: {error}"[:1000])
+            errors.send(f"{device}: {type(error).__name__}{advice}: {error}"[:1000])
             sys.exit(1)
 
 

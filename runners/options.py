@@ -171,6 +171,8 @@ def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
     if group not in configs or not name:
         return f"unknown option {option}: see --help"
     field_name = name.replace("-", "_")
+    if not configs[group]:
+        return f"--{group} has no value: name one"
     lacking = {member: c for member, c in configs[group].items() if field_name not in _defaults(c)}
     if not lacking:
         return f"{option} means different things to {group} {', '.join(configs[group])}: give them one at a time"

@@ -96,24 +96,26 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
         study = optuna.create_study(
             storage=store.storage, study_name=experiment.name, direction="maximize", load_if_exists=True
         )
-    if "fingerprint" not in study.user_attrs:
-        note = describe(experiment)  # counts what the layer costs, too long for a lock
-        with store.exclusive():
-            _introduce(study, experiment, store, note)
+        if "results_folder" not in study.user_attrs:
+            study.set_user_attr("results_folder", str(store.folder))
     home = study.user_attrs["results_folder"]
     if store.is_database and home != str(store.folder):
         raise ForeignFolderError(f"study {experiment.name!r} belongs to the results folder {home}: give --out {home}")
+    if "fingerprint" not in study.user_attrs:
+        note = describe(experiment)  # counts what the layer costs, too long for a lock
+        with store.exclusive():
+            if "fingerprint" not in study.user_attrs:
+                _introduce(study, experiment, note)
     return study
 
 
-def _introduce(study: optuna.Study, experiment: Experiment, store: Store, note: str) -> None:
+def _introduce(study: optuna.Study, experiment: Experiment, note: str) -> None:
     from optuna_dashboard import save_note  # slow to import
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names([METRIC_NAME])
     study.set_user_attr("config", experiment.to_dict())
-    study.set_user_attr("results_folder", str(store.folder))
     save_note(study, note)
     study.set_user_attr("fingerprint", experiment.fingerprint)
 

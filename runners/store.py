@@ -3,7 +3,6 @@
 A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over.
 """
 
-import json
 import os
 import re
 import uuid
@@ -97,7 +96,7 @@ def _open_storage(storage: str) -> BaseStorage:
     _drop_torn_line(path)
     try:
         return JournalStorage(JournalFileBackend(str(path)))
-    except json.JSONDecodeError as error:
+    except (ValueError, KeyError, TypeError) as error:  # what Optuna makes of lines that are none of its own
         raise ValueError(f"{path} is damaged ({error}): mend it, or move it away to begin anew") from error
 
 

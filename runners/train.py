@@ -1,6 +1,6 @@
 """The one training loop: an ensemble of runs of one model on one task.
 
-The data set and the data order lie on the device; between two evaluations nothing is read back from it. On a CUDA
+The data set and the data order lie on the device; between two evaluations only checkpoints are read from it. On a CUDA
 device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are
 bitwise repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see
 ``mixers.kernels``); a run in other company agrees within rounding, for products of another size may round otherwise.
@@ -176,16 +176,15 @@ class _Loop:
         self.best_step_R = torch.zeros(len(runs), dtype=torch.int64, device=device)
         self.curves: list[list[CurvePoint]] = [[] for _ in runs]
         self.step = 0
-        self.seconds_before = 0.0
-        self.started = self.saved = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Time in training, in this process and in those before it."""
-        return self.seconds_before + time.monotonic() - self.started
+        self.seconds = 0.0
+        self.counted = self.saved = time.monotonic()
 
     def advance(self, target: int) -> None:
-        """Train up to step ``target`` and evaluate there, with a checkpoint now and then."""
+        """Train up to step ``target`` and evaluate there, with a checkpoint now and then.
+
+        A checkpoint of a step at which there is an evaluation has it: of one step there are no two kinds.
+        """
+        self.counted = time.monotonic()
         per_epoch = self.protocol.steps_per_epoch(self.examples)
         steps = target - (self.curves[0][-1].step if self.curves[0] else 0)
         while self.step < target:
@@ -193,7 +192,8 @@ class _Loop:
             here = min(per_epoch - within, target - self.step)
             self.stepper.run(epoch, here)
             self.step += here
-            self._save_if_due()
+            if self.step < target:
+                self._save_if_due()
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
         self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
@@ -245,7 +245,9 @@ class _Loop:
         }
 
     def _save_if_due(self) -> None:
-        if time.monotonic() - self.saved > SECONDS_BETWEEN_CHECKPOINTS:
+        now = time.monotonic()
+        self.seconds, self.counted = self.seconds + now - self.counted, now
+        if now - self.saved > SECONDS_BETWEEN_CHECKPOINTS:
             self.save()
             self.saved = time.monotonic()
 
@@ -262,7 +264,7 @@ class _Loop:
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
             self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
-            self.step, self.seconds_before = info["step"], info["seconds"]
+            self.step, self.seconds = info["step"], info["seconds"]
         self.ensemble.step.fill_(self.step)
 
 

@@ -1,8 +1,8 @@
 """Checkpoints of a pretraining run: one safetensors file each, whole or absent, of which the newest is used.
 
 A run's folder holds ``run.json`` (configuration and corpus), ``tokenizer.json``, ``checkpoints/step-*.safetensors``,
-``curve.csv`` and, once it is finished, ``result.json``. Tensors are gathered whole, so that a checkpoint can be read by
-any number of processes, sharded or not.
+``curve.csv`` and, once it is finished, ``result.json``; ``downstream.json`` where questions were asked. Tensors are
+gathered whole, so that a checkpoint can be read by any number of processes, sharded or not.
 """
 
 import errno

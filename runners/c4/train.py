@@ -123,7 +123,11 @@ def train(
     with _only_one(folder, world):
         try:
             result = _result(folder, config, options, corpus, world, watchers)
-            return {**result, "downstream": _downstream(folder, config, items, world)} if items else result
+            if items:
+                result["downstream"] = _downstream(folder, config, items, world)
+            for watcher in watchers if world.is_first else ():
+                watcher.finished(result)
+            return result
         except torch.OutOfMemoryError as error:
             micro = config.micro_batch_size or config.batch_size // world.size
             raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
@@ -140,7 +144,7 @@ def _result(
 ) -> dict[str, Any]:
     """Of a run that is finished, or is now."""
     begun = read_json(folder / "run.json")
-    if begun is not None and begun.get("code") not in (None, checkpoints.layer_code(config)):
+    if begun is not None and begun["code"] != checkpoints.layer_code(config):
         raise RunError(
             f"the code of {config.mixer} is not the one that {folder} was begun with: delete this folder or give "
             "another --out to train anew, or take the old code back"
@@ -267,8 +271,6 @@ class _Run:
         result = self._result()
         if first:
             write_json(self.folder / "result.json", result)
-            for watcher in self.watchers:
-                watcher.finished(result)
         self.world.wait()
         return result
 

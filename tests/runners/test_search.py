@@ -20,6 +20,7 @@ from mixers import MIXERS
 from mixers.attention import Transformer
 from mixers.base import Shape
 from runners import experiment as experiment_module
+from runners import search as search_module
 from runners import train as train_module
 from runners.checkpoint import load_tensors
 from runners.ensemble import Ensemble, Run
@@ -358,6 +359,33 @@ def test_a_study_is_another_when_its_trainer_its_task_or_its_data_change(monkeyp
     monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
     prints["data"] = experiment().fingerprint
     assert len(set(prints.values())) == len(prints), prints
+
+
+def test_a_study_in_a_database_belongs_to_the_folder_that_opened_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while that one is still counting what the layer costs."""
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    first, second = Store(tmp_path / "a", url), Store(tmp_path / "b", url)
+    describe = search_module.describe
+
+    def slow(described: Experiment) -> str:
+        monkeypatch.setattr(search_module, "describe", describe)
+        with pytest.raises(ForeignFolderError):
+            open_study(described, second)
+        return describe(described)
+
+    monkeypatch.setattr(search_module, "describe", slow)
+    assert open_study(experiment(), first).user_attrs["results_folder"] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("line", ["no JSON", "[]", "3", "{}", '{"op_code": 4}'])
+def test_a_damaged_journal_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "studies.journal"
+    path.write_text(f"{line}\n{line}\n")
+    with pytest.raises(ValueError, match=r"studies\.journal is damaged .*: mend it, or move it away to begin anew$"):
+        Store(tmp_path, str(path))
+    assert not list((tmp_path / "locks").glob("*.alive"))
 
 
 def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,38 @@ def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
     resumed = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: before.append(step))
     assert before == [max(range(0, 13, protocol.steps_per_epoch(len(TASK.split("train")))))]
     assert_equal(whole, resumed)
+
+
+def test_a_checkpoint_of_a_step_with_an_evaluation_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else runs with one and runs without could be taken for equally far."""
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    seen: list[tuple[int, list[int]]] = []
+
+    def spy(path: Path, tensors: object, info: dict[str, Any]) -> None:
+        seen.append((info["step"], [point["step"] for point in info["curve"]]))
+
+    monkeypatch.setattr(train_module, "save_tensors", spy)
+    train(build, TASK, PROTOCOL, RUNS[:1], CPU, paths(tmp_path)[:1])
+    assert {step for step, _ in seen} == {3, 4, 6, 8, 9, 12, 15, 16, 18, 20}
+    for step, curve in seen:
+        assert curve == [evaluation for evaluation in (4, 8, 12, 16, 20) if evaluation <= step]
+
+
+def test_seconds_are_those_of_training_and_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def pass_time(step: int, points: list[CurvePoint]) -> None:
+        now[0] += 1000.0
+
+    def take_step(members: Ensemble, *batch: Tensor) -> Tensor:
+        now[0] += 1.0
+        return train_step(members, *batch)
+
+    train_step = Ensemble.train_step
+    monkeypatch.setattr(train_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Ensemble, "train_step", take_step)
+    for result in train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), pass_time):
+        assert (result.seconds, result.steps_per_second) == (20.0, 1.0)
 
 
 def assert_equal(whole: Sequence[Result], resumed: Sequence[Result]) -> None:
