@@ -119,7 +119,7 @@ def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.
         assert [process.name for process in multiprocessing.active_children()] == ["meta:0"]
         raise KeyboardInterrupt
     assert errors == [
-        "meta:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB",
+        "meta:1: OutOfMemoryError: lower --together: CUDA out of memory. Tried to allocate 3.00 GiB",
         "meta:1: its process ended with exit code 1",
     ]
     assert multiprocessing.active_children() == []
