@@ -245,6 +245,7 @@ class _Loop:
         }
 
     def _save_if_due(self) -> None:
+        """Count the time since the last call, and save if the last checkpoint is old."""
         now = time.monotonic()
         self.seconds, self.counted = self.seconds + now - self.counted, now
         if now - self.saved > SECONDS_BETWEEN_CHECKPOINTS:
