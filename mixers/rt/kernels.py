@@ -7,6 +7,10 @@ mirrors this from the last chunk to the first: gradients of the persistent pairs
 there are no atomics and results repeat bitwise. Only activation gradients are sequential; weight gradients, gradients
 of queries and of temporary pairs are products over all positions after the loop.
 
+Few runs have too few tiles to fill a GPU, and the MLP's weights, which do not fit into one multiprocessor, would pass
+through each at every position. There several programs, the PARTS, walk through the same sequences: each holds a part of
+the MLP's hidden layer on the chip, does everything else as the others do, and sends them its part of the MLP's output.
+
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
 """
 
@@ -41,6 +45,66 @@ def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRAN
         acc = tl.dot(left, _square(w_ptr, D, 0, D // 2, TRANSPOSED), acc, input_precision="ieee")
         acc = tl.dot(right, _square(w_ptr, D, D // 2, D // 2, TRANSPOSED), acc, input_precision="ieee")
     return acc
+
+
+@triton.constexpr_function
+def _await(parts, words, stride):
+    """PTX that reads ``words`` words of 8 bytes of each part until the upper half of all is the number awaited.
+
+    The lower halves come back, part by part; the words of a part lie ``stride`` bytes behind those of the part before.
+    """
+    number = f"${(parts + 1) * words}"
+    loads, tests = "", ""
+    for i in range(parts * words):
+        at = f"${parts * words + i % words} + {i // words * stride}"
+        loads += f"ld.relaxed.gpu.global.b64 w{i}, [{at}]; mov.b64 {{${i}, n{i}}}, w{i}; "
+        tests += f"setp.ne.or.b32 late, n{i}, {number}, late; "
+    return f"""{{
+        .reg .pred late; .reg .b64 w<{parts * words}>; .reg .b32 n<{parts * words}>;
+        again: {loads} setp.ne.b32 late, n0, n0; {tests} @late bra again;
+    }}"""
+
+
+@triton.constexpr_function
+def _await_operands(parts, words):
+    return ",".join(["=&r"] * parts * words + ["l"] * words + ["r"] * words)
+
+
+@triton.jit
+def _send(y_MD, mail_ptr, number, part, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr):
+    """Hand y to all parts, and return where the first part's is (M, D / 2).
+
+    Two channels in bfloat16 and the ``number`` of the sum, from 1 on, are one word, which is written and read whole.
+    Two sums take turns with the words: who sends to a sum has read the one before the last.
+    """
+    left_ME, right_ME = tl.split(tl.reshape(y_MD, [M, D // 2, 2]))
+    left_ME = left_ME.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint64)
+    right_ME = right_ME.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint64)
+    word_ME = left_ME | (right_ME << 16) | (number.to(tl.uint64) << 32)
+    m = tl.arange(0, M)[:, None]
+    e = tl.arange(0, D // 2)[None, :]
+    at_ME = (m // 8 * (D // 8) + e // 4) * 32 + m % 8 * 4 + e % 4 + (number % 2 * PARTS) * (M * D // 2)
+    # In this form, not by tl.store, so that no change of layouts is between a product and the words, nor behind them.
+    return tl.inline_asm_elementwise(
+        "st.relaxed.gpu.global.b64 [$1], $3; mov.b64 $0, $2;", "=l,l,l,l",
+        [mail_ptr + at_ME + part * (M * D // 2), mail_ptr + at_ME, word_ME], tl.uint64, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _received(from_ME, number, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, THREADS: tl.constexpr):
+    """Sum (M, D) of what the parts sent, the same to the last bit for all of them."""
+    words: tl.constexpr = M * D // 2 // THREADS
+    pairs = tl.inline_asm_elementwise(
+        _await(PARTS, words, M * D * 4), _await_operands(PARTS, words), [from_ME, number],
+        (tl.uint32,) * PARTS, is_pure=False, pack=words,
+    )  # fmt: skip
+    left_ME = tl.zeros([M, D // 2], tl.float32)
+    right_ME = tl.zeros([M, D // 2], tl.float32)
+    for part in tl.static_range(PARTS):
+        left_ME += (pairs[part] << 16).to(tl.float32, bitcast=True)
+        right_ME += (pairs[part] & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(left_ME, right_ME), [M, D])
 
 
 @triton.jit
@@ -122,18 +186,39 @@ def past_fwd_kernel(
     tl.store(o_ptr + state_N[:, None] * D + channel[None, :], o_NE, here)
 
 
+@triton.jit
+def _fwd_rows(
+    x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, live_M1, live_1M, live_1M1, t, inside,
+    D: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """What position t, the chunk's position ``inside``, begins with."""
+    x_MD = tl.load(x_ptr + at_MD + t * D, live_M1, 0.0)
+    q_HMK = tl.load(q_ptr + at_HMK + t * D, live_1M1, 0.0)
+    m_HM = tl.load(m_ptr + state_HM + inside * H, live_1M, 0.0)
+    l_HM = tl.load(l_ptr + state_HM + inside * H, live_1M, 1.0)
+    o_HMK = tl.load(o_ptr + state_HMK + inside * D, live_1M1, 0.0)
+    return x_MD, q_HMK, m_HM, l_HM, o_HMK
+
+
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_fwd_kernel(
     x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr,
     wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
-    z_ptr, a_ptr, lse_ptr, u_ptr, g_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, B, T, start, stop, scale,
+    z_ptr, a_ptr, lse_ptr, u_ptr, g_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, mail_ptr, B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
+    PARTS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time."""
+    """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time.
+
+    All PARTS of a tile write the same to the same place, but for the hidden layer of the MLP.
+    """
     H: tl.constexpr = D // K
     run = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * M + tl.arange(0, M)
+    tile = tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
+    m = tile * M + tl.arange(0, M)
     row_M = run * B + m
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
@@ -142,11 +227,14 @@ def rt_fwd_kernel(
     hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
     at_HM = (row_M * T * H)[None, :] + head[:, None]
     at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    state_HM = (row_M * C * H)[None, :] + head[:, None]
+    state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
     live_1M = (m < B)[None, :]
     live_1M1 = (m < B)[None, :, None]
-    w = tl.arange(0, W)
+    w = part * (F // PARTS) + tl.arange(0, W)
     live_M1 = (m < B)[:, None]
     at_MD = (row_M * T * D)[:, None] + d[None, :]
+    at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
     wo_ptr += run * D * D
     wk_ptr += run * D * D
@@ -162,13 +250,16 @@ def rt_fwd_kernel(
     wo_DD = _square(wo_ptr, D, 0, D, True) if PINNED else 0
     wk_DD = _square(wk_ptr, D, 0, D, True) if PINNED else 0
     wv_DD = _square(wv_ptr, D, 0, D, True) if PINNED else 0
+    HELD: tl.constexpr = PINNED and PARTS * W == F
+    held_DW = tl.load(up_ptr + w[None, :] * D + d[:, None]) if HELD else 0
+    held_WD = tl.load(down_ptr + d[None, :] * F + w[:, None]) if HELD else 0
+    rows = _fwd_rows(
+        x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK,
+        live_M1, live_1M, live_1M1, start, 0, D, H,
+    )  # fmt: skip
     for t in range(start, stop):
-        q_HMK = tl.load(q_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
-        row_here_M = row_M * C + t - start
-        m_HM = tl.load(m_ptr + row_here_M[None, :] * H + head[:, None], live_1M, 0.0)
-        l_HM = tl.load(l_ptr + row_here_M[None, :] * H + head[:, None], live_1M, 1.0)
-        o_HMK = tl.load(o_ptr + row_here_M[None, :, None] * D + hk_H1K, live_1M1, 0.0)
-        x_MD = tl.load(x_ptr + at_MD + t * D, live_M1, 0.0)
+        x_MD, q_HMK, m_HM, l_HM, o_HMK = rows
+        q_HMK = q_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
         for first in tl.range(start, t, J, num_stages=1):
             j = first + tl.arange(0, J)
             past = (j < t)[None, None, :, None] & live_1M1[:, :, None, :]
@@ -192,15 +283,24 @@ def rt_fwd_kernel(
         tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
         n_MD = (u_MD * rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
         y_MD = tl.zeros([M, D], tl.float32)
-        for f in tl.range(0, F, W, num_stages=STAGES):
-            h_MW = tl.dot(n_MD, tl.load(up_ptr + (f + w)[None, :] * D + d[:, None]), input_precision="ieee")
+        for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
+            up_DW = held_DW if HELD else tl.load(up_ptr + (f + w)[None, :] * D + d[:, None])
+            h_MW = tl.dot(n_MD, up_DW, input_precision="ieee")
             below_MW, bell_MW = normal_cdf(h_MW)
             g_MW = (h_MW * below_MW).to(cd)
-            at_MW = ((row_M * T + t) * F)[:, None] + (f + w)[None, :]
-            tl.store(g_ptr + at_MW, g_MW, live_M1)
-            tl.store(slope_ptr + at_MW, (below_MW + h_MW * bell_MW * 0.3989422804014327).to(cd), live_M1)
-            down_WD = tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
+            tl.store(g_ptr + at_MW + t * F + f, g_MW, live_M1)
+            tl.store(slope_ptr + at_MW + t * F + f, (below_MW + h_MW * bell_MW * 0.3989422804014327).to(cd), live_M1)
+            down_WD = held_WD if HELD else tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
             y_MD = tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
+        if PARTS > 1:
+            from_ME = _send(y_MD, mail_ptr, t + 1, part, M, D, PARTS)
+        ahead = tl.minimum(t + 1, stop - 1)  # of the next position, read before the other parts are waited for
+        rows = _fwd_rows(
+            x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK,
+            live_M1, live_1M, live_1M1, ahead, ahead - start, D, H,
+        )  # fmt: skip
+        if PARTS > 1:
+            y_MD = _received(from_ME, t + 1, M, D, PARTS, THREADS)
         z_MD = u_MD + scale * y_MD
         tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
@@ -274,24 +374,53 @@ def past_bwd_kernel(
     tl.store(dv_ptr + at_NE, dv_NE, here)
 
 
+@triton.jit
+def _bwd_rows(
+    dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
+    live_M1, live_1M1, t, inside, D: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
+    """What position t, the chunk's position ``inside``, begins with, in the order of use; r are the norms' statistics.
+
+    The slope is that of the first channels of the hidden layer. Of a norm that is absent: anything.
+    """
+    k_HMK = tl.load(k_ptr + at_HMK + t * D, live_1M1, 0.0)
+    v_HMK = tl.load(v_ptr + at_HMK + t * D, live_1M1, 0.0)
+    dk_HMK = tl.load(dk_ptr + state_HMK + inside * D, live_1M1, 0.0)
+    dv_HMK = tl.load(dv_ptr + state_HMK + inside * D, live_1M1, 0.0)
+    a_HMK = tl.load(a_ptr + at_HMK + t * D, live_1M1, 0.0)
+    raw_HMK = tl.load(raw_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
+    z_MD = tl.load(z_ptr + at_MD + t * D, live_M1, 0.0)
+    dz_MD = tl.load(dz_ptr + at_MD + t * D, live_M1, 0.0)
+    slope_MW = tl.load(slope_ptr + at_MW + t * F, live_M1, 0.0)
+    u_MD = tl.load(u_ptr + at_MD + t * D, live_M1, 0.0)
+    r_k_M = tl.rsqrt(tl.sum(tl.sum(raw_HMK * raw_HMK, 2), 0) / D + EPS)
+    r_kv_M = rms(z_MD, D)
+    r_mlp_M = rms(u_MD, D)
+    return k_HMK, v_HMK, dk_HMK, dv_HMK, a_HMK, raw_HMK, r_k_M, z_MD, r_kv_M, dz_MD, slope_MW, u_MD, r_mlp_M
+
+
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_bwd_kernel(
     dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, q_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, slopes_ptr, dk_ptr, dv_ptr,
     wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
-    dx_ptr, da_ptr, delta_ptr, du_ptr, n_ptr, dh_ptr, dy_ptr, nz_ptr, dkv_ptr, dgain_ptr,
+    dx_ptr, da_ptr, delta_ptr, du_ptr, n_ptr, dh_ptr, dy_ptr, nz_ptr, dkv_ptr, dgain_ptr, mail_ptr,
     B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
+    PARTS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Positions stop - 1 down to start of M sequences of one run.
 
     Writes dx; what earlier positions pull (da, and delta = da . a of each head); and the rows whose products are the
-    weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], normed z). Gain gradients leave as one row of sums
-    for each program and chunk.
+    weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], n of z), with n the normed row before the gain. The
+    gradient of the keys' gain leaves as one row of sums for each tile and chunk.
     """
     H: tl.constexpr = D // K
     run = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * M + tl.arange(0, M)
+    tile = tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
+    m = tile * M + tl.arange(0, M)
     row_M = run * B + m
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
@@ -300,11 +429,13 @@ def rt_bwd_kernel(
     hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
     at_HM = (row_M * T * H)[None, :] + head[:, None]
     at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
     live_1M = (m < B)[None, :]
     live_1M1 = (m < B)[None, :, None]
-    w = tl.arange(0, W)
+    w = part * (F // PARTS) + tl.arange(0, W)
     live_M1 = (m < B)[:, None]
     at_MD = (row_M * T * D)[:, None] + d[None, :]
+    at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
     wo_ptr += run * D * D
     wk_ptr += run * D * D
@@ -320,22 +451,19 @@ def rt_bwd_kernel(
     wo_DD = _square(wo_ptr, D, 0, D, False) if PINNED else 0
     wk_DD = _square(wk_ptr, D, 0, D, False) if PINNED else 0
     wv_DD = _square(wv_ptr, D, 0, D, False) if PINNED else 0
-    dmlp_norm_MD = tl.zeros([M, D], tl.float32)
-    dkv_norm_MD = tl.zeros([M, D], tl.float32)
+    HELD: tl.constexpr = PINNED and PARTS * W == F
+    held_DW = tl.load(down_ptr + d[:, None] * F + w[None, :]) if HELD else 0
+    held_WD = tl.load(up_ptr + w[:, None] * D + d[None, :]) if HELD else 0
     dk_norm_HMK = tl.zeros([H, M, K], tl.float32)
+    rows = _bwd_rows(
+        dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
+        live_M1, live_1M1, stop - 1, stop - 1 - start, D, F,
+    )  # fmt: skip
     for back in range(stop - start):
         t = stop - 1 - back
-        k_HMK = tl.load(k_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
-        v_HMK = tl.load(v_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
-        at_here = (row_M * C + t - start)[None, :, None] * D + hk_H1K
-        dk_HMK = tl.load(dk_ptr + at_here, live_1M1, 0.0)
-        dv_HMK = tl.load(dv_ptr + at_here, live_1M1, 0.0)
-        dz_MD = tl.load(dz_ptr + at_MD + t * D, live_M1, 0.0)
-        z_MD = tl.load(z_ptr + at_MD + t * D, live_M1, 0.0)
-        u_MD = tl.load(u_ptr + at_MD + t * D, live_M1, 0.0)
-        a_HMK = tl.load(a_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
-        if K_NORM:
-            raw_HMK = tl.load(raw_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
+        k_HMK, v_HMK, dk_HMK, dv_HMK, a_HMK, raw_HMK, r_k_M, z_MD, r_kv_M, dz_MD, first_MW, u_MD, r_mlp_M = rows
+        k_HMK = k_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
+        v_HMK = v_HMK.to(tl.float32)
         for first in tl.range(t + 1, stop, J, num_stages=1):
             i = first + tl.arange(0, J)
             later_HMJ = (i < stop)[None, None, :] & live_1M1
@@ -352,12 +480,11 @@ def rt_bwd_kernel(
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
         dk_HMK *= K**-0.5
         if K_NORM:
-            r_M = tl.rsqrt(tl.sum(tl.sum(raw_HMK * raw_HMK, 2), 0) / D + EPS)
-            raw_HMK *= r_M[None, :, None]
+            raw_HMK *= r_k_M[None, :, None]
             dk_norm_HMK += dk_HMK * raw_HMK
             dk_HMK *= k_norm_HK[:, None, :]
             dot_M = tl.sum(tl.sum(dk_HMK * raw_HMK, 2), 0) / D
-            dk_HMK = r_M[None, :, None] * (dk_HMK - raw_HMK * dot_M[None, :, None])
+            dk_HMK = r_k_M[None, :, None] * (dk_HMK - raw_HMK * dot_M[None, :, None])
         dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
         dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
         at_dkv = ((row_M * T + t) * 2 * D)[:, None] + d[None, :]
@@ -367,42 +494,45 @@ def rt_bwd_kernel(
         dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
         dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
         if KV_NORM:
-            r_M = rms(z_MD, D)
-            z_MD *= r_M[:, None]
-            dkv_norm_MD += dn_MD * z_MD
-            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_M, D)
-            z_MD *= kv_norm_D[None, :]
+            z_MD *= r_kv_M[:, None]
+            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_kv_M, D)
         else:
             dz_MD += dn_MD
         tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
         dy_MD = (dz_MD * scale).to(cd)
         tl.store(dy_ptr + at_MD + t * D, dy_MD, live_M1)
         dn_MD = tl.zeros([M, D], tl.float32)
-        for f in tl.range(0, F, W, num_stages=STAGES):
-            dg_MW = tl.dot(dy_MD, tl.load(down_ptr + d[:, None] * F + (f + w)[None, :]), input_precision="ieee")
-            at_MW = ((row_M * T + t) * F)[:, None] + (f + w)[None, :]
-            dh_MW = (dg_MW * tl.load(slope_ptr + at_MW, live_M1, 0.0).to(tl.float32)).to(cd)
-            tl.store(dh_ptr + at_MW, dh_MW, live_M1)
-            up_WD = tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
+        for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
+            down_DW = held_DW if HELD else tl.load(down_ptr + d[:, None] * F + (f + w)[None, :])
+            dg_MW = tl.dot(dy_MD, down_DW, input_precision="ieee")
+            slope_MW = first_MW if HELD else tl.load(slope_ptr + at_MW + t * F + f, live_M1, 0.0)
+            dh_MW = (dg_MW * slope_MW.to(tl.float32)).to(cd)
+            tl.store(dh_ptr + at_MW + t * F + f, dh_MW, live_M1)
+            up_WD = held_WD if HELD else tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
             dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
-        r_M = rms(u_MD, D)
-        u_MD *= r_M[:, None]
-        dmlp_norm_MD += dn_MD * u_MD
-        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_M, D)
-        tl.store(n_ptr + at_MD + t * D, (u_MD * mlp_norm_D[None, :]).to(cd), live_M1)
+        if PARTS > 1:
+            from_ME = _send(dn_MD, mail_ptr, T - t, part, M, D, PARTS)
+        ahead = tl.maximum(t - 1, start)  # of the next position, read before the other parts are waited for
+        rows = _bwd_rows(
+            dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW,
+            state_HMK, live_M1, live_1M1, ahead, ahead - start, D, F,
+        )  # fmt: skip
+        if PARTS > 1:
+            dn_MD = _received(from_ME, T - t, M, D, PARTS, THREADS)
+        u_MD *= r_mlp_M[:, None]
+        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_mlp_M, D)
+        tl.store(n_ptr + at_MD + t * D, u_MD.to(cd), live_M1)
         tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
         du_MD = (dz_MD * scale).to(cd)
         tl.store(du_ptr + at_MD + t * D, du_MD, live_M1)
         da_MD = _product(du_MD, tl.zeros([M, D], tl.float32), wo_ptr, wo_DD, D, PINNED, False).to(cd)
         da_HMK = tl.permute(tl.reshape(da_MD, [M, H, K]), [1, 0, 2])
         tl.store(da_ptr + at_HMK + t * D, da_HMK, live_1M1)
-        tl.store(delta_ptr + at_HM + t * H, tl.sum(da_HMK.to(tl.float32) * a_HMK, 2), live_1M)
+        tl.store(delta_ptr + at_HM + t * H, tl.sum(da_HMK.to(tl.float32) * a_HMK.to(tl.float32), 2), live_1M)
         tl.debug_barrier()  # da and delta are read by other threads of this program from here on
-    chunk = start // C
-    to_D = ((run * tl.cdiv(T, C) + chunk) * tl.num_programs(0) + tl.program_id(0)) * 3 * D + d
-    tl.store(dgain_ptr + to_D, tl.sum(dmlp_norm_MD, 0))
-    tl.store(dgain_ptr + to_D + D, tl.sum(dkv_norm_MD, 0))
-    tl.store(dgain_ptr + to_D + 2 * D, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
+    if K_NORM:
+        row = (run * tl.cdiv(T, C) + start // C) * (tl.num_programs(0) // PARTS) + tile
+        tl.store(dgain_ptr + row * D + d, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
 
 
 @triton.jit(do_not_specialize=["T", "S", "base"])
@@ -474,19 +604,32 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
     return None
 
 
-def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str, Any], ...]:
+def _tiles(
+    B: int, R: int, D: int, H: int, F: int, dtype: torch.dtype, device: torch.device
+) -> tuple[dict[str, Any], ...]:
     """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_{fwd,bwd}_kernel, query_bwd_kernel.
 
-    Tiles of 16 sequences are the fastest while there are no more programs than an H200 has multiprocessors. Beyond, the
-    forward is faster with tiles of 32; the backward, which spills registers with them, in several waves.
+    Tiles of 16 sequences are the fastest while there are no more programs than multiprocessors; where there are half as
+    many or less, several share a tile. Beyond, the forward is faster with tiles of 32; the backward, which spills
+    registers with them, in several waves.
     """
     wide = dtype == torch.float32
     K = D // H
-    M = 16 if R * triton.cdiv(B, 16) <= 132 else 32
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    tiles = R * triton.cdiv(B, 16)
+    M = 16 if tiles <= multiprocessors else 32
     pinned = D * D * (4 if wide else 2) <= 32768
+    parts = next(
+        n for n in (8, 4, 2, 1)
+        if n == 1 or (n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0 and not wide)
+    )  # fmt: skip
+    held = pinned and parts > 1 and F // parts <= 128
     shape = {"D": D, "K": K, "C": 16}
-    mlp = {"W": 32 if wide else 64, "STAGES": 3 if pinned else 2}
-    loop = {**shape, **mlp, "PINNED": pinned, "num_warps": 8}
+    mlp = {"W": 32 if wide else F // parts if held else 64, "STAGES": 3 if pinned else 2}
+    warps = 8
+    loop = {**shape, **mlp, "PINNED": pinned, "PARTS": parts, "THREADS": 32 * warps, "num_warps": warps}
+    if parts > 1:
+        loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
     G = 2 if K == 8 else 1
     heads = {**shape, "G": G, "E": G * K, "J": 32}
     return (
@@ -495,6 +638,12 @@ def _tiles(B: int, R: int, D: int, H: int, dtype: torch.dtype) -> tuple[dict[str
         {**heads, "num_warps": 1},
         {**heads, "C": 32, "num_warps": 2},
     )
+
+
+def _mail(programs: int, loop: dict[str, Any], like: Tensor) -> Tensor:
+    """Where the parts of all tiles leave their words, none of which has a number yet."""
+    words = programs * loop["M"] * loop["D"] if loop["PARTS"] > 1 else 1
+    return torch.zeros(words, dtype=torch.uint64, device=like.device)
 
 
 def triton_forward(
@@ -520,7 +669,7 @@ def triton_forward(
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
     wo, up, down, wk, wv = as_operands(weights, dtype)
     slopes = slopes_H.to(x)
-    loop, _, chunks, _ = _tiles(B, R, D, H, dtype)
+    loop, _, chunks, _ = _tiles(B, R, D, H, F, dtype, x.device)
     C = loop["C"]
     z, u = torch.empty_like(x), torch.empty_like(x)
     a, raw, k, v = (torch.empty_like(q) for _ in range(4))
@@ -529,14 +678,16 @@ def triton_forward(
     m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
     o = x.new_empty(R, B, C, D)
     mlp_norm, kv_norm, k_norm = gains(weights)
+    programs = triton.cdiv(B, loop["M"]) * loop["PARTS"]
+    mail = _mail(R * programs, loop, x)
     for start in range(0, T, C):
         stop = min(start + C, T)
         past_fwd_kernel[(R * B * H // chunks["G"],)](
             q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **chunks
         )  # fmt: skip
-        rt_fwd_kernel[triton.cdiv(B, loop["M"]), R](
+        rt_fwd_kernel[programs, R](
             x, q, m, l, o, slopes, wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
-            z, a, lse, u, g, slope, raw, k, v, B, T, start, stop, scale,
+            z, a, lse, u, g, slope, raw, k, v, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
     return z, (a, lse, u, g, slope, raw, k, v)
@@ -562,15 +713,17 @@ def triton_backward(
     wo, up, down, wk, wv = as_operands(weights, dtype)
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
-    _, loop, chunks, queries = _tiles(B, R, D, H, dtype)
-    C, programs, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
+    _, loop, chunks, queries = _tiles(B, R, D, H, F, dtype, dz.device)
+    C, tiles, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, n, dy, nz = (torch.empty_like(q) for _ in range(8))
     dh = torch.empty_like(g)
     dkv = q.new_empty(R, B, T, 2 * D)
     delta = torch.empty_like(lse)
     dk, dv = dz.new_empty(R, B, C, D), dz.new_empty(R, B, C, D)
-    dgain = dz.new_empty(R, triton.cdiv(T, C) * programs, 3, D)
+    dgain = dz.new_empty(R, triton.cdiv(T, C) * tiles, D)
+    programs = tiles * loop["PARTS"]
+    mail = _mail(R * programs, loop, dz)
     mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
@@ -581,25 +734,37 @@ def triton_backward(
         rt_bwd_kernel[programs, R](
             dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
             wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
-            dx, da, delta, du, n, dh, dy, nz, dkv, dgain, B, T, start, stop, scale,
+            dx, da, delta, du, n, dh, dy, nz, dkv, dgain, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
-    dmlp_norm, dkv_norm, dk_norm = dgain.sum(1).unbind(1)
-    dwk, dwv = rows_product(dkv, nz).split(D, dim=1)
+    dup, dmlp_norm = _through_gain(rows_product(dh, n), weights.up_FD, mlp_norm)
+    wkv = torch.cat([weights.wk_DD, weights.wv_DD], 1)
+    dwkv = rows_product(dkv, nz)
+    if weights.kv_norm_D is not None:
+        dwkv, dkv_norm = _through_gain(dwkv, wkv, kv_norm)
+    dwk, dwv = dwkv.split(D, dim=1)
     gradients = Weights(
         wo_DD=rows_product(du, a),
         mlp_norm_D=dmlp_norm,
-        up_FD=rows_product(dh, n),
+        up_FD=dup,
         down_DF=rows_product(dy, g),
         kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
         wk_DD=dwk,
-        k_norm_D=None if weights.k_norm_D is None else dk_norm,
+        k_norm_D=None if weights.k_norm_D is None else dgain.sum(1),
         wv_DD=dwv,
     )
     return dx, dq, dkt, dvt, gradients
+
+
+def _through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of w (R, E, D) and the gain (R, D) before it, by the product of dy and the normed rows without gain.
+
+    For y = W (g n) they are (dy n^T) g and the column sums of W (dy n^T).
+    """
+    return product_RED * gain_RD[:, None], (product_RED * w_RED).sum(1)
 
 
 def as_operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:

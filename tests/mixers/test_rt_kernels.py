@@ -116,11 +116,14 @@ def test_unsupported_says_why() -> None:
     assert "cpu" in str(unsupported(128, 16, 512, 1, torch.bfloat16, cpu))
 
 
+# In bfloat16 on an H200 they have 8, 4, 2 or 1 parts, with slices of the MLP held on the chip and not.
 SHAPES = [
     (1, 1, 1, 128, 16, 512),
     (1, 37, 63, 128, 16, 512),
     (3, 37, 100, 128, 16, 512),
     (1, 128, 128, 128, 16, 512),
+    (4, 128, 33, 128, 16, 512),
+    (6, 128, 20, 128, 16, 512),
     (30, 128, 18, 128, 16, 512),
     (1, 2, 1024, 128, 16, 512),
     (3, 5, 100, 64, 8, 256),
