@@ -273,6 +273,7 @@ class _Backward(_Pass):
         self.da, self.delta = torch.empty_like(self.kept.q), torch.empty_like(self.kept.lse)
         # Gradients of outputs, and of inputs, which are the outputs of the layer below one wave later.
         self.dz, self.dx = (wide(L + 1, group, B, D) for _ in range(2))
+        # y takes gradients of queries, then those of normed inputs.
         self.y, self.dy, self.du = (low(most, group, B, D) for _ in range(3))
         self.h, self.dh = (low(most, group, B, self.hidden) for _ in range(2))
         self.dkv, self.draw = low(most, group, B, 2 * D), low(most, group, B, 3 * D)
