@@ -20,7 +20,7 @@ products are part of the weights, that of keys part of the queries'. ``n`` is a 
 mean square that made it so. Logits are kept in units of log2. Buffers named ``now`` hold one position.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -97,16 +97,19 @@ def layers_method(layers: int, slopes_H: Tensor, scale: float, persistent_norm: 
     Inputs and weights are float32, products in ``dtype``. Layers of one run form a wavefront; several runs go side by
     side, one layer after the other.
     """
+    setting = slopes_H, scale, persistent_norm, dtype
 
     def parts(runs: int, tensors: Sequence[Any]) -> list[LayerWeights]:
         """The weights, along their first axis, of what is computed together."""
         each = [LayerWeights(*tensors[i::layers]) for i in range(layers)]
-        return each if runs > 1 else [_map(torch.cat, *each)]
+        if runs > 1:
+            return each
+        return [LayerWeights._make(None if ws[0] is None else torch.cat(ws) for ws in zip(*each, strict=True))]
 
     def forward(x_RBTD: Tensor, *tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         saved: list[Tensor] = []
         for weights in parts(len(x_RBTD), tensors):
-            x_RBTD, *kept = _forward(x_RBTD, weights, slopes_H, scale, persistent_norm, dtype)
+            x_RBTD, *kept = _Forward(x_RBTD, weights, setting).run(x_RBTD)
             saved += kept
         return (x_RBTD,), tuple(saved)
 
@@ -116,9 +119,8 @@ def layers_method(layers: int, slopes_H: Tensor, scale: float, persistent_norm: 
         each: list[LayerWeights] = []
         size = len(saved) // len(together)
         for i in reversed(range(len(together))):
-            dz_RBTD, dweights = _backward(
-                dz_RBTD, together[i], slopes_H, scale, persistent_norm, dtype, saved[i * size : (i + 1) * size]
-            )
+            kept = saved[i * size : (i + 1) * size]
+            dz_RBTD, dweights = _Backward(dz_RBTD, together[i], setting).run(dz_RBTD, kept)
             each.insert(0, dweights)
         if len(x_RBTD) == 1:
             each = [LayerWeights._make(y if y is None else y[i : i + 1] for y in each[0]) for i in range(layers)]
@@ -127,213 +129,244 @@ def layers_method(layers: int, slopes_H: Tensor, scale: float, persistent_norm: 
     return Method(forward, backward)
 
 
-def _forward(
-    x_RBTD: Tensor,
-    weights: LayerWeights,
-    slopes_H: Tensor,
-    scale: float,
-    persistent_norm: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, ...]:
-    """Outputs (R, B, T, D) of a stack (R = 1) or of one layer of R runs, and what ``_backward`` wants as ``saved``."""
-    R, B, T, D = x_RBTD.shape
-    L, H, hidden = len(weights.wq_DD), len(slopes_H), weights.up_FD.shape[1]
-    if reason := unsupported(D, H, 1, dtype, x_RBTD.device):
-        raise ValueError(f"no kernel for {reason}")
-    qkv, wo, up, down, wkv = (w.mT for w in _operands(weights, persistent_norm, dtype))
-    slopes, gain, qk_normed = slopes_H.float(), _gain(weights), weights.q_norm_D is not None
-    group = group_size(L if R == 1 else 1, B)
-    skew = group if R == 1 else 0
-    chained = skew > 0 and persistent_norm
-    padded = -(-T // group) * group
-    z_RBTD = torch.empty_like(x_RBTD)
-    # Inputs of layers, and outputs, which are the next layer's inputs one wave later.
-    x, z = (x_RBTD.new_empty(L + 1, group, B, D) for _ in range(2))
-    full = partial(torch.empty, dtype=dtype, device=x.device)
-    both = (L + 1,) if chained else (2, L)
-    n_xz, r_xz = full(*both, padded, B, D), x.new_empty(*both, padded, B, 1)
-    (n_x, n_z), (r_x, r_z) = _inputs_outputs(n_xz, chained), _inputs_outputs(r_xz, chained)
-    raw = full(L, padded, B, 3 * D)
-    q, a, n_u, k, v = (full(L, padded, B, D) for _ in range(5))
-    lse, r_u, r_k = (x.new_empty(L, padded, B, n) for n in (H, 1, 1))
-    most = min(L, padded // group) if skew else L
-    m, l = x.new_empty(most, group, B, H), x.new_empty(most, group, B, H)
-    o, u_now = x.new_empty(most, group, B, D), x.new_empty(most, B, D)
-    y_now, h_now, kv_now = (full(most, B, n) for n in (D, hidden, 2 * D))
-    dims, row = {"D": D, "K": D // H}, {"D": D, "E": triton.next_power_of_2(D), **ROW}
+class _Kept(NamedTuple):
+    """What the forward keeps for the backward (L, T, B, X), or that of a group of each layer at work (n, S, B, X)."""
 
-    for lo, hi, base in _waves(L, padded, group, skew):
-        n = hi - lo
-        at = partial(_span, lo=lo, hi=hi, skew=skew)
-        if lo == 0:
-            _copy(x[:R], x_RBTD[:, :, base : base + group].transpose(1, 2))
-        begun, products = at(n_x, base, group), at(raw, base, group)
-        fresh = n if not chained else 1 if lo == 0 else 0
+    n_x: Tensor
+    n_z: Tensor
+    r_x: Tensor
+    r_z: Tensor
+    raw: Tensor  # products q, k and v, before their norms
+    q: Tensor
+    lse: Tensor
+    a: Tensor
+    r_u: Tensor
+    n_u: Tensor
+    r_k: Tensor
+    k: Tensor
+    v: Tensor
+
+    def at(self, i: int) -> "_Kept":
+        """That of one position (n, B, X)."""
+        return _Kept(*(y.select(1, i) for y in self))
+
+
+class _Pass:
+    """A stack (R = 1), or one layer of R runs: sizes, operands, and the group that each layer at work is on."""
+
+    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: tuple[Tensor, float, bool, torch.dtype]) -> None:
+        slopes_H, self.scale, self.persistent_norm, dtype = setting
+        R, self.B, T, self.D = x_RBTD.shape
+        self.L, self.H, self.hidden = len(weights.wq_DD), len(slopes_H), weights.up_FD.shape[1]
+        if reason := unsupported(self.D, self.H, 1, dtype, x_RBTD.device):
+            raise ValueError(f"no kernel for {reason}")
+        self.K, self.qk_norm = self.D // self.H, weights.q_norm_D is not None
+        self.weights, self.operands = weights, _operands(weights, self.persistent_norm, dtype)
+        self.slopes, self.gain = slopes_H.float(), _gain(weights)
+        self.group = group_size(self.L if R == 1 else 1, self.B)
+        self.skew = self.group if R == 1 else 0
+        self.padded = -(-T // self.group) * self.group
+        self.most = min(self.L, self.padded // self.group) if self.skew else self.L  # layers at work
+        self.chained = self.skew > 0 and self.persistent_norm  # normed outputs are the normed inputs of the next layer
+        self.low, self.wide = partial(torch.empty, dtype=dtype, device=x_RBTD.device), x_RBTD.new_empty
+        self.row = {"D": self.D, "E": triton.next_power_of_2(self.D), **ROW}
+
+    def named(self, saved: Sequence[Tensor]) -> _Kept:
+        """What is saved, by name."""
+        n_xz, r_xz, *others = saved
+        (n_x, n_z), (r_x, r_z) = ((y[:-1], y[1:]) if self.chained else (y[0], y[1]) for y in (n_xz, r_xz))
+        return _Kept(n_x, n_z, r_x, r_z, *others)
+
+    def at_work(self, y_LTBX: Tensor, lo: int, hi: int, base: int) -> Tensor:
+        """A group (hi - lo, group, B, X) of each layer: from ``base`` on for lo, ``skew`` earlier for each next one."""
+        _, T, B, X = y_LTBX.shape
+        offset = y_LTBX.storage_offset() + (lo * T + base) * B * X
+        return y_LTBX.as_strided((hi - lo, self.group, B, X), ((T - self.skew) * B * X, B * X, X, 1), offset)
+
+
+class _Forward(_Pass):
+    def run(self, x_RBTD: Tensor) -> tuple[Tensor, ...]:
+        """Outputs (R, B, T, D), and what the backward wants as ``saved``."""
+        (R, B, _, D), L, H, group, padded, most = x_RBTD.shape, self.L, self.H, self.group, self.padded, self.most
+        low, wide = self.low, self.wide
+        z_RBTD = torch.empty_like(x_RBTD)
+        # Inputs of layers, and outputs, which are the next layer's inputs one wave later.
+        self.x, self.z = (wide(L + 1, group, B, D) for _ in range(2))
+        both = (L + 1,) if self.chained else (2, L)
+        n_xz, r_xz = low(*both, padded, B, D), wide(*both, padded, B, 1)
+        raw = low(L, padded, B, 3 * D)
+        q, a, n_u, k, v = (low(L, padded, B, D) for _ in range(5))
+        lse, r_u, r_k = (wide(L, padded, B, n) for n in (H, 1, 1))
+        saved = n_xz, r_xz, raw, q, lse, a, r_u, n_u, r_k, k, v
+        self.kept = self.named(saved)
+        self.m, self.l = wide(most, group, B, H), wide(most, group, B, H)
+        self.o, self.u_now = wide(most, group, B, D), wide(most, B, D)
+        self.y_now, self.h_now, self.kv_now = (low(most, B, n) for n in (D, self.hidden, 2 * D))
+        for lo, hi, base in _waves(L, padded, group, self.skew):
+            if lo == 0:
+                _copy(self.x[:R], x_RBTD[:, :, base : base + group].transpose(1, 2))
+            self.groups(lo, hi, base)
+            if hi == L:
+                top = base - (hi - lo - 1) * self.skew
+                _copy(z_RBTD[:, :, top : top + group].transpose(1, 2), self.z[-R:])
+            self.x, self.z = self.z, self.x
+        return z_RBTD, *saved
+
+    def groups(self, lo: int, hi: int, base: int) -> None:
+        """A group of each layer at work: queries and temporary pairs, all earlier groups, then chunk after chunk."""
+        n, B, D, H, K, group, row = hi - lo, self.B, self.D, self.H, self.K, self.group, self.row
+        # Of the first layer at work; kernels of the past find the others from there.
+        q, k, v = (y[lo] for y in (self.kept.q, self.kept.k, self.kept.v))
+        kept = _Kept(*(self.at_work(y, lo, hi, base) for y in self.kept))
+        x, z, m, l, o = self.x[lo:hi], self.z[lo + 1 : hi + 1], self.m, self.l, self.o
+        operands = [w[lo:hi].mT for w in self.operands]
+        fresh = n if not self.chained else 1 if lo == 0 else 0
         if fresh:
             add_norm_fwd_kernel[group * B, fresh](
-                *_rows(x[lo:], None, None, begun, at(r_x, base, group)), scale, NORM=True, **row
+                *_rows(x, None, None, kept.n_x, kept.r_x), self.scale, NORM=True, **row
             )
-        _product(begun, qkv[lo:hi], products)
+        _product(kept.n_x, operands[0], kept.raw)
         begin_fwd_kernel[group * B, n](
-            *_rows(products), gain[lo:hi], *_rows(at(q, base, group)), m, l, o, group * B,
-            K=D // H, NORM=qk_normed, **row,
-        )  # fmt: skip
+            *_rows(kept.raw), self.gain[lo:hi], *_rows(kept.q), m, l, o, group * B, K=K, NORM=self.qk_norm, **row
+        )
         past = partial(
             past_fwd_kernel[(n * B * H,)],
-            q[lo], q, q, k[lo], v[lo], slopes, m, l, o, padded, B,
-            S=group, G=1, E=D // H, FIRST=False, SKEW=skew, **dims,
+            q, q, q, k, v, self.slopes, m, l, o, self.padded, B,
+            D=D, K=K, S=group, G=1, E=K, FIRST=False, SKEW=self.skew,
         )  # fmt: skip
-        past(0, base, base + group, base, **_group_tile(group, D // H))
+        past(0, base, base + group, base, **_group_tile(group, K))
         for chunk in range(0, group, CHUNK):
             start = base + chunk
             if chunk:
                 past(base, start, start + CHUNK, base, C=CHUNK, **CHUNK_TILE)
-            here = at(q, start, CHUNK)
+            first = kept.at(chunk)
             attend = partial(
                 attend_fwd_kernel[n * B, triton.cdiv(H, ATTEND["G"])],
-                here, at(k, start, CHUNK), at(v, start, CHUNK), m[0, chunk], l[0, chunk], o[0, chunk], slopes,
-                at(a, start, CHUNK), at(lse, start, CHUNK), B, here.stride(0) // D, S=group, **dims, **ATTEND,
+                first.q, first.k, first.v, m[0, chunk], l[0, chunk], o[0, chunk], self.slopes, first.a, first.lse,
+                B, first.q.stride(0) // D, D=D, K=K, S=group, **ATTEND,
             )  # fmt: skip
             for t in range(CHUNK):
                 attend(t, J=_tile(t))
-                x_t, z_t = x[lo:hi, chunk + t], z[lo + 1 : hi + 1, chunk + t]
-                a_t, nu_t, ru_t, nz_t = (at(y, start + t, 1) for y in (a, n_u, r_u, n_z))
-                rz_t, k_t, rk_t, v_t = (at(y, start + t, 1) for y in (r_z, k, r_k, v))
-                _product(a_t, wo[lo:hi], y_now[:n])
-                add_norm_fwd_kernel[B, n](*_rows(x_t, y_now, u_now, nu_t, ru_t), scale, NORM=True, **row)
-                _product(nu_t, up[lo:hi], h_now[:n])
-                gelu_fwd_kernel[(triton.cdiv(n * B * hidden, GELU["W"]),)](h_now, n * B * hidden, **GELU)
-                _product(h_now[:n], down[lo:hi], y_now[:n])
-                add_norm_fwd_kernel[B, n](*_rows(u_now, y_now, z_t, nz_t, rz_t), scale, NORM=persistent_norm, **row)
-                _product(nz_t, wkv[lo:hi], kv_now[:n])
-                pair_fwd_kernel[B, n](*_rows(kv_now), k_t, *_rows(v_t, rk_t), NORM=qk_normed, **row)
-        if hi == L:
-            top = base - (n - 1) * skew
-            _copy(z_RBTD[:, :, top : top + group].transpose(1, 2), z[-R:])
-        x, z = z, x
-    return z_RBTD, n_xz, r_xz, raw, q, lse, a, r_u, n_u, r_k, k, v
+                self.position(chunk + t, kept, x, z, operands)
+
+    def position(self, i: int, kept: _Kept, x: Tensor, z: Tensor, operands: Sequence[Tensor]) -> None:
+        """From the attention outputs of position i of a group to its outputs and persistent pair."""
+        n, B, row, (_, wo, up, down, wkv) = len(x), self.B, self.row, operands
+        kept, x, z = kept.at(i), x[:, i], z[:, i]
+        u, y, h, kv = self.u_now, self.y_now[:n], self.h_now[:n], self.kv_now[:n]
+        _product(kept.a, wo, y)
+        add_norm_fwd_kernel[B, n](*_rows(x, y, u, kept.n_u, kept.r_u), self.scale, NORM=True, **row)
+        _product(kept.n_u, up, h)
+        gelu_fwd_kernel[(triton.cdiv(h.numel(), GELU["W"]),)](h, h.numel(), **GELU)
+        _product(h, down, y)
+        add_norm_fwd_kernel[B, n](*_rows(u, y, z, kept.n_z, kept.r_z), self.scale, NORM=self.persistent_norm, **row)
+        _product(kept.n_z, wkv, kv)
+        pair_fwd_kernel[B, n](*_rows(kv), kept.k, *_rows(kept.v, kept.r_k), NORM=self.qk_norm, **row)
 
 
-def _backward(
-    dz_RBTD: Tensor,
-    weights: LayerWeights,
-    slopes_H: Tensor,
-    scale: float,
-    persistent_norm: bool,
-    dtype: torch.dtype,
-    saved: Sequence[Tensor],
-) -> tuple[Tensor, LayerWeights]:
-    """Gradients of inputs (R, B, T, D) and weights, all float32; None where the weight is None."""
-    R, B, _, D = dz_RBTD.shape
-    L, H, hidden = len(weights.wq_DD), len(slopes_H), weights.up_FD.shape[1]
-    qkv, wo, up, down, wkv = _operands(weights, persistent_norm, dtype)
-    slopes, gain, qk_normed = slopes_H.float(), _gain(weights), weights.q_norm_D is not None
-    n_xz, r_xz, raw, q, lse, a, r_u, n_u, r_k, k, v = saved
-    group, padded = group_size(L if R == 1 else 1, B), q.shape[1]
-    skew = group if R == 1 else 0
-    chained = skew > 0 and persistent_norm
-    (n_x, n_z), (r_x, r_z) = _inputs_outputs(n_xz, chained), _inputs_outputs(r_xz, chained)
-    dx_RBTD = torch.empty_like(dz_RBTD)
-    full = partial(torch.empty, dtype=dtype, device=q.device)
-    da, delta = torch.empty_like(q), torch.empty_like(lse)
-    most = min(L, padded // group) if skew else L
-    # Gradients of outputs, and of inputs, which are the outputs of the layer below one wave later.
-    dz, dx = (dz_RBTD.new_empty(L + 1, group, B, D) for _ in range(2))
-    y, dy, du = (full(most, group, B, D) for _ in range(3))
-    h, dh = (full(most, group, B, hidden) for _ in range(2))
-    dkv, draw = full(most, group, B, 2 * D), full(most, group, B, 3 * D)
-    dk, dv = (dz.new_empty(most, group, B, D) for _ in range(2))
-    y_now, h_now = full(most, B, D), full(most, B, hidden)
-    dgain = dz.new_zeros(L, group // BEGIN_BWD["C"], B, D)
-    dqkv, dwo, dup, ddown, dwkv = (torch.zeros_like(w, dtype=dz.dtype) for w in (qkv, wo, up, down, wkv))
-    dims, row = {"D": D, "K": D // H}, {"D": D, "E": triton.next_power_of_2(D), **ROW}
+class _Backward(_Pass):
+    def run(self, dz_RBTD: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, LayerWeights]:
+        """Gradients of inputs (R, B, T, D) and weights, all float32; None where the weight is None."""
+        (R, B, _, D), L, group, most, low, wide = dz_RBTD.shape, self.L, self.group, self.most, self.low, self.wide
+        self.kept = self.named(saved)
+        dx_RBTD = torch.empty_like(dz_RBTD)
+        self.da, self.delta = torch.empty_like(self.kept.q), torch.empty_like(self.kept.lse)
+        # Gradients of outputs, and of inputs, which are the outputs of the layer below one wave later.
+        self.dz, self.dx = (wide(L + 1, group, B, D) for _ in range(2))
+        # y takes gradients of queries, then those of normed inputs.
+        self.y, self.dy, self.du = (low(most, group, B, D) for _ in range(3))
+        self.h, self.dh = (low(most, group, B, self.hidden) for _ in range(2))
+        self.dkv, self.draw = low(most, group, B, 2 * D), low(most, group, B, 3 * D)
+        self.dk, self.dv = (wide(most, group, B, D) for _ in range(2))
+        self.y_now, self.h_now = low(most, B, D), low(most, B, self.hidden)
+        self.dgain = dz_RBTD.new_zeros(L, group // BEGIN_BWD["C"], B, D)
+        self.doperands = [torch.zeros_like(w, dtype=dz_RBTD.dtype) for w in self.operands]
+        for lo, hi, base in reversed(list(_waves(L, self.padded, group, self.skew))):
+            if hi == L:
+                top = base - (hi - lo - 1) * self.skew
+                _copy(self.dz[-R:], dz_RBTD[:, :, top : top + group].transpose(1, 2))
+            self.groups(lo, hi, base)
+            if lo == 0:
+                _copy(dx_RBTD[:, :, base : base + group].transpose(1, 2), self.dx[:R])
+            self.dz, self.dx = self.dx, self.dz
+        return dx_RBTD, _gains_apart(self.weights, self.persistent_norm, self.dgain.sum((1, 2)), self.doperands)
 
-    for lo, hi, base in reversed(list(_waves(L, padded, group, skew))):
-        n = hi - lo
-        if hi == L:
-            top = base - (n - 1) * skew
-            _copy(dz[-R:], dz_RBTD[:, :, top : top + group].transpose(1, 2))
-        at = partial(_span, lo=lo, hi=hi, skew=skew)
-        d = dz[lo + 1 :]
-        _product(at(n_u, base, group), up[lo:hi].mT, h[:n])
+    def groups(self, lo: int, hi: int, base: int) -> None:
+        """A group of each layer at work, last position first; then what waits for all: weights, queries, inputs."""
+        n, B, D, H, K, group, row = hi - lo, self.B, self.D, self.H, self.K, self.group, self.row
+        q, *others = (y[lo] for y in (self.kept.q, self.kept.k, self.kept.v, self.da, self.kept.lse, self.delta))
+        kept = _Kept(*(self.at_work(y, lo, hi, base) for y in self.kept))
+        da, delta = (self.at_work(y, lo, hi, base) for y in (self.da, self.delta))
+        operands = qkv, _, up, _, _ = [w[lo:hi] for w in self.operands]
+        dqkv, dwo, dup, ddown, dwkv = (w[lo:hi] for w in self.doperands)
+        y, dy, du, h, dh, dkv, draw = (y[:n] for y in (self.y, self.dy, self.du, self.h, self.dh, self.dkv, self.draw))
+        d = self.dz[lo + 1 : hi + 1]
+        _product(kept.n_u, up.mT, h)
 
         past = partial(
             past_bwd_kernel[(n * B * H,)],
-            q[lo], k[lo], v[lo], da[lo], lse[lo], delta[lo], slopes, dk, dv, padded, B,
-            S=group, G=1, E=D // H, SKEW=skew, **dims,
+            q, *others, self.slopes, self.dk, self.dv, self.padded, B,
+            D=D, K=K, S=group, G=1, E=K, SKEW=self.skew,
         )  # fmt: skip
         end = base + group
-        past(base, end, end, padded + L * skew, base, FIRST=True, **_group_tile(group, D // H))
+        past(base, end, end, self.padded + self.L * self.skew, base, FIRST=True, **_group_tile(group, K))
         for chunk in reversed(range(0, group, CHUNK)):
             start = base + chunk
             if chunk + CHUNK < group:
                 past(start, start + CHUNK, start + CHUNK, end, base, C=CHUNK, FIRST=False, **CHUNK_TILE)
-            here = at(q, start, CHUNK)
+            first = kept.at(chunk)
             attend = partial(
                 attend_bwd_kernel[n * B, triton.cdiv(H, ATTEND["G"])],
-                here, *(at(y, start, CHUNK) for y in (k, v, a, da, lse, delta)), dk[0, chunk], dv[0, chunk], slopes,
-                dkv[0, chunk], B, here.stride(0) // D, C=CHUNK, S=group, **dims, **ATTEND,
+                first.q, first.k, first.v, first.a, da[:, chunk], first.lse, delta[:, chunk],
+                self.dk[0, chunk], self.dv[0, chunk], self.slopes, dkv[0, chunk], B, first.q.stride(0) // D,
+                D=D, K=K, C=CHUNK, S=group, **ATTEND,
             )  # fmt: skip
             for t in reversed(range(CHUNK)):
-                i = chunk + t
-                k_t, rk_t, nz_t, rz_t = (at(y, base + i, 1) for y in (k, r_k, n_z, r_z))
-                nu_t, ru_t, da_t = (at(y, base + i, 1) for y in (n_u, r_u, da))
                 attend(t, J=_tile(CHUNK - 2 - t), QUERY=t + 1 < CHUNK, PULL=True)
-                if qk_normed:
-                    pair_bwd_kernel[B, n](*_rows(dkv[:, i], k_t, rk_t), **row)
-                _product(dkv[:n, i], wkv[lo:hi], y_now[:n])
-                add_norm_bwd_kernel[B, n](
-                    *_rows(d[:, i], y_now, nz_t, rz_t, d[:, i], dy[:, i]), scale, NORM=persistent_norm, **row
-                )
-                _product(dy[:n, i], down[lo:hi], h_now[:n])
-                gelu_bwd_kernel[B, triton.cdiv(hidden, GELU["W"]), n](
-                    *_rows(h_now, h[:, i], dh[:, i]), F=hidden, **GELU
-                )
-                _product(dh[:n, i], up[lo:hi], y_now[:n])
-                add_norm_bwd_kernel[B, n](
-                    *_rows(d[:, i], y_now, nu_t, ru_t, d[:, i], du[:, i]), scale, NORM=True, **row
-                )
-                _product(du[:n, i], wo[lo:hi], da_t)
+                self.position(chunk + t, kept, da, d, operands)
             attend(-1, J=2, QUERY=True, PULL=False)
 
-        _add_rows(dup[lo:hi], dh[:n], at(n_u, base, group))
-        _add_rows(ddown[lo:hi], dy[:n], h[:n])
-        _add_rows(dwo[lo:hi], du[:n], at(a, base, group))
-        _add_rows(dwkv[lo:hi], dkv[:n], at(n_z, base, group))
+        _add_rows(dup, dh, kept.n_u)
+        _add_rows(ddown, dy, h)
+        _add_rows(dwo, du, kept.a)
+        _add_rows(dwkv, dkv, kept.n_z)
         query_bwd_kernel[n * B * H, 1](
-            q[lo], q, q, k[lo], v[lo], da[lo], lse[lo], delta[lo], slopes, y, y, y,
-            padded, B, base, group, G=1, E=D // H, TEMPORARY=False, SKEW=skew,
-            **dims, **_group_tile(group, D // H),
+            q, q, q, *others, self.slopes, y, y, y, self.padded, B, base, group,
+            D=D, K=K, G=1, E=K, TEMPORARY=False, SKEW=self.skew, **_group_tile(group, K),
         )  # fmt: skip
         begin_bwd_kernel[B, group // BEGIN_BWD["C"], n](
-            *_rows(at(raw, base, group)), gain[lo:hi], *_rows(at(da, base, group)),
-            at(lse, base, group), at(delta, base, group), y, draw, dgain[lo:hi], B,
-            K=D // H, S=group, NORM=qk_normed, **{**row, **BEGIN_BWD},
+            *_rows(kept.raw), self.gain[lo:hi], *_rows(da), kept.lse, delta, y, draw, self.dgain[lo:hi], B,
+            K=K, S=group, NORM=self.qk_norm, **{**row, **BEGIN_BWD},
         )  # fmt: skip
-        begun = at(n_x, base, group)
-        _add_rows(dqkv[lo:hi], draw[:n], begun)
-        _product(draw[:n], qkv[lo:hi], y[:n])
+        _add_rows(dqkv, draw, kept.n_x)
+        _product(draw, qkv, y)
         add_norm_bwd_kernel[group * B, n](
-            *_rows(d, y, begun, at(r_x, base, group), dx[lo:], None), scale, NORM=True, **row
+            *_rows(d, y, kept.n_x, kept.r_x, self.dx[lo:hi], None), self.scale, NORM=True, **row
         )
-        if lo == 0:
-            _copy(dx_RBTD[:, :, base : base + group].transpose(1, 2), dx[:R])
-        dz, dx = dx, dz
 
-    return dx_RBTD, _gains_apart(weights, persistent_norm, dgain.sum((1, 2)), dqkv, dwo, dup, ddown, dwkv)
+    def position(self, i: int, kept: _Kept, da: Tensor, d: Tensor, operands: Sequence[Tensor]) -> None:
+        """From the gradients of position i's outputs and persistent pair to those of its attention outputs."""
+        n, B, row, (_, wo, up, down, wkv) = len(d), self.B, self.row, operands
+        kept, da, d, y_now, h_now = kept.at(i), da[:, i], d[:, i], self.y_now[:n], self.h_now[:n]
+        dkv, dy, h, dh, du = (y[:n, i] for y in (self.dkv, self.dy, self.h, self.dh, self.du))
+        if self.qk_norm:
+            pair_bwd_kernel[B, n](*_rows(dkv, kept.k, kept.r_k), **row)
+        _product(dkv, wkv, y_now)
+        add_norm_bwd_kernel[B, n](
+            *_rows(d, y_now, kept.n_z, kept.r_z, d, dy), self.scale, NORM=self.persistent_norm, **row
+        )
+        _product(dy, down, h_now)
+        gelu_bwd_kernel[B, triton.cdiv(self.hidden, GELU["W"]), n](*_rows(h_now, h, dh), F=self.hidden, **GELU)
+        _product(dh, up, y_now)
+        add_norm_bwd_kernel[B, n](*_rows(d, y_now, kept.n_u, kept.r_u, d, du), self.scale, NORM=True, **row)
+        _product(du, wo, da)
 
 
 def _gains_apart(
-    weights: LayerWeights,
-    persistent_norm: bool,
-    dgain: Tensor,
-    dqkv: Tensor,
-    dwo: Tensor,
-    dup: Tensor,
-    ddown: Tensor,
-    dwkv: Tensor,
+    weights: LayerWeights, persistent_norm: bool, dgain: Tensor, doperands: Sequence[Tensor]
 ) -> LayerWeights:
     """Gradients of gains and weights from those of their products, ``_operands`` and ``_gain``."""
+    dqkv, dwo, dup, ddown, dwkv = doperands
     D = dgain.shape[1]
     norm_1D = weights.norm_D[:, None]
     dnorm = (dqkv * torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
@@ -366,18 +399,6 @@ def _waves(layers: int, length: int, group: int, skew: int) -> Iterator[tuple[in
     for wave in range(groups + layers - 1):
         lo = max(0, wave + 1 - groups)
         yield lo, min(layers, wave + 1), (wave - lo) * group
-
-
-def _span(y_LTBX: Tensor, t: int, count: int, *, lo: int, hi: int, skew: int) -> Tensor:
-    """Rows (hi - lo, count * B, X) of positions, from t on for layer lo, ``skew`` earlier for each further one."""
-    _, T, B, X = y_LTBX.shape
-    offset = y_LTBX.storage_offset() + (lo * T + t) * B * X
-    return y_LTBX.as_strided((hi - lo, count * B, X), ((T - skew) * B * X, X, 1), offset)
-
-
-def _inputs_outputs(y: Tensor, chained: bool) -> tuple[Tensor, Tensor]:
-    """What belongs to inputs and to outputs of layers, where those of a layer are one with those of the next or not."""
-    return (y[:-1], y[1:]) if chained else (y[0], y[1])
 
 
 def _copy(out: Tensor, y: Tensor) -> None:
@@ -439,8 +460,3 @@ def _tile(count: int) -> int:
 def _group_tile(group: int, head_dim: int) -> dict[str, int]:
     """Tile of a group's queries: as many pairs at once as fit the shared memory of the smaller GPUs."""
     return {"C": group, "J": min(64, 4096 // head_dim), "num_warps": group // 16}
-
-
-def _map(function: Callable[[list[Tensor]], Tensor], *weights: LayerWeights) -> LayerWeights:
-    """``function`` of each field of several layers, None where it is absent."""
-    return LayerWeights._make(None if ys[0] is None else function(list(ys)) for ys in zip(*weights, strict=True))

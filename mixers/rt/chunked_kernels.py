@@ -80,7 +80,7 @@ def add_norm_fwd_kernel(
 ):  # fmt: skip
     """A row of a layer: u = x + scale y, the reciprocal r of its root mean square, and n = u r. Strides are layers'.
 
-    Without y, u = x; u and r leave where there is room for them.
+    Without y, u = x; without NORM, n = u. u leaves where there is room for it.
     """
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
     e_1E = tl.arange(0, E)[None, :]
@@ -93,8 +93,7 @@ def add_norm_fwd_kernel(
     if NORM:
         r_1 = rms(u_1E, D)
         u_1E *= r_1[:, None]
-        if r_ptr is not None:
-            tl.store(r_ptr + layer * r_stride + row + tl.arange(0, 1), r_1)
+        tl.store(r_ptr + layer * r_stride + row + tl.arange(0, 1), r_1)
     tl.store(n_ptr + layer * n_stride + at_1E, u_1E, e_1E < D)
 
 
