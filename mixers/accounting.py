@@ -21,7 +21,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixers.attention import Transformer
 from mixers.base import Layer, Shape
+from mixers.feedback_transformer import FeedbackTransformer
+from mixers.hyena import Hyena
 from mixers.rt.layer import RecurrentTransformer
 
 LENGTHS = (128, 1024)
@@ -36,6 +39,13 @@ Figure = Literal["params", "state", "flops"]
 TOLERANCE = 0.02
 WIDEST = 8
 """Widths beyond this multiple of the given one are not tried."""
+GROWING: dict[type[Layer], Callable[[Any], int]] = {
+    Transformer: lambda config: 1,
+    FeedbackTransformer: lambda config: 1,
+    Hyena: lambda config: 1,
+    RecurrentTransformer: lambda config: config.block,
+}
+"""Layers that remember every position: after so many, the state has grown by as much as it will after as many more."""
 
 log = logging.getLogger(__name__)
 
@@ -101,15 +111,32 @@ def count_parameters(layer: Layer) -> int:
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
-    """Floats in the tensors that ``step`` has returned as the state after N positions, for each N of ``lengths``."""
-    x_BD = torch.zeros(1, layer.shape.width)
-    state, counts = layer.init_state(1), {}
+    """Floats in the tensors that ``step`` has returned as the state after N positions, for each N of ``lengths``.
+
+    Shapes follow from shapes (see ``mixers.base.State``), so no step is taken that must repeat what is known: where
+    they have been seen before, all that came after comes again. ``GROWING`` layers do so but for what they have gained.
+    """
+    x_BD, state = torch.zeros(1, layer.shape.width), layer.init_state(1)
+    grows_after = GROWING[type(layer)](layer.config) if type(layer) in GROWING else None
+    counts: list[int] = []
+    first_seen: dict[Any, int] = {}
     with torch.no_grad():
-        for position in range(1, max(lengths) + 1):
-            _, state = layer.step(x_BD, state)
-            if position in lengths:
-                counts[position] = sum(y.numel() * (2 if y.is_complex() else 1) for y in state.values())
-    return counts
+        for now in range(max(lengths) + 1):
+            if now:
+                _, state = layer.step(x_BD, state)
+            counts.append(sum(y.numel() * (2 if y.is_complex() else 1) for y in state.values()))
+            shapes = frozenset((name, y.shape, y.dtype) for name, y in state.items())
+            start = 0 if now == grows_after else first_seen.setdefault(shapes, now)
+            if start < now:
+                break
+
+    def after(length: int) -> int:
+        if length <= now:
+            return counts[length]
+        periods, rest = divmod(length - start, now - start)
+        return counts[start + rest] + periods * (counts[now] - counts[start])
+
+    return {length: after(length) for length in lengths}
 
 
 def countable(config: Any) -> Any:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mixers import MIXERS, accounting
 from mixers.accounting import LENGTHS, TOLERANCE, Costs, costs, count, count_flops, count_parameters, count_state, match
+from mixers.attention import Transformer
 from mixers.base import MLP, Layer, Shape, State
 
 WIDTH, HIDDEN, HEADS = 32, 64, 4
@@ -68,6 +69,34 @@ class GPUOnly(Fused):
 def test_state_is_what_the_layer_must_remember(name: str, values: dict[str, object], state: Any) -> None:
     lengths = (1, 2, 5, 12)
     assert count_state(build(name, **values), lengths) == {n: state(n) for n in lengths}
+
+
+class Forgetful(Transformer):
+    """A layer of somebody else, which forgets all when it has seen 7 positions."""
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        z_BD, state = super().step(x_BD, state)
+        return z_BD, {name: y[:, :0] if y.shape[1] == 7 else y for name, y in state.items()}
+
+
+def test_what_is_known_of_the_transformer_is_not_assumed_of_layers_derived_from_it() -> None:
+    layer = Forgetful(Forgetful.Config(heads=HEADS), SHAPE)
+    lengths = (1, 6, 7, 8, 1024)
+    assert count_state(layer, lengths) == {n: 2 * (n % 7) * WIDTH for n in lengths}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "steps"),
+    [("lstm", {}, 1), ("rt", {"heads": HEADS, "block": 4}, 4), ("sliding-attention", {"heads": HEADS, "window": 6}, 7)],
+)
+def test_few_steps_tell_the_state_after_many(
+    monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, object], steps: int
+) -> None:
+    layer, taken = build(name, **values), []
+    step = layer.step
+    monkeypatch.setattr(layer, "step", lambda *inputs: taken.append(inputs) or step(*inputs))
+    count_state(layer, LENGTHS)
+    assert len(taken) == steps
 
 
 @pytest.mark.parametrize(
