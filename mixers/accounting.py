@@ -14,7 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from fractions import Fraction
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from mixers.attention import Transformer
 from mixers.base import Layer, Shape
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.hyena import Hyena
+from mixers.lstm import LSTM
 from mixers.rt.layer import RecurrentTransformer
 
 LENGTHS = (128, 1024)
@@ -46,6 +48,13 @@ GROWING: dict[type[Layer], Callable[[Any], int]] = {
     RecurrentTransformer: lambda config: config.block,
 }
 """Layers that remember every position: after so many, the state has grown by as much as it will after as many more."""
+LOOPING: dict[type[Layer], Callable[[Any], int]] = {
+    LSTM: lambda config: 1,
+    FeedbackTransformer: lambda config: 1,
+    RecurrentTransformer: lambda config: config.block,
+}
+"""Layers that loop over positions, so many at a time: what their plain forward pass computes, and what it keeps for the
+backward, is a quadratic polynomial in the number of rounds."""
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +105,7 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
     key = (layer_class, repr(config), shape)
     if key not in _counted:
         layer = _build(layer_class, config, shape)
-        flops = _attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(count_flops(layer, LENGTHS[0]) / LENGTHS[0])})
+        flops = _attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])})
         _counted[key] = Costs(
             parameters=count_parameters(layer),
             state_floats=_attempt("state", layer_class, lambda: count_state(layer, LENGTHS)),
@@ -153,10 +162,28 @@ def count_flops(layer: Layer, length: int) -> int:
     return counter.get_total_flops()
 
 
+def from_short(layer_class: type[Layer], config: Any, length: int, measure: Callable[[int], int]) -> int:
+    """``measure(length)``, which for a ``LOOPING`` layer follows, exactly, from the measures of three short lengths."""
+    steps = [at_a_time(config) for kind, at_a_time in LOOPING.items() if issubclass(layer_class, kind)]
+    shorter = [length % step + rounds * step for step in steps for rounds in (2, 3, 4)]
+    if not shorter or length <= shorter[-1]:
+        return measure(length)
+    return int(sum(_lagrange(length, n, shorter) * measure(n) for n in shorter))
+
+
+def _lagrange(x: int, node: int, nodes: Sequence[int]) -> Fraction:
+    """Weight of the value at ``node`` in the polynomial through all ``nodes``, at ``x``."""
+    return math.prod((Fraction(x - other, node - other) for other in nodes if other != node), start=Fraction(1))
+
+
+def _flops_at_first(layer: Layer) -> int:
+    return from_short(type(layer), layer.config, LENGTHS[0], partial(count_flops, layer))
+
+
 FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
     "params": ("parameters", count_parameters),
     "state": (f"state floats at N = {LENGTHS[0]}", lambda layer: count_state(layer, LENGTHS[:1])[LENGTHS[0]]),
-    "flops": (f"FLOPs at N = {LENGTHS[0]}", lambda layer: count_flops(layer, LENGTHS[0])),
+    "flops": (f"FLOPs at N = {LENGTHS[0]}", _flops_at_first),
 }
 """What layers can be matched by: what it is called, and how it is counted."""
 

@@ -133,6 +133,15 @@ def test_flops_of_the_recurrent_transformer_hardly_depend_on_the_implementation(
     assert by_hand - 4 * WIDTH * length <= counted <= by_hand
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("rt", {}), ("rt", {"block": 3}), ("rt", {"block": 50}), ("feedback-transformer", {}), ("lstm", {})],
+)
+def test_flops_that_follow_from_short_sequences_are_those_of_the_long_one(name: str, values: dict[str, object]) -> None:
+    layer = build(name, **values, **({"implementation": "naive"} if name == "rt" else {}))
+    assert count("flops", type(layer), layer.config, SHAPE) == count_flops(layer, LENGTHS[0])
+
+
 def test_kernels_do_not_hide_the_products_of_the_recurrent_transformer() -> None:
     layer = MIXERS["rt"]
     configs = [layer.Config(heads=HEADS, implementation=name) for name in ("naive", "tiled", "triton", "auto")]
