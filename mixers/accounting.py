@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,6 +39,7 @@ FOOTNOTE = (
 HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``Costs.cells``."""
 Figure = Literal["params", "state", "flops"]
+Counted = TypeVar("Counted")
 TOLERANCE = 0.02
 WIDEST = 8
 """Widths beyond this multiple of the given one are not tried."""
@@ -105,18 +107,18 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
     key = (layer_class, repr(config), shape)
     if key not in _counted:
         layer = _build(layer_class, config, shape)
-        flops = _attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])})
+        flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])})
         _counted[key] = Costs(
             parameters=count_parameters(layer),
-            state_floats=_attempt("state", layer_class, lambda: count_state(layer, LENGTHS)),
+            state_floats=attempt("state", layer_class, lambda: count_state(layer, LENGTHS)),
             flops_per_token=flops,
         )
     return _counted[key]
 
 
-def count_parameters(layer: Layer) -> int:
+def count_parameters(module: nn.Module) -> int:
     """Number of parameters."""
-    return sum(parameter.numel() for parameter in layer.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
@@ -156,9 +158,14 @@ def countable(config: Any) -> Any:
 
 def count_flops(layer: Layer, length: int) -> int:
     """Operations of a forward pass over one sequence, as far as ``FlopCounterMode`` sees them."""
+    return operations(layer, torch.zeros(1, length, layer.shape.width))
+
+
+def operations(module: nn.Module, inputs: Tensor) -> int:
+    """Operations of a module's forward pass, as far as ``FlopCounterMode`` sees them."""
     counter = FlopCounterMode(display=False)
     with _unfused(), counter:
-        layer(torch.zeros(1, length, layer.shape.width))
+        module(inputs)
     return counter.get_total_flops()
 
 
@@ -260,7 +267,7 @@ def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
         return layer_class(countable(config), shape).requires_grad_(False)
 
 
-def _attempt(what: str, layer_class: type[Layer], figure: Callable[[], dict[int, int]]) -> dict[int, int] | None:
+def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) -> Counted | None:
     """A figure, or None for a layer that does not run on the CPU or has no step form."""
     try:
         return figure()

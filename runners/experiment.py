@@ -80,6 +80,11 @@ class Experiment:
         """Name of the study: mixer, task, difficulty, and the head of the fingerprint."""
         return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}"
 
+    @property
+    def setting(self) -> str:
+        """The task, and its difficulty where that is not the baseline."""
+        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
+
     def run_id(self, run: Run) -> str:
         """Name of a run's files."""
         return _sha256(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
