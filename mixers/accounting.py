@@ -171,9 +171,10 @@ def operations(module: nn.Module, inputs: Tensor) -> int:
 
 def from_short(layer_class: type[Layer], config: Any, length: int, measure: Callable[[int], int]) -> int:
     """``measure(length)``, which for a ``LOOPING`` layer follows, exactly, from the measures of three short lengths."""
-    steps = [at_a_time(config) for kind, at_a_time in LOOPING.items() if issubclass(layer_class, kind)]
-    shorter = [length % step + rounds * step for step in steps for rounds in (2, 3, 4)]
-    if not shorter or length <= shorter[-1]:
+    at_a_time = (positions(config) for kind, positions in LOOPING.items() if issubclass(layer_class, kind))
+    step = next(at_a_time, length)  # others take all in one round
+    shorter = [length % step + rounds * step for rounds in (2, 3, 4)]
+    if length <= shorter[-1]:
         return measure(length)
     return int(sum(_lagrange(length, n, shorter) * measure(n) for n in shorter))
 
