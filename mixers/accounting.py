@@ -14,14 +14,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Literal
+from fractions import Fraction
+from functools import cache, partial
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixers.attention import Transformer
 from mixers.base import Layer, Shape
+from mixers.feedback_transformer import FeedbackTransformer
+from mixers.hyena import Hyena
+from mixers.lstm import LSTM
 from mixers.rt.layer import RecurrentTransformer
 
 LENGTHS = (128, 1024)
@@ -33,9 +39,24 @@ FOOTNOTE = (
 HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``Costs.cells``."""
 Figure = Literal["params", "state", "flops"]
+Counted = TypeVar("Counted")
 TOLERANCE = 0.02
 WIDEST = 8
 """Widths beyond this multiple of the given one are not tried."""
+GROWING: dict[type[Layer], Callable[[Any], int]] = {
+    Transformer: lambda config: 1,
+    FeedbackTransformer: lambda config: 1,
+    Hyena: lambda config: 1,
+    RecurrentTransformer: lambda config: config.block,
+}
+"""Layers that remember every position: after so many, the state has grown by as much as it will after as many more."""
+LOOPING: dict[type[Layer], Callable[[Any], int]] = {
+    LSTM: lambda config: 1,
+    FeedbackTransformer: lambda config: 1,
+    RecurrentTransformer: lambda config: config.block,
+}
+"""Layers that loop over positions, so many at a time: what their plain forward pass computes, and what it keeps for the
+backward, is a quadratic polynomial in the number of rounds."""
 
 log = logging.getLogger(__name__)
 
@@ -86,30 +107,47 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
     key = (layer_class, repr(config), shape)
     if key not in _counted:
         layer = _build(layer_class, config, shape)
-        flops = _attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(count_flops(layer, LENGTHS[0]) / LENGTHS[0])})
+        flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])})
         _counted[key] = Costs(
             parameters=count_parameters(layer),
-            state_floats=_attempt("state", layer_class, lambda: count_state(layer, LENGTHS)),
+            state_floats=attempt("state", layer_class, lambda: count_state(layer, LENGTHS)),
             flops_per_token=flops,
         )
     return _counted[key]
 
 
-def count_parameters(layer: Layer) -> int:
+def count_parameters(module: nn.Module) -> int:
     """Number of parameters."""
-    return sum(parameter.numel() for parameter in layer.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
-    """Floats in the tensors that ``step`` has returned as the state after N positions, for each N of ``lengths``."""
-    x_BD = torch.zeros(1, layer.shape.width)
-    state, counts = layer.init_state(1), {}
+    """Floats in the tensors that ``step`` has returned as the state after N positions, for each N of ``lengths``.
+
+    Shapes follow from shapes (see ``mixers.base.State``), so no step is taken that must repeat what is known: where
+    they have been seen before, all that came after comes again. ``GROWING`` layers do so but for what they have gained.
+    """
+    x_BD, state = torch.zeros(1, layer.shape.width), layer.init_state(1)
+    grows_after = GROWING[type(layer)](layer.config) if type(layer) in GROWING else None
+    counts: list[int] = []
+    first_seen: dict[Any, int] = {}
     with torch.no_grad():
-        for position in range(1, max(lengths) + 1):
-            _, state = layer.step(x_BD, state)
-            if position in lengths:
-                counts[position] = sum(y.numel() * (2 if y.is_complex() else 1) for y in state.values())
-    return counts
+        for now in range(max(lengths) + 1):
+            if now:
+                _, state = layer.step(x_BD, state)
+            counts.append(sum(y.numel() * (2 if y.is_complex() else 1) for y in state.values()))
+            shapes = frozenset((name, y.shape, y.dtype) for name, y in state.items())
+            start = 0 if now == grows_after else first_seen.setdefault(shapes, now)
+            if start < now:
+                break
+
+    def after(length: int) -> int:
+        if length <= now:
+            return counts[length]
+        periods, rest = divmod(length - start, now - start)
+        return counts[start + rest] + periods * (counts[now] - counts[start])
+
+    return {length: after(length) for length in lengths}
 
 
 def countable(config: Any) -> Any:
@@ -120,16 +158,40 @@ def countable(config: Any) -> Any:
 
 def count_flops(layer: Layer, length: int) -> int:
     """Operations of a forward pass over one sequence, as far as ``FlopCounterMode`` sees them."""
+    return operations(layer, torch.zeros(1, length, layer.shape.width))
+
+
+def operations(module: nn.Module, inputs: Tensor) -> int:
+    """Operations of a module's forward pass, as far as ``FlopCounterMode`` sees them."""
     counter = FlopCounterMode(display=False)
     with _unfused(), counter:
-        layer(torch.zeros(1, length, layer.shape.width))
+        module(inputs)
     return counter.get_total_flops()
+
+
+def from_short(layer_class: type[Layer], config: Any, length: int, measure: Callable[[int], int]) -> int:
+    """``measure(length)``, which for a ``LOOPING`` layer follows, exactly, from the measures of three short lengths."""
+    at_a_time = (positions(config) for kind, positions in LOOPING.items() if issubclass(layer_class, kind))
+    step = next(at_a_time, length)  # others take all in one round
+    shorter = [length % step + rounds * step for rounds in (2, 3, 4)]
+    if length <= shorter[-1]:
+        return measure(length)
+    return int(sum(_lagrange(length, n, shorter) * measure(n) for n in shorter))
+
+
+def _lagrange(x: int, node: int, nodes: Sequence[int]) -> Fraction:
+    """Weight of the value at ``node`` in the polynomial through all ``nodes``, at ``x``."""
+    return math.prod((Fraction(x - other, node - other) for other in nodes if other != node), start=Fraction(1))
+
+
+def _flops_at_first(layer: Layer) -> int:
+    return from_short(type(layer), layer.config, LENGTHS[0], partial(count_flops, layer))
 
 
 FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
     "params": ("parameters", count_parameters),
     "state": (f"state floats at N = {LENGTHS[0]}", lambda layer: count_state(layer, LENGTHS[:1])[LENGTHS[0]]),
-    "flops": (f"FLOPs at N = {LENGTHS[0]}", lambda layer: count_flops(layer, LENGTHS[0])),
+    "flops": (f"FLOPs at N = {LENGTHS[0]}", _flops_at_first),
 }
 """What layers can be matched by: what it is called, and how it is counted."""
 
@@ -206,7 +268,7 @@ def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
         return layer_class(countable(config), shape).requires_grad_(False)
 
 
-def _attempt(what: str, layer_class: type[Layer], figure: Callable[[], dict[int, int]]) -> dict[int, int] | None:
+def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) -> Counted | None:
     """A figure, or None for a layer that does not run on the CPU or has no step form."""
     try:
         return figure()

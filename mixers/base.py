@@ -20,7 +20,10 @@ from torch.nn import functional as F
 from mixers.runs import over_batch, over_runs
 
 State = dict[str, Tensor]
-"""What a layer carries from one position to the next while decoding; every tensor is batch-first."""
+"""What a layer carries from one position to the next while decoding; every tensor is batch-first.
+
+Which tensors there are next, and their shapes, follow from those that there are now, not from values in them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

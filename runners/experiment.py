@@ -8,8 +8,9 @@ import inspect
 import json
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ class Experiment:
 
     @cached_property
     def instance(self) -> Task:
-        """The task with its data."""
-        return TASKS[self.task](self.task_config)
+        """The task with its data, which experiments on it that follow each other share."""
+        return _task(TASKS[self.task], self.task_config)
 
     def build(self) -> Backbone:
         """A model with fresh parameters from torch's global generator."""
@@ -72,16 +73,31 @@ class Experiment:
         """SHA-256 over configuration, data and code: equal if and only if the result is meant to be equal."""
         config = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
         code = code_version("runners.train", self.layer, TASKS[self.task])
-        return _sha256(json.dumps([config, self.instance.fingerprint(), code], sort_keys=True))
+        return _sha256(json.dumps([config, _data_fingerprint(self.instance), code], sort_keys=True))
 
     @property
     def name(self) -> str:
         """Name of the study: mixer, task, difficulty, and the head of the fingerprint."""
         return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}"
 
+    @property
+    def setting(self) -> str:
+        """The task, and its difficulty where that is not the baseline."""
+        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
+
     def run_id(self, run: Run) -> str:
         """Name of a run's files."""
         return _sha256(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+
+
+@lru_cache(maxsize=1)
+def _task(kind: type[Task], config: Any) -> Task:
+    return kind(config)
+
+
+@lru_cache(maxsize=1)
+def _data_fingerprint(task: Task) -> str:
+    return task.fingerprint()
 
 
 def find_mixer(name: str) -> type[Layer]:
@@ -124,16 +140,16 @@ def code_version(*roots: type | str) -> str:
         source = _source(name)
         if name in seen or source is None:
             continue
-        tree, seen[name] = _parsed(source)
-        waiting += _imports(tree, _package(name))
+        statements, seen[name] = _parsed(source)
+        waiting += _imports(statements, _package(name))
     return _sha256(json.dumps(sorted(seen.items())))
 
 
 @cache
-def _parsed(source: str) -> tuple[ast.Module, str]:
-    """Syntax tree of a module without docstrings, and its text."""
+def _parsed(source: str) -> tuple[list[ast.Import | ast.ImportFrom], str]:
+    """Import statements of a module, and the text of its syntax tree without docstrings."""
     tree = _without_docstrings(ast.parse(source))
-    return tree, ast.dump(tree)
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)], ast.dump(tree)
 
 
 def _source(module_name: str) -> str | None:
@@ -166,13 +182,13 @@ def _package(module_name: str) -> str:
     return module_name if is_package else module_name.rpartition(".")[0]
 
 
-def _imports(tree: ast.Module, package: str) -> list[str]:
+def _imports(statements: Sequence[ast.Import | ast.ImportFrom], package: str) -> list[str]:
     """Absolute names of the modules that a module of ``package`` imports, or imports names from."""
     names: list[str] = []
-    for node in ast.walk(tree):
+    for node in statements:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)

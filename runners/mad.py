@@ -5,6 +5,7 @@
     python -m runners.mad --mixer my_package.my_module:MyLayer --task in-context-recall --steps 2000
     python -m runners.mad --mixer rt transformer --task compression --mixer.heads 4 --match flops
     python -m runners.mad --preset demo
+    python -m runners.mad --mixer all --task all --dry-run
     python -m runners.mad --list
 
 By default the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic experiments") at the task's
@@ -33,6 +34,7 @@ from mixers.base import Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
 from runners.devices import Crew, CrewError, work_off
+from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices
 from runners.experiment import Experiment
@@ -40,7 +42,7 @@ from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
-from runners.store import Store
+from runners.store import Store, existing_storage
 from runners.track import Mode, Tracker
 from runners.train import CurvePoint, Protocol, Result
 from tasks import TASKS
@@ -76,6 +78,7 @@ class Options:
         wandb: Weights & Biases mode.
         preset: demo is one RT layer against one Transformer layer on a short in-context recall.
         list: print the layers with parameters, state and FLOPs, and train nothing.
+        dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
     """
 
     mixer: tuple[str, ...]
@@ -99,6 +102,7 @@ class Options:
     wandb: Mode = "disabled"
     preset: Literal["grid", "demo"] = "grid"
     list: bool = False
+    dry_run: bool = False
 
 
 PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
@@ -131,7 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options, experiments = plan(arguments, say)
         points = product(options.lr, options.weight_decay, range(options.seeds))
         grid = list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
-        store = Store(options.out, options.storage or str(options.out / "studies.journal"))
+        storage = options.storage or str(options.out / "studies.journal")
+        if options.dry_run:
+            print_forecast(experiments, grid, existing_storage(storage), console)
+            return
+        store = Store(options.out, storage)
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     together = min(options.together, math.ceil(len(grid) / len(devices)))
     if len(devices) > 1:

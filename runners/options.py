@@ -60,11 +60,14 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
         if group in groups
     }
     options_of = {group: _common_options(group, classes) for group, classes in configs.items()}
+    hints, texts = get_type_hints(base), _texts(base)
+    helps = {group: f"{texts[group]} Names: {', '.join(FIND[group][0])}." for group in groups}
+    named = [(group, Annotated[hints[group], tyro.conf.arg(help=text)]) for group, text in helps.items()]
     nested = [
         (f"{group}_options", Annotated[made, tyro.conf.arg(name=group)], field(default_factory=made))
         for group, made in options_of.items()
     ]
-    extended = make_dataclass("Options", nested, bases=(base,), frozen=True, kw_only=True)
+    extended = make_dataclass("Options", [*named, *nested], bases=(base,), frozen=True, kw_only=True)
     extended.__doc__ = base.__doc__
     inherited = {f.name: getattr(preset, f.name) for f in fields(base)}
     options, unknown = cli(extended, extended(**inherited), arguments)
@@ -118,11 +121,7 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
     shared = [
         f.name for f in fields(first) if all(get_type_hints(other).get(f.name) == hints[f.name] for other in others)
     ]
-    texts = {
-        param.arg_name: param.description or ""
-        for ancestor in reversed(first.__mro__)
-        for param in docstring_parser.parse(ancestor.__doc__ or "").params
-    }
+    texts = _texts(first)
 
     def option(name: str) -> tuple[str, Any, Any]:
         defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
@@ -130,6 +129,15 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
         return name, Annotated[hints[name] | None, tyro.conf.arg(help=text)], field(default=None)
 
     return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
+
+
+def _texts(options_class: type) -> dict[str, str]:
+    """What the docstrings of a class and of its base classes say about each of its fields."""
+    return {
+        param.arg_name: param.description or ""
+        for ancestor in reversed(options_class.__mro__)
+        for param in docstring_parser.parse(ancestor.__doc__ or "").params
+    }
 
 
 def _defaults(config_class: type) -> dict[str, Any]:

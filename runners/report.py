@@ -93,8 +93,7 @@ class Summary:
     @property
     def setting(self) -> str:
         """The task, and its difficulty where that is not the baseline."""
-        task, difficulty = self.experiment.task, self.experiment.difficulty
-        return task if difficulty == "baseline" else f"{task} ({difficulty})"
+        return self.experiment.setting
 
     @property
     def family(self) -> str:

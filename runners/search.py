@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import optuna
 import torch
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mixers.accounting import costs
@@ -123,6 +124,15 @@ def _introduce(study: optuna.Study, experiment: Experiment, note: str) -> None:
 def finished(experiment: Experiment, store: Store) -> list[FrozenTrial]:
     """All trials of the experiment's study that are done, also those of other grids."""
     return [trial for trial in open_study(experiment, store).get_trials(deepcopy=False) if is_done(trial)]
+
+
+def finished_of(grid: Sequence[Run], experiment: Experiment, storage: BaseStorage) -> list[FrozenTrial]:
+    """The trials of a grid that would not be run again; nothing is written, and there may be no such study."""
+    try:
+        study = optuna.load_study(storage=storage, study_name=experiment.name)
+    except KeyError:
+        return []
+    return _split_by_state(study, grid)[0]
 
 
 def describe(experiment: Experiment) -> str:

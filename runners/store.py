@@ -83,6 +83,18 @@ class Store:
         return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
 
 
+def existing_storage(storage: str) -> BaseStorage | None:
+    """A storage to read from, None where there is none; nothing is written beside it, and no file made.
+
+    Raises:
+        ValueError: the storage cannot be opened.
+    """
+    file, _, _ = storage.removeprefix("sqlite:///").partition("?")
+    if "://" not in file and not Path(file).exists():
+        return None
+    return _open_storage(storage) if "://" in storage else _read_journal(Path(storage))
+
+
 def _open_storage(storage: str) -> BaseStorage:
     if "://" in storage:
         try:
@@ -94,6 +106,10 @@ def _open_storage(storage: str) -> BaseStorage:
         raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_torn_line(path)
+    return _read_journal(path)
+
+
+def _read_journal(path: Path) -> BaseStorage:
     try:
         return JournalStorage(JournalFileBackend(str(path)))
     except (ValueError, KeyError, TypeError) as error:  # what Optuna makes of lines that are none of its own

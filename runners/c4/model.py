@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from math import prod
 from typing import Any
 
 import torch
@@ -17,12 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from mixers.accounting import count_flops, countable
+from mixers.accounting import count_flops, countable, from_short
 from mixers.backbone import LanguageModel
 from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
-from mixers.feedback_transformer import FeedbackTransformer
-from mixers.rt.layer import RecurrentTransformer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
 from runners.experiment import find_mixer
@@ -34,8 +30,6 @@ VOCAB_UNIT = 128
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
 """So that a dry run of the paper's models needs no network."""
 ACTIVATIONS = "activations kept by plain PyTorch"
-STEPWISE = (RecurrentTransformer, FeedbackTransformer)
-"""Layers that loop over positions: what they compute and keep is a quadratic polynomial in the length."""
 
 log = logging.getLogger(__name__)
 
@@ -292,30 +286,19 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     first, further = _first_and_further(config, layer, layer_config, measure)
     if config.recompute and not issubclass(layer, DeepLayer):
         # of a layer's activations only its input stays, but for the one layer whose backward pass runs
-        further = Fraction(4 * _sequences(config) * config.seq_len * config.shape().width)
-    return round(first + (config.layers - 1) * further)
+        further = 4 * _sequences(config) * config.seq_len * config.shape().width
+    return first + (config.layers - 1) * further
 
 
 def _first_and_further(
     config: Config, layer: type[Layer], layer_config: Any, measure: Callable[[Shape, int], int]
-) -> tuple[Fraction, Fraction]:
-    """``measure(shape, length)`` of a model of one layer, and what each further layer adds.
-
-    A long sequence of a ``STEPWISE`` layer is not measured but follows, exactly, from three short ones.
-    """
-    lengths = [blocks * getattr(layer_config, "block", 1) for blocks in (2, 3, 4)]
-    if not issubclass(layer, STEPWISE) or config.seq_len <= lengths[-1]:
-        lengths = [config.seq_len]
+) -> tuple[int, int]:
+    """``measure(shape, length)`` of a model of one layer, and what each further layer adds."""
     one, two = (
-        sum((measure(shape, n) * _lagrange(config.seq_len, n, lengths) for n in lengths), Fraction())
-        for shape in (replace(config.shape(), layers=count) for count in (1, 2))
+        from_short(layer, layer_config, config.seq_len, partial(measure, replace(config.shape(), layers=count)))
+        for count in (1, 2)
     )
     return one, two - one
-
-
-def _lagrange(x: int, node: int, nodes: list[int]) -> Fraction:
-    """Weight of the value at ``node`` in the polynomial through all ``nodes``, at ``x``."""
-    return prod((Fraction(x - other, node - other) for other in nodes if other != node), start=Fraction(1))
 
 
 def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:

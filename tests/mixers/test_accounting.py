@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mixers import MIXERS, accounting
 from mixers.accounting import LENGTHS, TOLERANCE, Costs, costs, count, count_flops, count_parameters, count_state, match
+from mixers.attention import Transformer
 from mixers.base import MLP, Layer, Shape, State
 
 WIDTH, HIDDEN, HEADS = 32, 64, 4
@@ -70,6 +71,34 @@ def test_state_is_what_the_layer_must_remember(name: str, values: dict[str, obje
     assert count_state(build(name, **values), lengths) == {n: state(n) for n in lengths}
 
 
+class Forgetful(Transformer):
+    """A layer of somebody else, which forgets all when it has seen 7 positions."""
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        z_BD, state = super().step(x_BD, state)
+        return z_BD, {name: y[:, :0] if y.shape[1] == 7 else y for name, y in state.items()}
+
+
+def test_what_is_known_of_the_transformer_is_not_assumed_of_layers_derived_from_it() -> None:
+    layer = Forgetful(Forgetful.Config(heads=HEADS), SHAPE)
+    lengths = (1, 6, 7, 8, 1024)
+    assert count_state(layer, lengths) == {n: 2 * (n % 7) * WIDTH for n in lengths}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "steps"),
+    [("lstm", {}, 1), ("rt", {"heads": HEADS, "block": 4}, 4), ("sliding-attention", {"heads": HEADS, "window": 6}, 7)],
+)
+def test_few_steps_tell_the_state_after_many(
+    monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, object], steps: int
+) -> None:
+    layer, taken = build(name, **values), []
+    step = layer.step
+    monkeypatch.setattr(layer, "step", lambda *inputs: taken.append(inputs) or step(*inputs))
+    count_state(layer, LENGTHS)
+    assert len(taken) == steps
+
+
 @pytest.mark.parametrize(
     ("name", "values", "parameters"),
     [
@@ -102,6 +131,15 @@ def test_flops_of_the_recurrent_transformer_hardly_depend_on_the_implementation(
     by_hand = length * (PROJECTIONS + 4 * WIDTH**2) + 4 * WIDTH * length * (length + 1) // 2
     counted = count_flops(build("rt", heads=HEADS, implementation=implementation), length)
     assert by_hand - 4 * WIDTH * length <= counted <= by_hand
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("rt", {}), ("rt", {"block": 3}), ("rt", {"block": 50}), ("feedback-transformer", {}), ("lstm", {})],
+)
+def test_flops_that_follow_from_short_sequences_are_those_of_the_long_one(name: str, values: dict[str, object]) -> None:
+    layer = build(name, **values, **({"implementation": "naive"} if name == "rt" else {}))
+    assert count("flops", type(layer), layer.config, SHAPE) == count_flops(layer, LENGTHS[0])
 
 
 def test_kernels_do_not_hide_the_products_of_the_recurrent_transformer() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
+from mixers.accounting import count_state
 from mixers.backbone import AutoEncoder, LanguageModel
 from mixers.base import Layer, Shape, linear
 
@@ -114,6 +115,18 @@ def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[
             z, state = layer.step(x[:, t], state)
             steps.append(z)
         torch.testing.assert_close(torch.stack(steps, 1), layer(x), rtol=1e-11, atol=1e-11)
+
+
+@each_layer
+def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object]) -> None:
+    layer = build(name, values, torch.float32)
+    state, sizes = layer.init_state(1), {}
+    with torch.no_grad():
+        for position in range(1, 41):
+            _, state = layer.step(torch.zeros(1, SHAPE.width), state)
+            sizes[position] = sum(y.numel() * (1 + y.is_complex()) for y in state.values())
+    assert count_state(layer, range(1, 41)) == sizes
+    assert count_state(layer, [40]) == {40: sizes[40]}
 
 
 @each_layer

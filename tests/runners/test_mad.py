@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from mixers import MIXERS
 from mixers.accounting import Costs
 from mixers.base import Shape
 from runners import mad, report
+from runners.c4.config import Config
 from runners.charts import plot_comparison
 from runners.experiment import find_mixer
 from runners.mad import Options, plan
+from runners.options import parse
 from runners.report import METRICS, Estimate, Point, Summary, print_comparison, summarise
 from runners.search import DISTRIBUTIONS
 from runners.train import Protocol
@@ -238,6 +241,26 @@ def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
     for name in Options.__dataclass_fields__:
         assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("preset", "sections"),
+    [
+        (Options(mixer=(), task=()), {("--mixer", "--task"): MIXERS, ("--task", "--difficulty"): TASKS}),
+        (Config(), {("--mixer", "--width"): MIXERS}),
+    ],
+)
+def test_the_help_names_the_layers_and_tasks_at_their_option(
+    capsys: pytest.CaptureFixture[str], preset: Any, sections: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(type(preset), preset, ["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for (option, following), registry in sections.items():
+        section = text[text.index(f" {option} ") : text.index(f" {following} ")]
+        words = section.replace("│", " ").replace(",", " ").replace(".", " ").split()
+        assert " ".join(registry) in " ".join(words)
 
 
 def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

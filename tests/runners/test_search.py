@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -357,8 +358,20 @@ def test_a_study_is_another_when_its_trainer_its_task_or_its_data_change(monkeyp
             add_a_line(changed, module)
             prints[module] = experiment().fingerprint
     monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
+    experiment_module._data_fingerprint.cache_clear()
     prints["data"] = experiment().fingerprint
+    experiment_module._data_fingerprint.cache_clear()
     assert len(set(prints.values())) == len(prints), prints
+
+
+def test_layers_on_one_task_share_its_data() -> None:
+    other = replace(experiment().task_config, data_seed=1)
+    one, same, different = (
+        experiment(**changes) for changes in ({}, {"precision": "bfloat16"}, {"task_config": other})
+    )
+    assert one.instance is same.instance
+    assert len({e.fingerprint for e in (one, same, different)}) == 3
+    assert different.instance.config == other
 
 
 def test_a_study_in_a_database_belongs_to_the_folder_that_opened_it_first(

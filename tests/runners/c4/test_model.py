@@ -268,15 +268,17 @@ def test_operations_at_the_papers_size(mixer: str, squares: int, products: int) 
     assert flops_per_token(Config(mixer=mixer), {}, T5) == pytest.approx(3 * (6 * layer + 2 * 2048 * 32_128), rel=1e-4)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_operations_and_activations_are_those_of_real_tensors(mixer: str) -> None:
+@pytest.mark.parametrize(("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), ("rt", {"block": 2})])
+def test_operations_and_activations_are_those_of_real_tensors(mixer: str, options: dict[str, Any]) -> None:
     config = replace(SMALL, mixer=mixer, batch_size=2, device="cpu")
-    found, length = cost(config, {}, VOCAB), config.seq_len
-    visible = {"implementation": "naive"} if mixer == "rt" else {}
+    found, length = cost(config, options, VOCAB), config.seq_len
+    visible = options | ({"implementation": "naive"} if mixer == "rt" else {})
     frozen = build(config, visible, VOCAB).requires_grad_(False)
     forward = sum(count_flops(layer, length) for layer in frozen.stack)
     assert found.flops_per_token == 3 * (round(forward / length) + 2 * 16 * padded_vocab(VOCAB))
-    assert found.memory[subject.ACTIVATIONS] == kept_bytes(build(config, {}, VOCAB), windows(config)[:, 1:].clone())
+    assert found.memory[subject.ACTIVATIONS] == kept_bytes(
+        build(config, options, VOCAB), windows(config)[:, 1:].clone()
+    )
 
 
 def kept_bytes(model: LanguageModel, tokens_BT: Tensor) -> int:

@@ -1,0 +1,89 @@
+"""What a command would train and what that takes: the table of ``--dry-run``."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from optuna.storages import BaseStorage
+from rich.console import Console
+from rich.table import Table
+
+from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
+from runners.ensemble import Run
+from runners.experiment import Experiment
+from runners.search import finished_of
+
+FOOTNOTE = (
+    "parameters of the model; state of its layers in floats after a sequence; FLOPs of a training step: three times "
+    "those of the forward pass, matrix products and convolutions only"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What training a grid takes; None is what could not be counted on the CPU.
+
+    Attributes:
+        finished: runs of the grid that are done, and would not be run again.
+        steps: optimizer steps of a run.
+        parameters: of the model.
+        state_floats: floats that the layers carry after a training sequence.
+        flops: operations of a training step of one run, forward and backward.
+    """
+
+    finished: int
+    steps: int
+    parameters: int
+    state_floats: int | None
+    flops: int | None
+
+
+def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None) -> Forecast:
+    """What an experiment would take, and what of it is done in a storage, if there is one."""
+    layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
+    model = replace(experiment, mixer_config=countable(config)).build().requires_grad_(False)
+    examples, length = experiment.instance.split("train").inputs_ST.shape
+
+    def flops(positions: int) -> int:
+        return operations(model, torch.zeros(1, positions, dtype=torch.long))
+
+    forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
+    return Forecast(
+        finished=0 if storage is None else len(finished_of(grid, experiment, storage)),
+        steps=protocol.total_steps(examples),
+        parameters=count_parameters(model),
+        state_floats=attempt("state", layer, lambda: sum(count_state(y, [length])[length] for y in model.stack)),
+        flops=None if forward is None else 3 * protocol.batch_size * forward,
+    )
+
+
+def print_forecast(
+    experiments: Sequence[Experiment], grid: Sequence[Run], storage: BaseStorage | None, console: Console
+) -> None:
+    """One row an experiment, then what is left to do of all."""
+    table = Table(title="would be trained", title_justify="left")
+    for label in ("task", "mixer"):
+        table.add_column(label, overflow="fold")
+    for heading in ("finished\n/ runs", "steps", "parameters", "state", "FLOPs\n/ step"):
+        table.add_column(heading, justify="right")
+    finished, flops = 0, 0.0
+    with console.status("counting") as status:
+        for i, experiment in enumerate(experiments):
+            status.update(f"counting {experiment.mixer} on {experiment.task}")
+            if i and experiment.setting != experiments[i - 1].setting:
+                table.add_section()
+            found = forecast(experiment, grid, storage)
+            runs = (f"{found.finished:,} / {len(grid):,}", f"{found.steps:,}")
+            figures = (found.parameters, found.state_floats, found.flops)
+            cells = ("?" if figure is None else short(figure) for figure in figures)
+            table.add_row(experiment.setting, experiment.mixer, *runs, *cells)
+            finished += found.finished
+            flops += (len(grid) - found.finished) * found.steps * (math.nan if found.flops is None else found.flops)
+    points, seeds = len({(run.lr, run.weight_decay) for run in grid}), len({run.seed for run in grid})
+    console.print(table)
+    console.print(
+        f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n"
+        f"{finished:,} of {len(experiments) * len(grid):,} runs are finished; "
+        f"the others take {'?' if math.isnan(flops) else f'{flops:.3g}'} FLOPs"
+    )

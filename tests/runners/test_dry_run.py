@@ -1,0 +1,113 @@
+"""What --dry-run says of a command, and that it leaves no trace."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mixers import MIXERS
+from mixers.accounting import operations
+from mixers.attention import Transformer
+from runners import mad
+from runners.dry_run import forecast
+from runners.ensemble import Run
+from runners.mad import plan
+
+TINY = [
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--evaluations", "1", "--steps", "3"),
+]
+COMMAND = ["--task", "in-context-recall", "--mixer.heads", "2", *TINY]
+GRID = [Run(lr=1e-3, weight_decay=0.0, seed=0)]
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+class GPUOnly(Transformer):
+    """A layer that runs on a GPU alone, and has no step form."""
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA is needed")
+
+    def step(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def dry_run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[dict[str, list[str]], str]]:
+    """Cells of the table by mixer, and the last line."""
+
+    def run(*arguments: str) -> tuple[dict[str, list[str]], str]:
+        capsys.readouterr()
+        mad.main([*arguments, "--dry-run"])
+        lines = capsys.readouterr().out.splitlines()
+        rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+        return {mixer: cells for _, mixer, *cells in rows}, lines[-1]
+
+    return run
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("storage", [None, "sqlite:///{}/studies.db?timeout=5"])
+def test_it_says_what_is_left_to_do_and_writes_nothing(
+    dry_run: Callable[..., Any], tmp_path: Path, storage: str | None
+) -> None:
+    command = [*COMMAND, "--out", str(tmp_path / "out"), "--weight-decay", "0"]
+    command += [] if storage is None else ["--storage", storage.format(tmp_path)]
+    grid = ["--mixer", "transformer", "linear-attention", "--lr", "1e-4", "1e-3", "--seeds", "3"]
+    rows, last = dry_run(*command, *grid)
+    assert not any(tmp_path.iterdir())
+    assert [rows[name][:2] for name in ("transformer", "linear-attention")] == [["0 / 6", "3"]] * 2
+    assert last.startswith("0 of 12 runs are finished")
+    mad.main([*command, "--mixer", "transformer", "--lr", "1e-3", "--seeds", "2"])
+    before = contents(tmp_path)
+    rows, last = dry_run(*command, *grid)
+    assert contents(tmp_path) == before
+    assert [rows[name][:2] for name in ("transformer", "linear-attention")] == [["2 / 6", "3"], ["0 / 6", "3"]]
+    assert last.startswith("2 of 12 runs are finished")
+
+
+def test_figures_are_those_of_formulas(dry_run: Callable[..., Any], tmp_path: Path) -> None:
+    names = ["--mixer", "transformer", "--lr", "1e-3", "1e-4", "--weight-decay", "0", "--layers", "2"]
+    rows, last = dry_run(*COMMAND, *names, "--out", str(tmp_path))
+    layer, vocabulary = 4 * 16**2 + 2 * 16 * 32, 16
+    parameters = 2 * (layer + 4 * 16) + 16 + 2 * vocabulary * 16
+    step = 3 * 16 * (2 * (16 * 2 * layer + 4 * 16**2 * 16) + 16 * 2 * vocabulary * 16)
+    assert rows["transformer"] == [
+        "0 / 2",
+        "3",
+        f"{parameters / 1e3:.2f}k",
+        f"{2 * 2 * 16 * 16 / 1e3:.2f}k",
+        f"{step / 1e6:.2f}M",
+    ]
+    assert last == f"0 of 2 runs are finished; the others take {2 * 3 * step:.3g} FLOPs"
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("task", ["in-context-recall", "compression"])
+def test_figures_are_those_of_the_model_that_is_trained(mixer: str, task: str) -> None:
+    values = ["--mixer.implementation", "naive", "--mixer.block", "3"] if mixer == "rt" else []
+    (experiment,) = plan(["--mixer", mixer, "--task", task, *values, *TINY])[1]
+    model, found = experiment.build().requires_grad_(False), forecast(experiment, GRID, None)
+    assert found.flops == 3 * 16 * operations(model, torch.zeros(1, 16, dtype=torch.long))
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (found.finished, found.steps) == (0, 3)
+
+
+def test_what_cannot_be_counted_is_a_question_mark(
+    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(MIXERS, "gpu-only", GPUOnly)
+    rows, last = dry_run(*COMMAND, "--mixer", "gpu-only", "transformer", "--out", str(tmp_path))
+    assert rows["gpu-only"][3:] == ["?", "?"]
+    assert last == "0 of 12 runs are finished; the others take ? FLOPs"
+
+
+def test_a_damaged_store_is_one_clear_line(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "studies.journal"
+    path.write_text("no journal\nat all\n")
+    assert f"{path} is damaged" in refused(*COMMAND, "--mixer", "rt", "--dry-run", "--storage", str(path))
