@@ -14,7 +14,8 @@ the MLP's hidden layer on the chip, does everything else as the others do, and s
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
 """
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -599,9 +600,27 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
         return f"{H} heads of width {D} (kernels: head dim 8, 16, 32 or 64)"
     if F % 64 or F > 4 * D:
         return f"MLP width {F} (kernels: a multiple of 64, at most {4 * D})"
+    if D == 256 and dtype == torch.float32 and _gpu(device).room < 163840:
+        return "width 256 in float32 on a GPU with less than 160 KiB of shared memory for a program"
     if device.type != "cuda" and not (triton.knobs.runtime.interpret and dtype == torch.float32):
         return f"{dtype} on {device.type} (kernels: cuda; TRITON_INTERPRET=1 lends them the CPU in float32 alone)"
     return None
+
+
+class _Gpu(NamedTuple):
+    """What tiles depend on: how many multiprocessors there are, and bytes of shared memory that a program may have."""
+
+    multiprocessors: int
+    room: int
+
+
+@cache
+def _gpu(device: torch.device) -> _Gpu:
+    """The H200's in the interpreter."""
+    if device.type != "cuda":
+        return _Gpu(multiprocessors=132, room=232448)
+    properties = torch.cuda.get_device_properties(device)
+    return _Gpu(properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 65536))
 
 
 def _tiles(
@@ -611,18 +630,16 @@ def _tiles(
 
     Tiles of 16 sequences are the fastest while there are no more programs than multiprocessors; where there are half as
     many or less, several share a tile. Beyond, the forward is faster with tiles of 32; the backward, which spills
-    registers with them, in several waves.
+    registers with them, in several waves. Square weights are pinned where the three of them fit and leave as much room.
     """
     wide = dtype == torch.float32
     K = D // H
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    multiprocessors, room = _gpu(device)
     tiles = R * triton.cdiv(B, 16)
     M = 16 if tiles <= multiprocessors else 32
-    pinned = D * D * (4 if wide else 2) <= 32768
-    parts = next(
-        n for n in (8, 4, 2, 1)
-        if n == 1 or (n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0 and not wide)
-    )  # fmt: skip
+    pinned = 6 * D * D * (4 if wide else 2) <= room
+    fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
+    parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
     held = pinned and parts > 1 and F // parts <= 128
     shape = {"D": D, "K": K, "C": 16}
     mlp = {"W": 32 if wide else F // parts if held else 64, "STAGES": 3 if pinned else 2}

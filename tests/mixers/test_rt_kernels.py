@@ -1,5 +1,8 @@
 """The kernels of the Recurrent Transformer against the oracle in float64: outputs and every gradient."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
 from mixers.rt import chunked  # noqa: E402
+from mixers.rt import kernels as rt_kernels  # noqa: E402
 from mixers.rt.kernels import triton_backward, triton_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
@@ -114,6 +118,25 @@ def test_unsupported_says_why() -> None:
     assert "MLP width 100" in str(unsupported(128, 16, 100, 1, torch.bfloat16, cuda))
     assert "float64" in str(unsupported(128, 16, 512, 1, torch.float64, cuda))
     assert "cpu" in str(unsupported(128, 16, 512, 1, torch.bfloat16, cpu))
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "room"), [(20, 101376), (108, 166912), (132, 232448)], ids=["laptop", "A100", "H200"]
+)
+def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
+    monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room))
+    shared = []
+    for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), ((64, 256), (128, 512), (128, 192), (256, 1024))):
+        for loop in rt_kernels._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
+            parts = loop["PARTS"]
+            shared.append(parts)
+            assert F % (parts * loop["W"]) == 0
+            assert parts == 1 or loop["launch_cooperative_grid"]
+            assert parts == 1 or R * parts * math.ceil(B / loop["M"]) <= multiprocessors
+            assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
+    assert max(shared) == 8
+    assert min(shared) == 1
 
 
 # In bfloat16 on an H200 they have 8, 4, 2 or 1 parts, with slices of the MLP held on the chip and not.
