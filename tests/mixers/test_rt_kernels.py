@@ -127,7 +127,8 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
     """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
     monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room))
     shared = []
-    for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), ((64, 256), (128, 512), (128, 192), (256, 1024))):
+    widths = ((64, 256), (128, 512), (128, 192), (256, 1024))
+    for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), widths):
         for loop in rt_kernels._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
