@@ -643,7 +643,7 @@ def _tiles(
     held = pinned and parts > 1 and F // parts <= 128
     shape = {"D": D, "K": K, "C": 16}
     mlp = {"W": 32 if wide else F // parts if held else 64, "STAGES": 3 if pinned else 2}
-    warps = 8
+    warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
     loop = {**shape, **mlp, "PINNED": pinned, "PARTS": parts, "THREADS": 32 * warps, "num_warps": warps}
     if parts > 1:
         loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
