@@ -92,7 +92,7 @@ def existing_storage(storage: str) -> BaseStorage | None:
     file, _, _ = storage.removeprefix("sqlite:///").partition("?")
     if "://" not in file and not Path(file).exists():
         return None
-    return _open_storage(storage) if "://" in storage else _read_journal(Path(storage))
+    return _open_storage(storage) if "://" in storage else _read_journal(_journal_path(storage))
 
 
 def _open_storage(storage: str) -> BaseStorage:
@@ -101,12 +101,17 @@ def _open_storage(storage: str) -> BaseStorage:
             return optuna.storages.get_storage(storage)
         except Exception as error:
             raise ValueError(f"cannot open storage {storage}: {error}") from error
-    path = Path(storage)
-    if path.is_dir():
-        raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
+    path = _journal_path(storage)
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_torn_line(path)
     return _read_journal(path)
+
+
+def _journal_path(storage: str) -> Path:
+    path = Path(storage)
+    if path.is_dir():
+        raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
+    return path
 
 
 def _read_journal(path: Path) -> BaseStorage:

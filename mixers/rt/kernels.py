@@ -8,8 +8,9 @@ there are no atomics and results repeat bitwise. Only activation gradients are s
 of queries and of temporary pairs are products over all positions after the loop.
 
 Few runs have too few tiles to fill a GPU, and the MLP's weights, which do not fit into one multiprocessor, would pass
-through each at every position. There several programs, the PARTS, walk through the same sequences: each holds a part of
-the MLP's hidden layer on the chip, does everything else as the others do, and sends them its part of the MLP's output.
+through each at every position. There several programs, the PARTS, walk through the same sequences: each has a part of
+the MLP's hidden layer, whose weights it holds on the chip where they fit, does everything else as the others do, and
+sends them its part of the MLP's output.
 
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
 """
@@ -638,6 +639,7 @@ def _tiles(
     tiles = R * triton.cdiv(B, 16)
     M = 16 if tiles <= multiprocessors else 32
     pinned = 6 * D * D * (4 if wide else 2) <= room
+    # n * D <= 1024: a thread awaits no more than 32 words, all of them in registers
     fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
     parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
     held = pinned and parts > 1 and F // parts <= 128
@@ -758,10 +760,9 @@ def triton_backward(
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
     dup, dmlp_norm = _through_gain(rows_product(dh, n), weights.up_FD, mlp_norm)
-    wkv = torch.cat([weights.wk_DD, weights.wv_DD], 1)
     dwkv = rows_product(dkv, nz)
     if weights.kv_norm_D is not None:
-        dwkv, dkv_norm = _through_gain(dwkv, wkv, kv_norm)
+        dwkv, dkv_norm = _through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), kv_norm)
     dwk, dwv = dwkv.split(D, dim=1)
     gradients = Weights(
         wo_DD=rows_product(du, a),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,20 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
     check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
 
 
+@interpreted
+@pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
+def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
+    tiles = rt_kernels._tiles
+
+    def held(*case: Any) -> tuple[dict[str, Any], ...]:
+        forward, backward, *others = tiles(*case)
+        return {**forward, "W": F}, {**backward, "W": F}, *others
+
+    monkeypatch.setattr(rt_kernels, "_tiles", held)
+    check_float32(draw(2, 3, 3, 64, 8, F, kv_norm, k_norm))
+
+
 def test_unsupported_says_why() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
@@ -127,12 +142,13 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
     """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
     monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room))
     shared = []
-    widths = ((64, 256), (128, 512), (128, 192), (256, 1024))
+    widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), widths):
         for loop in rt_kernels._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
             assert F % (parts * loop["W"]) == 0
+            assert loop["W"].bit_count() == 1
             assert parts == 1 or loop["launch_cooperative_grid"]
             assert parts == 1 or R * parts * math.ceil(B / loop["M"]) <= multiprocessors
             assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
@@ -199,9 +215,11 @@ def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
 
 @on_gpu
 @pytest.mark.gpu
-def test_gpu_graph() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_graph(dtype: torch.dtype) -> None:
+    """Other inputs at each replay, so that nothing left by the one before is right."""
     (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 4, 512)
-    x, q, k, v, dz, slopes = (y.float() for y in (x, q, k, v, dz, slopes))
+    x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
 
     def call() -> list[Tensor]:
@@ -209,12 +227,16 @@ def test_gpu_graph() -> None:
         *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
         return [z, *gradients, *(w for w in dweights if w is not None)]
 
-    want = call()
+    call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = call()
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    for _ in range(3):
+        want = call()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        x.mul_(-0.5)
+        dz.add_(x)
 
 
 @interpreted

@@ -111,3 +111,8 @@ def test_a_damaged_store_is_one_clear_line(refused: Callable[..., str], tmp_path
     path = tmp_path / "studies.journal"
     path.write_text("no journal\nat all\n")
     assert f"{path} is damaged" in refused(*COMMAND, "--mixer", "rt", "--dry-run", "--storage", str(path))
+
+
+def test_a_folder_as_the_store_is_one_clear_line(refused: Callable[..., str], tmp_path: Path) -> None:
+    message = refused(*COMMAND, "--mixer", "rt", "--dry-run", "--storage", str(tmp_path))
+    assert f"storage {tmp_path} is a folder" in message
