@@ -574,3 +574,11 @@ def rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
     else:
         out = torch.bmm(left.mT.float(), right.float())
     return out.view(R, groups, *out.shape[1:]).sum(1) if groups > 1 else out
+
+
+def through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of w (R, E, D) and the gain (R, D) before it, by the product of dy and the normed rows without gain.
+
+    For y = W (g n) they are (dy n^T) g and the column sums of W (dy n^T).
+    """
+    return product_RED * gain_RD[:, None], (product_RED * w_RED).sum(1)

@@ -28,6 +28,7 @@ import torch
 import triton
 from torch import Tensor
 
+from mixers.kernels import through_gain
 from mixers.rt.chunked_kernels import (
     add_norm_bwd_kernel,
     add_norm_fwd_kernel,
@@ -368,13 +369,13 @@ def _gains_apart(
     """Gradients of gains and weights from those of their products, ``_operands`` and ``_gain``."""
     dqkv, dwo, dup, ddown, dwkv = doperands
     D = dgain.shape[1]
-    norm_1D = weights.norm_D[:, None]
-    dnorm = (dqkv * torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-    dqkv = dqkv * norm_1D
+    wkv = torch.cat([weights.wk_DD, weights.wv_DD], dim=1)
+    dqkv, dnorm = through_gain(dqkv, torch.cat([weights.wq_DD, wkv], dim=1), weights.norm_D)
     if persistent_norm:
-        dnorm += (dwkv * torch.cat([weights.wk_DD, weights.wv_DD], dim=1)).sum(1)
-        dwkv = dwkv * norm_1D
+        dwkv, dnorm_of_outputs = through_gain(dwkv, wkv, weights.norm_D)
+        dnorm += dnorm_of_outputs
     dqkv[:, D:] += dwkv
+    dup, dmlp_norm = through_gain(dup, weights.up_FD, weights.mlp_norm_D)
     dwq, dwk, dwv = dqkv.split(D, dim=1)
     return LayerWeights(
         norm_D=dnorm,
@@ -384,8 +385,8 @@ def _gains_apart(
         q_norm_D=None if weights.k_norm_D is None else dgain * weights.k_norm_D,
         k_norm_D=None if weights.q_norm_D is None else dgain * weights.q_norm_D,
         wo_DD=dwo,
-        mlp_norm_D=(dup * weights.up_FD).sum(1),
-        up_FD=dup * weights.mlp_norm_D[:, None],
+        mlp_norm_D=dmlp_norm,
+        up_FD=dup,
         down_DF=ddown,
     )
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd, rows_product
+from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd, rows_product, through_gain
 from mixers.rt.naive import Weights
 
 
@@ -642,11 +642,15 @@ def _tiles(
     # n * D <= 1024: a thread awaits no more than 32 words, all of them in registers
     fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
     parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
-    held = pinned and parts > 1 and F // parts <= 128
+    W = 32 if wide else 64
+    if pinned and parts > 1 and F // parts <= 128:
+        W = F // parts  # at once, so that the part holds its slice of the MLP
     shape = {"D": D, "K": K, "C": 16}
-    mlp = {"W": 32 if wide else F // parts if held else 64, "STAGES": 3 if pinned else 2}
     warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
-    loop = {**shape, **mlp, "PINNED": pinned, "PARTS": parts, "THREADS": 32 * warps, "num_warps": warps}
+    loop = {
+        **shape, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
+        "PARTS": parts, "THREADS": 32 * warps, "num_warps": warps,
+    }  # fmt: skip
     if parts > 1:
         loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
     G = 2 if K == 8 else 1
@@ -759,10 +763,10 @@ def triton_backward(
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
-    dup, dmlp_norm = _through_gain(rows_product(dh, n), weights.up_FD, mlp_norm)
+    dup, dmlp_norm = through_gain(rows_product(dh, n), weights.up_FD, mlp_norm)
     dwkv = rows_product(dkv, nz)
     if weights.kv_norm_D is not None:
-        dwkv, dkv_norm = _through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), kv_norm)
+        dwkv, dkv_norm = through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), kv_norm)
     dwk, dwv = dwkv.split(D, dim=1)
     gradients = Weights(
         wo_DD=rows_product(du, a),
@@ -775,14 +779,6 @@ def triton_backward(
         wv_DD=dwv,
     )
     return dx, dq, dkt, dvt, gradients
-
-
-def _through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of w (R, E, D) and the gain (R, D) before it, by the product of dy and the normed rows without gain.
-
-    For y = W (g n) they are (dy n^T) g and the column sums of W (dy n^T).
-    """
-    return product_RED * gain_RD[:, None], (product_RED * w_RED).sum(1)
 
 
 def as_operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:

@@ -185,9 +185,12 @@ def test_gpu_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
 
 @on_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), SHAPES)
-def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int) -> None:
-    inputs = draw(R, B, T, D, H, F)
+@pytest.mark.parametrize(
+    ("R", "B", "T", "D", "H", "F", "normed"),
+    [(*shape, True) for shape in SHAPES] + [(*shape, False) for shape in SHAPES[2:6]],
+)
+def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int, normed: bool) -> None:
+    inputs = draw(R, B, T, D, H, F, normed, normed)
     want, naive = oracle(inputs), oracle(inputs, torch.float32, autocast=True)
     got, again = (kernels(inputs, torch.bfloat16) for _ in range(2))
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
@@ -237,6 +240,24 @@ def test_gpu_graph(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
         x.mul_(-0.5)
         dz.add_(x)
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_gpu_two_passes_at_the_same_time() -> None:
+    """Of programs that wait for each other, all of a launch are on the GPU or none."""
+    runs = [draw(1, 128, 24, 128, 16, 512), draw(2, 100, 24, 128, 16, 512)]
+    alone = [kernels(inputs, torch.bfloat16) for inputs in runs]
+    streams = [torch.cuda.Stream() for _ in runs]
+    together: list[list[Tensor]] = []
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for inputs, stream in zip(runs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                together.append(kernels(inputs, torch.bfloat16))
+    torch.cuda.synchronize()
+    for i, got in enumerate(together):
+        assert all(torch.equal(a, b) for a, b in zip(got, alone[i % 2], strict=True))
 
 
 @interpreted
