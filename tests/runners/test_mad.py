@@ -61,6 +61,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "rt", "--task", "compression", "--steps", "0"], "--steps 0 must be at least 1"),
         (["--mixer", "rt", "--task", "compression", "--lr", "-1"], "--lr -1 must lie between"),
         (["--mixer", "rt", "--task", "compression", "--sped", "1"], "unknown option --sped"),
+        (["rt", "--task", "compression", "--mixer", "rt"], "no option takes rt: see --help"),
         (["--mixer", "rt", "--task", "compression", "--difficulty", "hard"], "has no difficulty 'hard'"),
         (["--mixer", "rt", "--task", "compression", "--batch-size", "20000"], "batch size 20000 is larger than"),
         (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),

@@ -561,6 +561,7 @@ def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str
         (["--layers", "7"], "6, 12"),
         (["--steps", "0"], "steps"),
         (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer", "rt", "lstm"], "no option takes lstm: see --help"),
         (["--mixer"], "Missing value for argument '--mixer'"),
         (["--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),
