@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             ["--mixer", "rt", "--task", "compression", "copying", "--task.vocab-size", "32"],
             "--task.vocab-size does not apply to task copying",
         ),
-        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "heads: 5 must divide the model width 128"),
+        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "mixer 'rt': heads: 5 must divide"),
         (["--mixer", "rt", "--task", "compression", "--steps", "x"], "--steps"),
         (["--mixer", "rt", "--task", "compression", "--steps", "0"], "--steps 0 must be at least 1"),
         (["--mixer", "rt", "--task", "compression", "--lr", "-1"], "--lr -1 must lie between"),
