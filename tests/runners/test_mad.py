@@ -380,6 +380,14 @@ def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyP
     assert sequence["mqar", "rt"] == f"0.{len(mixers) + 1:02d}00"
 
 
+def test_the_comparison_cuts_no_names_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
+    console = Console(width=80, file=io.StringIO())
+    print_comparison(summaries_of(["feedback-transformer", *MANY]), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "…" not in console.file.getvalue()
+
+
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
