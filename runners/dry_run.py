@@ -8,6 +8,7 @@ import torch
 from optuna.storages import BaseStorage
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
 from runners.ensemble import Run
@@ -61,23 +62,23 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
 def print_forecast(
     experiments: Sequence[Experiment], grid: Sequence[Run], storage: BaseStorage | None, console: Console
 ) -> None:
-    """One row an experiment, then what is left to do of all."""
+    """Under each task one row a layer, then what is left to do of all."""
     table = Table(title="would be trained", title_justify="left")
-    for label in ("task", "mixer"):
-        table.add_column(label, overflow="fold")
+    table.add_column("task\n  mixer", overflow="fold")
     for heading in ("finished\n/ runs", "steps", "parameters", "state", "FLOPs\n/ step"):
         table.add_column(heading, justify="right")
     finished, flops = 0, 0.0
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.mixer} on {experiment.task}")
-            if i and experiment.setting != experiments[i - 1].setting:
+            if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
+                table.add_row(Text(experiment.setting, "bold"))
             found = forecast(experiment, grid, storage)
             runs = (f"{found.finished:,} / {len(grid):,}", f"{found.steps:,}")
             figures = (found.parameters, found.state_floats, found.flops)
             cells = ("?" if figure is None else short(figure) for figure in figures)
-            table.add_row(experiment.setting, experiment.mixer, *runs, *cells)
+            table.add_row(f"  {experiment.mixer}", *runs, *cells)
             finished += found.finished
             flops += (len(grid) - found.finished) * found.steps * (math.nan if found.flops is None else found.flops)
     points, seeds = len({(run.lr, run.weight_decay) for run in grid}), len({run.seed for run in grid})

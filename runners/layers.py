@@ -86,8 +86,8 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
 def print_layers(choices: Sequence[Choice], console: Console) -> None:
     """One row a layer, under its family: the paper it follows, its width, what it costs."""
     table = Table(title="layers", title_justify="left", show_lines=True)
-    table.add_column("mixer", overflow="fold", min_width=20)
-    for heading in ("width / MLP", *HEADINGS):
+    table.add_column("mixer", overflow="fold")
+    for heading in ("width\n/ MLP", *HEADINGS):
         table.add_column(heading, justify="right", no_wrap=True)
     with console.status("counting") as status:
         for family, members in groupby(choices, key=lambda choice: choice.layer.family):

@@ -272,7 +272,7 @@ def _try_to_build(experiment: Experiment) -> None:
     with torch.random.fork_rng(devices=[]):
         try:
             experiment.build()
-        except (TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"cannot build mixer {experiment.mixer!r}: {error}") from error
 
 

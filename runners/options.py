@@ -145,13 +145,17 @@ def _defaults(config_class: type) -> dict[str, Any]:
     return {f.name: getattr(instance, f.name) for f in fields(instance)}
 
 
-def cli(options_class: type, default: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """``tyro.cli`` with its error box folded into one line."""
+def cli(options_class: type, default: Any, arguments: Sequence[str], subcommand: str = "") -> tuple[Any, list[str]]:
+    """``tyro.cli`` with its error box folded into one line; ``subcommand`` is the word before ``arguments``, if any."""
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
             parsed: tuple[Any, list[str]] = tyro.cli(
-                options_class, default=default, args=list(arguments), return_unknown_args=True, prog=_command()
+                options_class,
+                default=default,
+                args=list(arguments),
+                return_unknown_args=True,
+                prog=f"{_command()} {subcommand}".rstrip(),
             )
             return parsed
     except SystemExit as stop:
@@ -173,11 +177,16 @@ def _is_rule(row: str) -> bool:
     return "──" in row or "---" in row or not row
 
 
+def not_understood(argument: str) -> str:
+    """Why an argument is refused that no option takes."""
+    return f"{'unknown option' if argument.startswith('-') else 'no option takes'} {argument}: see --help"
+
+
 def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
     """Why an argument was not understood."""
     group, _, name = option.removeprefix("--").partition("=")[0].partition(".")
     if group not in configs or not name:
-        return f"unknown option {option}: see --help"
+        return not_understood(option)
     field_name = name.replace("-", "_")
     if not configs[group]:
         return f"--{group} has no value: name one"

@@ -230,7 +230,9 @@ def _table(
     rows: Sequence[Sequence[str]],
 ) -> Table:
     """What each row is of, then its figures; a line between the tasks."""
-    table = Table(*labels, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for label in labels:
+        table.add_column(label, overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right")
     for i, (name, row) in enumerate(zip(names, rows, strict=True)):

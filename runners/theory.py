@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from mixers.attention import alibi_slopes
 from mixers.rt.naive import Weights, naive_recurrence
 from runners.checkpoint import write_atomically, write_json
-from runners.options import check_seed, cli, fail
+from runners.options import check_seed, cli, fail, not_understood
 
 BOUND = 1e-10
 MODELS = ((1, 1, 1, 8), (1, 64, 1, 16), (2, 33, 4, 16), (4, 64, 4, 16), (8, 17, 8, 32), (16, 48, 2, 8))
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]}: see --help")
+            raise ValueError(not_understood(unknown[0]))
         check_seed(options.seed)
     except ValueError as error:
         fail(str(error))

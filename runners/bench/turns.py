@@ -24,7 +24,7 @@ from runners.bench.accuracy import Check, Oracle, check
 from runners.bench.timing import WARM_UPS, Clock, Implementation, Ready, Setting, TooSlowError, Work, prepare
 from runners.checkpoint import write_json
 from runners.environment import device_name, find_devices
-from runners.options import cli, user_errors
+from runners.options import cli, not_understood, user_errors
 
 LEAST_REPEATS = 5
 CHEAP_SECONDS = 1.0
@@ -331,7 +331,7 @@ def parse_options(
     device = find_devices(peek.parse_known_args(arguments)[0].device or "auto")[0]
     options, unknown = cli(options_class, presets[device.type], arguments)
     if unknown:
-        raise ValueError(f"unknown option {unknown[0]}: see --help")
+        raise ValueError(not_understood(unknown[0]))
     for name in several:
         if not getattr(options, name):
             raise ValueError(f"--{_option(name)} is missing: give at least one value")

@@ -31,7 +31,9 @@ heads of the deepest ones follow from its head width of 64)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Pretrain a language model of any registered layer on C4 (``generate RUN``: continue texts with a trained one).
+    """Pretrain a language model of any registered layer on C4.
+
+    With generate RUN in place of options it continues texts: see generate --help.
 
     Attributes:
         size: size of the paper's model; with the layers it fixes width, MLP and heads.

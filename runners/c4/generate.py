@@ -21,7 +21,7 @@ from mixers.backbone import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.data import end_of_text, vocab_size
 from runners.environment import find_devices
-from runners.options import check_seed, cli, fail
+from runners.options import check_seed, cli, fail, not_understood
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -82,9 +82,9 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command line; what goes wrong is one line and exit status 2."""
     try:
         default = Options(checkpoint=tyro.MISSING)
-        options, unknown = cli(Options, default, arguments)
+        options, unknown = cli(Options, default, arguments, "generate")
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]}: see --help")
+            raise ValueError(not_understood(unknown[0]))
         options.sampling.check()
         if options.max_new_tokens < 1:
             raise ValueError(f"max-new-tokens {options.max_new_tokens} must be 1 or more")

@@ -26,6 +26,11 @@ BETA2S = (0.95, 0.99)
 SECONDS_BETWEEN_LOOKS = 5.0
 
 
+def points_of(config: Config) -> list[Config]:
+    """The runs of the grid."""
+    return [replace(config, lr=lr, beta2=beta2, search=False) for lr, beta2 in product(LRS, BETA2S)]
+
+
 def search(
     config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher], store: Store
 ) -> list[tuple[Config, dict[str, Any] | None]]:
@@ -33,7 +38,7 @@ def search(
 
     Several processes may run one search: each takes points that no other is training.
     """
-    points = [replace(config, lr=lr, beta2=beta2, search=False) for lr, beta2 in product(LRS, BETA2S)]
+    points = points_of(config)
     study = _open(config, options, corpus, store) if world.is_first else None
     results: dict[Config, dict[str, Any] | None] = {}
     while len(results) < len(points):

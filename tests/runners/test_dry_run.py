@@ -14,6 +14,7 @@ from runners import mad
 from runners.dry_run import forecast
 from runners.ensemble import Run
 from runners.mad import plan
+from tasks import TASKS
 
 TINY = [
     *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
@@ -36,14 +37,14 @@ class GPUOnly(Transformer):
 
 @pytest.fixture
 def dry_run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[dict[str, list[str]], str]]:
-    """Cells of the table by mixer, and the last line."""
+    """Cells of the table by task or mixer, and the last line."""
 
     def run(*arguments: str) -> tuple[dict[str, list[str]], str]:
         capsys.readouterr()
         mad.main([*arguments, "--dry-run"])
         lines = capsys.readouterr().out.splitlines()
         rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-        return {mixer: cells for _, mixer, *cells in rows}, lines[-1]
+        return {name: cells for name, *cells in rows}, lines[-1]
 
     return run
 
@@ -96,6 +97,17 @@ def test_figures_are_those_of_the_model_that_is_trained(mixer: str, task: str) -
     assert found.flops == 3 * 16 * operations(model, torch.zeros(1, 16, dtype=torch.long))
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (found.finished, found.steps) == (0, 3)
+
+
+def test_the_longest_names_stay_whole_at_80_columns(
+    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    task, mixer = max(TASKS, key=len), max(MIXERS, key=len)
+    rows, _ = dry_run("--task", task, "--mixer", mixer, "rt", "--out", str(tmp_path))
+    assert list(rows) == [task, mixer, "rt"]
+    assert not any(rows[task])
+    assert all(all(rows[name]) for name in (mixer, "rt"))
 
 
 def test_what_cannot_be_counted_is_a_question_mark(

@@ -59,6 +59,21 @@ def test_list_shows_the_whole_registry(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("size", [[], ["--width", "1024", "--mlp-width", "4096"]])
+def test_a_list_shows_every_figure_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, size: list[str]
+) -> None:
+    found = []
+    for columns in ("200", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        mad.main(["--list", "--mixer", "feedback-transformer", "staircase", "rt", *size])
+        table = rows(capsys.readouterr().out)
+        found.append([cells for cells in table.values() if any(cells)])
+    whole, at_80 = found
+    assert len(whole) == 3
+    assert at_80 == whole
+
+
 def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     states = []
     for heads in ("2", "4"):

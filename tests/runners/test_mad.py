@@ -56,11 +56,12 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             ["--mixer", "rt", "--task", "compression", "copying", "--task.vocab-size", "32"],
             "--task.vocab-size does not apply to task copying",
         ),
-        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "heads: 5 must divide the model width 128"),
+        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "mixer 'rt': heads: 5 must divide"),
         (["--mixer", "rt", "--task", "compression", "--steps", "x"], "--steps"),
         (["--mixer", "rt", "--task", "compression", "--steps", "0"], "--steps 0 must be at least 1"),
         (["--mixer", "rt", "--task", "compression", "--lr", "-1"], "--lr -1 must lie between"),
         (["--mixer", "rt", "--task", "compression", "--sped", "1"], "unknown option --sped"),
+        (["rt", "--task", "compression", "--mixer", "rt"], "no option takes rt: see --help"),
         (["--mixer", "rt", "--task", "compression", "--difficulty", "hard"], "has no difficulty 'hard'"),
         (["--mixer", "rt", "--task", "compression", "--batch-size", "20000"], "batch size 20000 is larger than"),
         (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),
@@ -377,6 +378,14 @@ def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyP
     sequence = {(row[0], row[1 + with_family]): row[2 + with_family] for row in cells}
     assert sequence["parity", "s5"] == "0.0200"
     assert sequence["mqar", "rt"] == f"0.{len(mixers) + 1:02d}00"
+
+
+def test_the_comparison_cuts_no_names_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
+    console = Console(width=80, file=io.StringIO())
+    print_comparison(summaries_of(["feedback-transformer", *MANY]), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "…" not in console.file.getvalue()
 
 
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_the_command_prints_prompt_and_continuation(
         (["--seed", "-3"], "--seed -3 must be"),
         (["--seed", f"{10**30}"], f"--seed {10**30} must be"),
         (["--topk", "3"], "unknown option --topk"),
+        (["once", "upon"], "no option takes once"),
         (["--top-k", "many"], "top-k"),
     ],
 )
@@ -195,6 +196,14 @@ def test_a_missing_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.Capture
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "step-00000001.safetensors"):
         assert str(path) in failure(lambda path=path: main([str(path), "--device", "cpu"]), capsys)  # type: ignore[misc]
     assert "checkpoint" in failure(lambda: main([]), capsys)
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert not stop.value.code
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert " generate [-h]" in usage
 
 
 def failure(call: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> str:

@@ -547,6 +547,12 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("parameters", "FLOPs", "tokens", "GiB"):
         assert word in out
+    assert "search" not in out
+
+
+def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--preset", "tiny", "--search", "--dry-run"])
+    assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
 
 
 @pytest.mark.parametrize(
@@ -555,6 +561,7 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
         (["--layers", "7"], "6, 12"),
         (["--steps", "0"], "steps"),
         (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer", "rt", "lstm"], "no option takes lstm: see --help"),
         (["--mixer"], "Missing value for argument '--mixer'"),
         (["--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),
