@@ -110,8 +110,15 @@ class Ensemble:
             return result
 
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
-        with autocast:
-            logits: Tensor = vmap(one, in_dims=(0, 0 if tokens.ndim == 3 else None))(self.named(params_RP), tokens)
+        try:
+            with autocast:
+                logits: Tensor = vmap(one, in_dims=(0, 0 if tokens.ndim == 3 else None))(self.named(params_RP), tokens)
+        except RuntimeError as error:
+            if "vmap" in str(error):
+                error.add_note(
+                    "All runs are trained at once by torch.func.vmap; CONTRIBUTING.md says what a layer may do."
+                )
+            raise
         return logits.float()
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             console.print(f"stored in {folder}\n", soft_wrap=True)
             summaries.append(summary)
     if len(summaries) > 1:
-        figure = options.out / "figures" / f"{_figure_name(options)}.png"
+        figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         with user_errors(OSError):
             plot_comparison(summaries, figure)
         print_comparison(summaries, console)
@@ -342,11 +342,12 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
         console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
 
 
-def _figure_name(options: Options) -> str:
+def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
+    """What was asked for, as far as it fits, and a digest of all settings, so that others have a chart of their own."""
     words = [options.preset] if options.preset == "demo" else [*options.mixer, *options.task, *options.difficulty]
-    name = re.sub(r"[^\w.+-]+", "-", "-".join(words))
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{digest}"
+    readable = re.sub(r"[^\w.+-]+", "-", "-".join(words))[:LONGEST_NAME]
+    digest = hashlib.sha256("".join(experiment.name for experiment in experiments).encode()).hexdigest()
+    return f"{readable}-{digest[:8]}"
 
 
 if __name__ == "__main__":

@@ -89,8 +89,10 @@ def existing_storage(storage: str) -> BaseStorage | None:
     Raises:
         ValueError: the storage cannot be opened.
     """
-    file, _, _ = storage.removeprefix("sqlite:///").partition("?")
-    if "://" not in file and not Path(file).exists():
+    name, _, _ = storage.removeprefix("sqlite:///").partition("?")
+    if "://" not in name and not (file := Path(name)).exists():
+        if storage.startswith("sqlite:") and not file.parent.is_dir():
+            raise ValueError(f"cannot open storage {storage}: there is no folder {file.parent}")
         return None
     return _open_storage(storage) if "://" in storage else _read_journal(_journal_path(storage))
 

@@ -72,6 +72,12 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
     assert last.startswith("2 of 12 runs are finished")
 
 
+def test_a_storage_that_could_not_be_made_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        mad.main([*COMMAND, "--mixer", "rt", "--storage", f"sqlite:///{tmp_path}/none/studies.db", "--dry-run"])
+    assert f"there is no folder {tmp_path}/none" in " ".join(capsys.readouterr().err.split())
+
+
 def test_figures_are_those_of_formulas(dry_run: Callable[..., Any], tmp_path: Path) -> None:
     names = ["--mixer", "transformer", "--lr", "1e-3", "1e-4", "--weight-decay", "0", "--layers", "2"]
     rows, last = dry_run(*COMMAND, *names, "--out", str(tmp_path))

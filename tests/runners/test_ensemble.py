@@ -119,6 +119,23 @@ def test_loss_is_the_mean_over_targets_of_each_run() -> None:
         torch.testing.assert_close(got[r], expected)
 
 
+class Branching(Transformer):
+    """Asks for a value, which there is none of while all runs are computed at once."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) if x_BTD.sum() > 0 else x_BTD
+
+
+def test_a_layer_that_cannot_be_stacked_is_told_the_rule() -> None:
+    layer = Branching.Config(heads=2)
+    runs = Ensemble(
+        lambda: LanguageModel(Branching, layer, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu")
+    )
+    with pytest.raises(RuntimeError, match="data-dependent") as caught:
+        runs.train_step(*batches(len(RUNS))[0])
+    assert "CONTRIBUTING" in caught.value.__notes__[0]
+
+
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
     assert torch.equal(ensemble(RUNS).params_RP[1], ensemble([RUNS[1]]).params_RP[0])
     assert not torch.equal(ensemble(RUNS).params_RP[0], ensemble(RUNS).params_RP[1])
