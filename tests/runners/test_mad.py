@@ -126,6 +126,12 @@ def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() ->
     assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
 
 
+def test_other_settings_have_a_chart_of_their_own() -> None:
+    command = ["--mixer", "rt", "transformer", "--task", "compression", "--task.train-examples", "640"]
+    others: tuple[list[str], ...] = ([], ["--steps", "5"], ["--task.length", "16"], ["--width", "64"])
+    assert len({mad._figure_name(*plan([*command, *more])) for more in others}) == len(others)
+
+
 def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["--mixer", "rt", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
     mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2", "--out", str(tmp_path)])
