@@ -76,8 +76,9 @@ def _await_operands(parts, words):
 def _send(y_MD, mail_ptr, number, part, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr):
     """Hand y to all parts, and return where the first part's is (M, D / 2).
 
-    Two channels in bfloat16 and the ``number`` of the sum, from 1 on, are one word, which is written and read whole.
-    Two sums take turns with the words: who sends to a sum has read the one before the last.
+    Two channels in bfloat16 and the ``number`` of the sum, from 1 on, are one word, which is written and read whole, as
+    in the protocol LL of NCCL (https://github.com/NVIDIA/nccl). Two sums take turns with the words: who sends to a sum
+    has read the one before the last.
     """
     left_ME, right_ME = tl.split(tl.reshape(y_MD, [M, D // 2, 2]))
     left_ME = left_ME.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint64)
@@ -86,7 +87,8 @@ def _send(y_MD, mail_ptr, number, part, M: tl.constexpr, D: tl.constexpr, PARTS:
     m = tl.arange(0, M)[:, None]
     e = tl.arange(0, D // 2)[None, :]
     at_ME = (m // 8 * (D // 8) + e // 4) * 32 + m % 8 * 4 + e % 4 + (number % 2 * PARTS) * (M * D // 2)
-    # In this form, not by tl.store, so that no change of layouts is between a product and the words, nor behind them.
+    # Words lie in the order in which the threads of a warp hold a product, and PTX writes them, for tl.store would ask
+    # for another layout: so none is changed between a product and the words, nor behind them.
     return tl.inline_asm_elementwise(
         "st.relaxed.gpu.global.b64 [$1], $3; mov.b64 $0, $2;", "=l,l,l,l",
         [mail_ptr + at_ME + part * (M * D // 2), mail_ptr + at_ME, word_ME], tl.uint64, is_pure=False, pack=1,
