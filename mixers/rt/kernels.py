@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd, rows_product, through_gain
+from mixers.rt.exchange import mailbox, received, send
 from mixers.rt.naive import Weights
 
 
@@ -47,68 +48,6 @@ def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRAN
         acc = tl.dot(left, _square(w_ptr, D, 0, D // 2, TRANSPOSED), acc, input_precision="ieee")
         acc = tl.dot(right, _square(w_ptr, D, D // 2, D // 2, TRANSPOSED), acc, input_precision="ieee")
     return acc
-
-
-@triton.constexpr_function
-def _await(parts, words, stride):
-    """PTX that reads ``words`` words of 8 bytes of each part until the upper half of all is the number awaited.
-
-    The lower halves come back, part by part; the words of a part lie ``stride`` bytes behind those of the part before.
-    """
-    number = f"${(parts + 1) * words}"
-    loads, tests = "", ""
-    for i in range(parts * words):
-        at = f"${parts * words + i % words} + {i // words * stride}"
-        loads += f"ld.relaxed.gpu.global.b64 w{i}, [{at}]; mov.b64 {{${i}, n{i}}}, w{i}; "
-        tests += f"setp.ne.or.b32 late, n{i}, {number}, late; "
-    return f"""{{
-        .reg .pred late; .reg .b64 w<{parts * words}>; .reg .b32 n<{parts * words}>;
-        again: {loads} setp.ne.b32 late, n0, n0; {tests} @late bra again;
-    }}"""
-
-
-@triton.constexpr_function
-def _await_operands(parts, words):
-    return ",".join(["=&r"] * parts * words + ["l"] * words + ["r"] * words)
-
-
-@triton.jit
-def _send(y_MD, mail_ptr, number, part, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr):
-    """Hand y to all parts, and return where the first part's is (M, D / 2).
-
-    Two channels in bfloat16 and the ``number`` of the sum, from 1 on, are one word, which is written and read whole, as
-    in the protocol LL of NCCL (https://github.com/NVIDIA/nccl). Two sums take turns with the words: who sends to a sum
-    has read the one before the last.
-    """
-    left_ME, right_ME = tl.split(tl.reshape(y_MD, [M, D // 2, 2]))
-    left_ME = left_ME.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint64)
-    right_ME = right_ME.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint64)
-    word_ME = left_ME | (right_ME << 16) | (number.to(tl.uint64) << 32)
-    m = tl.arange(0, M)[:, None]
-    e = tl.arange(0, D // 2)[None, :]
-    at_ME = (m // 8 * (D // 8) + e // 4) * 32 + m % 8 * 4 + e % 4 + (number % 2 * PARTS) * (M * D // 2)
-    # Words lie in the order in which the threads of a warp hold a product, and PTX writes them, for tl.store would ask
-    # for another layout: so none is changed between a product and the words, nor behind them.
-    return tl.inline_asm_elementwise(
-        "st.relaxed.gpu.global.b64 [$1], $3; mov.b64 $0, $2;", "=l,l,l,l",
-        [mail_ptr + at_ME + part * (M * D // 2), mail_ptr + at_ME, word_ME], tl.uint64, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _received(from_ME, number, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, THREADS: tl.constexpr):
-    """Sum (M, D) of what the parts sent, the same to the last bit for all of them."""
-    words: tl.constexpr = M * D // 2 // THREADS
-    pairs = tl.inline_asm_elementwise(
-        _await(PARTS, words, M * D * 4), _await_operands(PARTS, words), [from_ME, number],
-        (tl.uint32,) * PARTS, is_pure=False, pack=words,
-    )  # fmt: skip
-    left_ME = tl.zeros([M, D // 2], tl.float32)
-    right_ME = tl.zeros([M, D // 2], tl.float32)
-    for part in tl.static_range(PARTS):
-        left_ME += (pairs[part] << 16).to(tl.float32, bitcast=True)
-        right_ME += (pairs[part] & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return tl.reshape(tl.join(left_ME, right_ME), [M, D])
 
 
 @triton.jit
@@ -297,14 +236,14 @@ def rt_fwd_kernel(
             down_WD = held_WD if HELD else tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
             y_MD = tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
         if PARTS > 1:
-            from_ME = _send(y_MD, mail_ptr, t + 1, part, M, D, PARTS)
+            from_ME = send(y_MD, mail_ptr, t + 1, part, M, D, PARTS)
         ahead = tl.minimum(t + 1, stop - 1)  # of the next position, read before the other parts are waited for
         rows = _fwd_rows(
             x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK,
             live_M1, live_1M, live_1M1, ahead, ahead - start, D, H,
         )  # fmt: skip
         if PARTS > 1:
-            y_MD = _received(from_ME, t + 1, M, D, PARTS, THREADS)
+            y_MD = received(from_ME, t + 1, M, D, PARTS, THREADS)
         z_MD = u_MD + scale * y_MD
         tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
@@ -515,14 +454,14 @@ def rt_bwd_kernel(
             up_WD = held_WD if HELD else tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
             dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
         if PARTS > 1:
-            from_ME = _send(dn_MD, mail_ptr, T - t, part, M, D, PARTS)
+            from_ME = send(dn_MD, mail_ptr, T - t, part, M, D, PARTS)
         ahead = tl.maximum(t - 1, start)  # of the next position, read before the other parts are waited for
         rows = _bwd_rows(
             dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW,
             state_HMK, live_M1, live_1M1, ahead, ahead - start, D, F,
         )  # fmt: skip
         if PARTS > 1:
-            dn_MD = _received(from_ME, T - t, M, D, PARTS, THREADS)
+            dn_MD = received(from_ME, T - t, M, D, PARTS, THREADS)
         u_MD *= r_mlp_M[:, None]
         dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_mlp_M, D)
         tl.store(n_ptr + at_MD + t * D, u_MD.to(cd), live_M1)
@@ -665,12 +604,6 @@ def _tiles(
     )
 
 
-def _mail(programs: int, loop: dict[str, Any], like: Tensor) -> Tensor:
-    """Where the parts of all tiles leave their words, none of which has a number yet."""
-    words = programs * loop["M"] * loop["D"] if loop["PARTS"] > 1 else 1
-    return torch.zeros(words, dtype=torch.uint64, device=like.device)
-
-
 def triton_forward(
     x_RBTD: Tensor,
     q_RBTD: Tensor,
@@ -704,7 +637,7 @@ def triton_forward(
     o = x.new_empty(R, B, C, D)
     mlp_norm, kv_norm, k_norm = gains(weights)
     programs = triton.cdiv(B, loop["M"]) * loop["PARTS"]
-    mail = _mail(R * programs, loop, x)
+    mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], x.device)
     for start in range(0, T, C):
         stop = min(start + C, T)
         past_fwd_kernel[(R * B * H // chunks["G"],)](
@@ -748,7 +681,7 @@ def triton_backward(
     dk, dv = dz.new_empty(R, B, C, D), dz.new_empty(R, B, C, D)
     dgain = dz.new_empty(R, triton.cdiv(T, C) * tiles, D)
     programs = tiles * loop["PARTS"]
-    mail = _mail(R * programs, loop, dz)
+    mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], dz.device)
     mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
