@@ -33,6 +33,9 @@ MLP_BWD = {"M": 64, "W": 32, "num_warps": 4}
 ATTENTION_FWD = {"C": 32, "J": 32, "num_warps": 2}
 ATTENTION_QUERY_BWD = {"C": 32, "J": 32, "num_warps": 2}
 ATTENTION_PAIR_BWD = {"C": 16, "J": 32, "num_warps": 1}
+SUM_ELEMENTS = 8192
+PROGRAMS = 132  # of ROWS_PRODUCTS at once
+ROWS_PRODUCTS = {"N": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -129,10 +132,64 @@ def norm_bwd_kernel(
 
 
 @triton.jit
-def project_fwd_kernel(
-    x_ptr, gain_ptr, w_ptr, gains_ptr, qkv_ptr, rows, total, D: tl.constexpr, NORMED: tl.constexpr, M: tl.constexpr
+def group_sum_kernel(parts_ptr, sum_ptr, groups, N, G: tl.constexpr, W: tl.constexpr):
+    """W columns of the sum over the rows of (groups, N), G rows at a time."""
+    run = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * W + tl.arange(0, W)
+    sum_GW = tl.zeros([G, W], tl.float32)
+    for first in range(0, groups, G):
+        g = first + tl.arange(0, G)
+        here = (g < groups)[:, None] & (n < N)[None, :]
+        sum_GW += tl.load(parts_ptr + (run * groups + g)[:, None] * N + n[None, :], here, 0.0)
+    tl.store(sum_ptr + run * N + n, tl.sum(sum_GW, 0), n < N)
+
+
+@triton.jit
+def rows_products_kernel(
+    left0_ptr, right0_ptr, left1_ptr, right1_ptr, left2_ptr, right2_ptr, left3_ptr, right3_ptr, out_ptr, rows,
+    I0, J0, I1, J1, I2, J2, I3, J3, S: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Queries, keys and values, ``total`` elements each, of M normed rows; the first NORMED of the three are normed."""
+    """Tile of S x S of one of four sums over the rows of a group, of left_i right_j (I, J); N rows at a time."""
+    tile, group = tl.program_id(0), tl.program_id(1)
+    run = tl.program_id(2).to(tl.int64)
+    out_ptr += (run * tl.num_programs(1) + group) * (I0 * J0 + I1 * J1 + I2 * J2 + I3 * J3)
+    left_ptr, right_ptr, I, J = left0_ptr, right0_ptr, I0, J0
+    tiles = tl.cdiv(I0, S) * tl.cdiv(J0, S)
+    if tile >= tiles:
+        tile -= tiles
+        out_ptr += I0 * J0
+        left_ptr, right_ptr, I, J = left1_ptr, right1_ptr, I1, J1
+        tiles = tl.cdiv(I1, S) * tl.cdiv(J1, S)
+        if tile >= tiles:
+            tile -= tiles
+            out_ptr += I1 * J1
+            left_ptr, right_ptr, I, J = left2_ptr, right2_ptr, I2, J2
+            tiles = tl.cdiv(I2, S) * tl.cdiv(J2, S)
+            if tile >= tiles:
+                tile -= tiles
+                out_ptr += I2 * J2
+                left_ptr, right_ptr, I, J = left3_ptr, right3_ptr, I3, J3
+    size = tl.cdiv(tl.cdiv(rows, tl.num_programs(1)), N) * N
+    count = tl.minimum(size, rows - group * size)
+    left_ptr += (run * rows + group * size) * I
+    right_ptr += (run * rows + group * size) * J
+    i = tile // tl.cdiv(J, S) * S + tl.arange(0, S)
+    j = tile % tl.cdiv(J, S) * S + tl.arange(0, S)
+    sum_IJ = tl.zeros([S, S], tl.float32)
+    for first in range(0, count, N):
+        n = first + tl.arange(0, N)
+        left_NI = tl.load(left_ptr + n[:, None] * I + i[None, :], (n < count)[:, None] & (i < I)[None, :], 0.0)
+        right_NJ = tl.load(right_ptr + n[:, None] * J + j[None, :], (n < count)[:, None] & (j < J)[None, :], 0.0)
+        sum_IJ = tl.dot(tl.trans(left_NI), right_NJ, sum_IJ, input_precision="ieee")
+    tl.store(out_ptr + i[:, None] * J + j[None, :], sum_IJ, (i < I)[:, None] & (j < J)[None, :])
+
+
+@triton.jit
+def project_fwd_kernel(
+    x_ptr, gain_ptr, w_ptr, q_gain_ptr, k_gain_ptr, qkv_ptr, rows, total,
+    D: tl.constexpr, QK_NORM: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Queries, keys and values, ``total`` elements each, of M normed rows; queries and keys are normed if QK_NORM."""
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.arange(0, D)
@@ -144,15 +201,16 @@ def project_fwd_kernel(
     for i in tl.static_range(3):
         w_DD = tl.load(w_ptr + (run * 3 + i) * D * D + d[None, :] * D + d[:, None])
         y_MD = tl.dot(n_MD, w_DD, input_precision="ieee")
-        if i < NORMED:
-            y_MD *= rms(y_MD, D)[:, None] * tl.load(gains_ptr + (run * NORMED + i) * D + d)[None, :]
+        if QK_NORM and i < 2:
+            y_gain_ptr = q_gain_ptr if i == 0 else k_gain_ptr
+            y_MD *= rms(y_MD, D)[:, None] * tl.load(y_gain_ptr + run * D + d)[None, :]
         tl.store(qkv_ptr + i * total.to(tl.int64) + at_MD, y_MD, live_M1)
 
 
 @triton.jit
 def project_bwd_kernel(
-    x_ptr, gain_ptr, w_ptr, gains_ptr, dq_ptr, dk_ptr, dv_ptr, dx_ptr, n_ptr, draw_ptr, dgain_ptr, rows,
-    D: tl.constexpr, NORMED: tl.constexpr, M: tl.constexpr,
+    x_ptr, gain_ptr, w_ptr, q_gain_ptr, k_gain_ptr, dq_ptr, dk_ptr, dv_ptr, dx_ptr, n_ptr, draw_ptr, dgain_ptr, rows,
+    D: tl.constexpr, QK_NORM: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the rows; (draw, n), whose product is the weights' gradient; sums for the gradients of the gains."""
     run = tl.program_id(1).to(tl.int64)
@@ -167,18 +225,19 @@ def project_bwd_kernel(
     x_MD *= r_M[:, None]
     n_MD = (x_MD * gain_D[None, :]).to(w_ptr.dtype.element_ty)
     tl.store(n_ptr + at_MD, n_MD, live_M1)
-    to_D = (run * tl.num_programs(0) + tl.program_id(0)) * (NORMED + 1) * D + d
+    to_D = (run * tl.num_programs(0) + tl.program_id(0)) * (3 if QK_NORM else 1) * D + d
     dn_MD = tl.zeros([M, D], tl.float32)
     for i in tl.static_range(3):
         w_DD = tl.load(w_ptr + (run * 3 + i) * D * D + d[:, None] * D + d[None, :])
         dy_ptr = dq_ptr if i == 0 else (dk_ptr if i == 1 else dv_ptr)
         dy_MD = tl.load(dy_ptr + at_MD, live_M1, 0.0).to(tl.float32)
-        if i < NORMED:
+        if QK_NORM and i < 2:
+            y_gain_ptr = q_gain_ptr if i == 0 else k_gain_ptr
             y_MD = tl.dot(n_MD, tl.trans(w_DD), input_precision="ieee")
             ry_M = rms(y_MD, D)
             y_MD *= ry_M[:, None]
             tl.store(dgain_ptr + to_D + (i + 1) * D, tl.sum(dy_MD * y_MD, 0))
-            dy_MD *= tl.load(gains_ptr + (run * NORMED + i) * D + d)[None, :]
+            dy_MD *= tl.load(y_gain_ptr + run * D + d)[None, :]
             dy_MD = rms_bwd(dy_MD, y_MD, ry_M, D)
         draw_MD = dy_MD.to(w_DD.dtype)
         tl.store(draw_ptr + row_M1 * 3 * D + i * D + d[None, :], draw_MD, live_M1)
@@ -419,7 +478,7 @@ def embedding_method() -> Method:
         embed_bwd_kernel[programs, triton.cdiv(V, U), R](
             tokens, dx, dtable, rows, V, U=U, **width(table), **EMBED_BWD
         )  # fmt: skip
-        return None, dtable.sum(1)
+        return None, group_sum(dtable)
 
     return Method(forward, backward)
 
@@ -439,7 +498,7 @@ def rms_norm_method(dtype: torch.dtype) -> Method:
         programs = min(triton.cdiv(rows, tile["M"]), triton.cdiv(1024, len(x)))
         dx, dgain = torch.empty_like(x), gain.new_empty(len(x), programs, x.shape[-1])
         norm_bwd_kernel[programs, len(x)](x, gain, dy, dx, dgain, rows, **tile)
-        return dx, dgain.sum(1)
+        return dx, group_sum(dgain)
 
     return Method(forward, backward)
 
@@ -450,36 +509,34 @@ def project_method(dtype: torch.dtype) -> Method:
     Tensors: x (R, B, T, D), gain of its norm, gains of the norms of q and k (both None: no norm), weights of q, k, v.
     """
 
-    def stacked(gains: Sequence[Tensor | None], weights: Sequence[Tensor]) -> tuple[int, Tensor, Tensor]:
-        given = [gain for gain in gains if gain is not None]
-        weights_R3DD = torch.stack(tuple(weights), 1).to(dtype)
-        return len(given), torch.stack(given, 1) if given else weights_R3DD, weights_R3DD
+    def norms(gain: Tensor, others: Sequence[Tensor | None]) -> tuple[bool, tuple[Tensor, ...]]:
+        """Whether q and k are normed, and three gains; in place of those that there are not, any tensor."""
+        return others[0] is not None, tuple((gain if y is None else y).contiguous() for y in (gain, *others[:2]))
 
-    def forward(x: Tensor, gain: Tensor, *others: Tensor) -> tuple[Tensors, Tensors]:
-        x, gain = x.contiguous(), gain.contiguous()
-        normed, gains, weights = stacked(others[:2], others[2:])
+    def forward(x: Tensor, gain: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+        x, (normed, (gain, q_gain, k_gain)) = x.contiguous(), norms(gain, others)
+        weights = torch.stack(others[2:], 1).to(dtype)
         rows, tile = _rows(x), PROJECT_FWD
         qkv = x.new_empty(3, *x.shape, dtype=dtype)
         project_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](
-            x, gain, weights, gains, qkv, rows, x.numel(), D=x.shape[-1], NORMED=normed, **tile
+            x, gain, weights, q_gain, k_gain, qkv, rows, x.numel(), D=x.shape[-1], QK_NORM=normed, **tile
         )
-        return qkv.unbind(), ()
+        return qkv.unbind(), (weights,)
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         x, gain, *others = tensors
-        x, gain = x.contiguous(), gain.contiguous()
-        normed, gains, weights = stacked(others[:2], others[2:])
+        x, (normed, (gain, q_gain, k_gain)), (weights,) = x.contiguous(), norms(gain, others), saved
         rows, D, tile = _rows(x), x.shape[-1], PROJECT_BWD
         programs = triton.cdiv(rows, tile["M"])
         dx, n = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
         draw = x.new_empty(*x.shape[:-1], 3 * D, dtype=dtype)
-        dgain = gain.new_empty(len(x), programs, normed + 1, D)
+        dgain = gain.new_empty(len(x), programs, 3 if normed else 1, D)
         project_bwd_kernel[programs, len(x)](
-            x, gain, weights, gains, *(y.contiguous() for y in gradients), dx, n, draw, dgain, rows,
-            D=D, NORMED=normed, **tile,
+            x, gain, weights, q_gain, k_gain, *(y.contiguous() for y in gradients), dx, n, draw, dgain, rows,
+            D=D, QK_NORM=normed, **tile,
         )  # fmt: skip
-        first, *norms = dgain.sum(1).unbind(1)
-        return dx, first, *(norms or (None, None)), *rows_product(draw, n).split(D, dim=1)
+        first, *gains = group_sum(dgain).unbind(1)
+        return dx, first, *(gains or (None, None)), *rows_products((draw, n))[0].split(D, dim=1)
 
     return Method(forward, backward, outputs=3)
 
@@ -509,7 +566,7 @@ def mlp_method(scale: float) -> Method:
         mlp_bwd_kernel[programs, len(x)](
             x, y, gain, up, down, dz, dx, dy, n, dh, dout, g, dgain, rows, scale, D=x.shape[-1], F=F, **tile
         )
-        return dx, dy, dgain.sum(1), rows_product(dh, n), rows_product(dout, g)
+        return dx, dy, group_sum(dgain), *rows_products((dh, n), (dout, g))
 
     return Method(forward, backward)
 
@@ -560,11 +617,31 @@ def _cast(weight: Tensor, like: Tensor) -> Tensor:
     return weight.to(like.dtype).contiguous()
 
 
-def rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
-    """Float32 sum over all rows of ``left_i right_j`` (R, I, J); operands (R, B, ..., I) and (R, B, ..., J).
+def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Float32 sums over all rows of ``left_i right_j`` (R, I, J), one a pair of operands (R, ..., I) and (R, ..., J).
 
-    A small product does not fill a GPU: its sequences are split in groups that are summed afterwards.
+    Up to four pairs with equally many rows. So that small products fill a GPU, rows are split in groups that are summed
+    afterwards; where each fills it, or there is but one, the library's products are as fast or faster.
     """
+    R, rows = len(pairs[0][0]), _rows(pairs[0][0])
+    sizes = [(left.shape[-1], right.shape[-1]) for left, right in pairs]
+    S = 128 if min(map(min, sizes)) >= 128 else 64
+    tiles = sum(triton.cdiv(I, S) * triton.cdiv(J, S) for I, J in sizes)
+    if len(pairs) == 1 or tiles * R > PROGRAMS:
+        return [_rows_product(*pair) for pair in pairs]
+    groups, values = min(PROGRAMS // (tiles * R), 32), sum(I * J for I, J in sizes)
+    out = pairs[0][0].new_empty(R, groups, values, dtype=torch.float32)
+    operands = [y.contiguous() for pair in pairs for y in pair]
+    absent = 4 - len(pairs)
+    rows_products_kernel[tiles, groups, R](
+        *operands, *operands[:2] * absent, out, rows, *(n for size in sizes for n in size), *(0, 0) * absent,
+        S=S, **ROWS_PRODUCTS,
+    )  # fmt: skip
+    parts = group_sum(out).split([I * J for I, J in sizes], 1)
+    return [part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
     R, B = left_RNI.shape[:2]
     size = R * max(left_RNI.shape[-1] * right_RNJ.shape[-1], 2**16)
     groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or n * size <= 2**22))
@@ -573,7 +650,19 @@ def rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
         out = torch.bmm(left.mT, right, out_dtype=torch.float32)
     else:
         out = torch.bmm(left.mT.float(), right.float())
-    return out.view(R, groups, *out.shape[1:]).sum(1) if groups > 1 else out
+    return group_sum(out.view(R, groups, *out.shape[1:]))
+
+
+def group_sum(parts: Tensor) -> Tensor:
+    """Sum over the groups of (R, groups, ...), float32."""
+    R, groups, *shape = parts.shape
+    if groups == 1:
+        return parts[:, 0]
+    N, G = parts[0, 0].numel(), min(triton.next_power_of_2(groups), 512)
+    W = SUM_ELEMENTS // G
+    out = parts.new_empty(R, *shape)
+    group_sum_kernel[triton.cdiv(N, W), R](parts, out, groups, N, G=G, W=W)
+    return out
 
 
 def through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[Tensor, Tensor]:
@@ -581,4 +670,4 @@ def through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[T
 
     For y = W (g n) they are (dy n^T) g and the column sums of W (dy n^T).
     """
-    return product_RED * gain_RD[:, None], (product_RED * w_RED).sum(1)
+    return product_RED * gain_RD[:, None], group_sum(product_RED * w_RED)

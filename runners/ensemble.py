@@ -6,6 +6,9 @@ a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from mixers.backbone import Backbone
+from mixers.runs import over_runs
 from tasks.base import IGNORE
 
 
@@ -119,29 +123,34 @@ class Ensemble:
                     "All runs are trained at once by torch.func.vmap; CONTRIBUTING.md says what a layer may do."
                 )
             raise
-        return logits.float()
+        return logits
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:
         """One optimizer step of every run; returns the losses (R,), means over the targets of each run."""
         params_RP = self.params_RP.detach().requires_grad_()
         loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
-        (gradient_RP,) = torch.autograd.grad(loss_R.sum(), params_RP)
-        self._update(gradient_RP, loss_R.detach())
-        return loss_R.detach()
+        (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
+        loss_R = loss_R.detach()
+        if kernels := _fused_kernels(self.device):
+            kernels.update(self, gradient_RP.contiguous(), loss_R.contiguous())
+        else:
+            self.update(gradient_RP, loss_R)
+        self.step += 1
+        return loss_R
 
-    def _update(self, gradient_RP: Tensor, loss_R: Tensor) -> None:
-        hyper = self.optimizer
+    def update(self, gradient_RP: Tensor, loss_R: Tensor) -> None:
+        """Clip the gradients and take the step after ``step``; runs whose loss or gradient is not finite are frozen."""
+        hyper, step = self.optimizer, self.step + 1
         norm_R1 = torch.linalg.vector_norm(gradient_RP, dim=1, keepdim=True)
-        self.mark_diverged(~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite()), self.step + 1)
+        self.mark_diverged(~(loss_R.isfinite() & norm_R1.squeeze(1).isfinite()), step)
         alive_R1 = (self.diverged_R < 0)[:, None]
         gradient_RP = torch.where(alive_R1, gradient_RP * (hyper.clip / norm_R1).clamp(max=1.0), 0.0)
         lr_R1 = torch.where(alive_R1, self.learning_rate(), 0.0)
 
-        self.step += 1
         self.moment1_RP.lerp_(gradient_RP, 1 - hyper.beta1)
         self.moment2_RP.lerp_(gradient_RP.square(), 1 - hyper.beta2)
-        corrected1 = 1 - hyper.beta1**self.step
-        corrected2 = 1 - hyper.beta2**self.step
+        corrected1 = 1 - hyper.beta1**step
+        corrected2 = 1 - hyper.beta2**step
         denominator_RP = (self.moment2_RP / corrected2).sqrt_().add_(hyper.eps)
         self.params_RP.mul_(1 - lr_R1 * self.decay_RP)
         self.params_RP.sub_(self.moment1_RP.div(denominator_RP).mul_(lr_R1 / corrected1))
@@ -159,5 +168,20 @@ class Ensemble:
 
 def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
     """Cross-entropy (R,) in nats, averaged over the positions of each run that have a target."""
-    losses = F.cross_entropy(logits_RBTV.flatten(0, 2), targets_RBT.flatten(), reduction="none", ignore_index=IGNORE)
+    kernels = _fused_kernels(logits_RBTV.device)
+    if kernels and kernels.fits_cross_entropy(logits_RBTV.shape[-1]):
+        (loss_R,) = vmap(partial(over_runs, kernels.cross_entropy_method()))(logits_RBTV, targets_RBT)
+        return loss_R
+    losses = F.cross_entropy(
+        logits_RBTV.float().flatten(0, 2), targets_RBT.flatten(), reduction="none", ignore_index=IGNORE
+    )
     return losses.view(len(targets_RBT), -1).sum(1) / (targets_RBT != IGNORE).flatten(1).sum(1)
+
+
+def _fused_kernels(device: torch.device) -> ModuleType | None:
+    """``runners.kernels`` where a step should run in them: on a GPU."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from runners import kernels  # Triton is not there on every platform
+
+    return kernels

@@ -277,9 +277,9 @@ class Stepper:
         self.ensemble = ensemble
         self.inputs_ST = torch.from_numpy(data.inputs_ST).to(device)
         self.targets_ST = torch.from_numpy(data.targets_ST).to(device)
-        self.order_RS = torch.arange(len(data), device=device).repeat(runs, 1)
-        self.window_B = torch.arange(batch_size, device=device)
         self.steps_per_epoch = math.ceil(len(data) / batch_size)
+        self.order_NRB = torch.zeros(self.steps_per_epoch, runs, batch_size, dtype=torch.int64, device=device)
+        """Sequences of each step of ``epoch``."""
         self.loss_sum_R = torch.zeros(runs, device=device)
         self.epoch = -1
         self.replay = self._step
@@ -288,11 +288,12 @@ class Stepper:
         """Take ``steps`` steps, all within ``epoch``."""
         if epoch != self.epoch:
             seeds = [run.seed for run in self.ensemble.runs]
-            order = np.stack([data_order(seed, epoch, self.order_RS.shape[1]) for seed in seeds])
-            pinned = torch.from_numpy(order)
+            orders = [data_order(seed, epoch, len(self.inputs_ST)) for seed in seeds]
+            shape = self.order_NRB[:, 0].shape
+            pinned = torch.from_numpy(np.stack([np.resize(order, shape) for order in orders], axis=1))
             if self.ensemble.device.type == "cuda":
                 pinned = pinned.pin_memory()
-            self.order_RS.copy_(pinned, non_blocking=True)
+            self.order_NRB.copy_(pinned, non_blocking=True)
             self.epoch = epoch
         for _ in range(steps):
             self.replay()
@@ -321,9 +322,8 @@ class Stepper:
         self.replay = graph.replay
 
     def _step(self) -> None:
-        examples = self.order_RS.shape[1]
-        first = self.ensemble.step % self.steps_per_epoch * len(self.window_B)
-        index_RB = self.order_RS[:, (first + self.window_B) % examples]
+        within = (self.ensemble.step % self.steps_per_epoch)[None]
+        index_RB = self.order_NRB.index_select(0, within).squeeze(0)
         self.loss_sum_R += self.ensemble.train_step(self.inputs_ST[index_RB], self.targets_ST[index_RB])
 
 

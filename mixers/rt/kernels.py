@@ -10,7 +10,8 @@ of queries and of temporary pairs are products over all positions after the loop
 Few runs have too few tiles to fill a GPU, and the MLP's weights, which do not fit into one multiprocessor, would pass
 through each at every position. There several programs, the PARTS, walk through the same sequences: each has a part of
 the MLP's hidden layer, whose weights it holds on the chip where they fit, does everything else as the others do, and
-sends them its part of the MLP's output.
+sends them its part of the MLP's output. There the kernels of a pass are also launched EARLY (programmatic dependent
+launch): a kernel begins while the one ahead of it still runs and waits for its end where it needs what that writes.
 
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
 """
@@ -22,8 +23,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd, rows_product, through_gain
+from mixers.kernels import EPS, LOG2E, MASKED, group_sum, normal_cdf, rms, rms_bwd, rows_products, through_gain
 from mixers.rt.exchange import mailbox, received, send
 from mixers.rt.naive import Weights
 
@@ -51,6 +53,12 @@ def _product(y_MD, acc, w_ptr, w_DD, D: tl.constexpr, PINNED: tl.constexpr, TRAN
 
 
 @triton.jit
+def _writes(tensor: tl.constexpr, part, PARTS: tl.constexpr):
+    """Whether a part writes a tensor that all parts have: they share the work, for stores take time as well."""
+    return part == tensor % PARTS
+
+
+@triton.jit
 def _first_row(row, step, T):
     """Row of position 0 of the sequence ``row``, for T positions of a sequence that are ``step`` rows apart."""
     return (row // step).to(tl.int64) * T * step + row % step
@@ -60,7 +68,7 @@ def _first_row(row, step, T):
 def past_fwd_kernel(
     q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, step, begin, start, stop, base,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Softmax state (maximum m, sum l, value o) of positions start..stop over keys begin..start.
 
@@ -72,6 +80,9 @@ def past_fwd_kernel(
     Queries are zero outside their own head's channels, so one product gives the logits of all G heads, and
     head dims under the 16 that tl.dot needs cost nothing.
     """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     group = tl.program_id(0) % (D // (G * K))
     row = tl.program_id(0) // (D // (G * K))
     early = row // step * SKEW
@@ -131,30 +142,30 @@ def past_fwd_kernel(
 
 @triton.jit
 def _fwd_rows(
-    x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, live_M1, live_1M, live_1M1, t, inside,
+    x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, t, inside,
     D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
     """What position t, the chunk's position ``inside``, begins with."""
-    x_MD = tl.load(x_ptr + at_MD + t * D, live_M1, 0.0)
-    q_HMK = tl.load(q_ptr + at_HMK + t * D, live_1M1, 0.0)
-    m_HM = tl.load(m_ptr + state_HM + inside * H, live_1M, 0.0)
-    l_HM = tl.load(l_ptr + state_HM + inside * H, live_1M, 1.0)
-    o_HMK = tl.load(o_ptr + state_HMK + inside * D, live_1M1, 0.0)
+    x_MD = tl.load(x_ptr + at_MD + t * D)
+    q_HMK = tl.load(q_ptr + at_HMK + t * D)
+    m_HM = tl.load(m_ptr + state_HM + inside * H)
+    l_HM = tl.load(l_ptr + state_HM + inside * H)
+    o_HMK = tl.load(o_ptr + state_HMK + inside * D)
     return x_MD, q_HMK, m_HM, l_HM, o_HMK
 
 
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_fwd_kernel(
     x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr,
-    wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
+    w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
     z_ptr, a_ptr, lse_ptr, u_ptr, g_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, mail_ptr, B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
-    PARTS: tl.constexpr, THREADS: tl.constexpr,
+    PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time.
 
-    All PARTS of a tile write the same to the same place, but for the hidden layer of the MLP.
+    The PARTS of a tile have the same but for the hidden layer of the MLP. What other programs read, one of them writes.
     """
     H: tl.constexpr = D // K
     run = tl.program_id(1).to(tl.int64)
@@ -162,7 +173,7 @@ def rt_fwd_kernel(
     part = tl.program_id(0) % PARTS
     mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
     m = tile * M + tl.arange(0, M)
-    row_M = run * B + m
+    row_M = run * B + tl.minimum(m, B - 1)  # beyond the last sequence: that one again, but not written
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
     # one sequence and all J keys, so its sums over K and J stay inside the thread.
@@ -179,11 +190,11 @@ def rt_fwd_kernel(
     at_MD = (row_M * T * D)[:, None] + d[None, :]
     at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
-    wo_ptr += run * D * D
-    wk_ptr += run * D * D
-    wv_ptr += run * D * D
-    up_ptr += run * F * D
-    down_ptr += run * F * D
+    wo_ptr = w_ptr + run * (3 * D * D + 2 * F * D)
+    wk_ptr = wo_ptr + D * D
+    wv_ptr = wk_ptr + D * D
+    up_ptr = wv_ptr + D * D
+    down_ptr = up_ptr + F * D
     mlp_norm_D = tl.load(mlp_norm_ptr + run * D + d)
     if KV_NORM:
         kv_norm_D = tl.load(kv_norm_ptr + run * D + d)
@@ -196,19 +207,20 @@ def rt_fwd_kernel(
     HELD: tl.constexpr = PINNED and PARTS * W == F
     held_DW = tl.load(up_ptr + w[None, :] * D + d[:, None]) if HELD else 0
     held_WD = tl.load(down_ptr + d[None, :] * F + w[:, None]) if HELD else 0
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     rows = _fwd_rows(
-        x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK,
-        live_M1, live_1M, live_1M1, start, 0, D, H,
+        x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, start, 0, D, H
     )  # fmt: skip
     for t in range(start, stop):
         x_MD, q_HMK, m_HM, l_HM, o_HMK = rows
         q_HMK = q_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
         for first in tl.range(start, t, J, num_stages=1):
             j = first + tl.arange(0, J)
-            past = (j < t)[None, None, :, None] & live_1M1[:, :, None, :]
-            at_HMJK = at_HMK[:, :, None, :] + (j * D)[None, None, :, None]
-            k_HMJK = tl.load(k_ptr + at_HMJK, past, 0.0).to(tl.float32)
-            v_HMJK = tl.load(v_ptr + at_HMJK, past, 0.0).to(tl.float32)
+            at_HMJK = at_HMK[:, :, None, :] + (tl.minimum(j, t - 1) * D)[None, None, :, None]
+            k_HMJK = tl.load(k_ptr + at_HMJK).to(tl.float32)
+            v_HMJK = tl.load(v_ptr + at_HMJK).to(tl.float32)
             s_HMJ = tl.sum(k_HMJK * q_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (j - t)[None, None, :]
             s_HMJ = tl.where((j < t)[None, None, :], s_HMJ, MASKED)
             top_HM = tl.maximum(m_HM, tl.max(s_HMJ, 2))
@@ -218,12 +230,14 @@ def rt_fwd_kernel(
             o_HMK = o_HMK * shrink_HM[:, :, None] + tl.sum(p_HMJ[:, :, :, None] * v_HMJK, 2)
             m_HM = top_HM
         a_HMK = (o_HMK / l_HM[:, :, None]).to(cd)
-        tl.store(a_ptr + at_HMK + t * D, a_HMK, live_1M1)
-        tl.store(lse_ptr + at_HM + t * H, m_HM + tl.log2(l_HM), live_1M)
+        if _writes(0, part, PARTS):
+            tl.store(a_ptr + at_HMK + t * D, a_HMK, live_1M1)
+            tl.store(lse_ptr + at_HM + t * H, m_HM + tl.log2(l_HM), live_1M)
         zero_MD = tl.zeros([M, D], tl.float32)
         a_MD = tl.reshape(tl.permute(a_HMK, [1, 0, 2]), [M, D])
         u_MD = x_MD + scale * _product(a_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, True)
-        tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
+        if _writes(1, part, PARTS):
+            tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
         n_MD = (u_MD * rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
         y_MD = tl.zeros([M, D], tl.float32)
         for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
@@ -236,23 +250,24 @@ def rt_fwd_kernel(
             down_WD = held_WD if HELD else tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
             y_MD = tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
         if PARTS > 1:
-            from_ME = send(y_MD, mail_ptr, t + 1, part, M, D, PARTS)
+            at_ME = send(y_MD, mail_ptr, t, part, M, D, PARTS, WARPS)
         ahead = tl.minimum(t + 1, stop - 1)  # of the next position, read before the other parts are waited for
         rows = _fwd_rows(
-            x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK,
-            live_M1, live_1M, live_1M1, ahead, ahead - start, D, H,
+            x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, ahead, ahead - start, D, H
         )  # fmt: skip
         if PARTS > 1:
-            y_MD = received(from_ME, t + 1, M, D, PARTS, THREADS)
+            y_MD = received(at_ME, mail_ptr, t, M, D, PARTS, WARPS)
         z_MD = u_MD + scale * y_MD
-        tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
+        if _writes(2, part, PARTS):
+            tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
             z_MD *= rms(z_MD, D)[:, None] * kv_norm_D[None, :]
         n_MD = z_MD.to(cd)
         k_MD = _product(n_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
         v_MD = _product(n_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
         if K_NORM:
-            tl.store(raw_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
+            if _writes(3, part, PARTS):
+                tl.store(raw_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
             k_MD *= rms(k_MD, D)[:, None] * k_norm_D[None, :]
         tl.store(k_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
         tl.store(v_ptr + at_MD + t * D, v_MD.to(cd), live_M1)
@@ -263,12 +278,15 @@ def rt_fwd_kernel(
 def past_bwd_kernel(
     q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, step, start, stop, begin, end, base,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr,
+    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Gradients of the persistent pairs of start..stop pulled from the queries begin..end; layout as past_fwd_kernel.
 
     The FIRST call for a pair starts from zero, the others from what is there. T positions end the queries.
     """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
     row = tl.program_id(0) // (D // (G * K))
@@ -320,22 +338,22 @@ def past_bwd_kernel(
 @triton.jit
 def _bwd_rows(
     dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
-    live_M1, live_1M1, t, inside, D: tl.constexpr, F: tl.constexpr,
+    t, inside, D: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """What position t, the chunk's position ``inside``, begins with, in the order of use; r are the norms' statistics.
 
     The slope is that of the first channels of the hidden layer. Of a norm that is absent: anything.
     """
-    k_HMK = tl.load(k_ptr + at_HMK + t * D, live_1M1, 0.0)
-    v_HMK = tl.load(v_ptr + at_HMK + t * D, live_1M1, 0.0)
-    dk_HMK = tl.load(dk_ptr + state_HMK + inside * D, live_1M1, 0.0)
-    dv_HMK = tl.load(dv_ptr + state_HMK + inside * D, live_1M1, 0.0)
-    a_HMK = tl.load(a_ptr + at_HMK + t * D, live_1M1, 0.0)
-    raw_HMK = tl.load(raw_ptr + at_HMK + t * D, live_1M1, 0.0).to(tl.float32)
-    z_MD = tl.load(z_ptr + at_MD + t * D, live_M1, 0.0)
-    dz_MD = tl.load(dz_ptr + at_MD + t * D, live_M1, 0.0)
-    slope_MW = tl.load(slope_ptr + at_MW + t * F, live_M1, 0.0)
-    u_MD = tl.load(u_ptr + at_MD + t * D, live_M1, 0.0)
+    k_HMK = tl.load(k_ptr + at_HMK + t * D)
+    v_HMK = tl.load(v_ptr + at_HMK + t * D)
+    dk_HMK = tl.load(dk_ptr + state_HMK + inside * D)
+    dv_HMK = tl.load(dv_ptr + state_HMK + inside * D)
+    a_HMK = tl.load(a_ptr + at_HMK + t * D)
+    raw_HMK = tl.load(raw_ptr + at_HMK + t * D).to(tl.float32)
+    z_MD = tl.load(z_ptr + at_MD + t * D)
+    dz_MD = tl.load(dz_ptr + at_MD + t * D)
+    slope_MW = tl.load(slope_ptr + at_MW + t * F)
+    u_MD = tl.load(u_ptr + at_MD + t * D)
     r_k_M = tl.rsqrt(tl.sum(tl.sum(raw_HMK * raw_HMK, 2), 0) / D + EPS)
     r_kv_M = rms(z_MD, D)
     r_mlp_M = rms(u_MD, D)
@@ -345,12 +363,12 @@ def _bwd_rows(
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_bwd_kernel(
     dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, q_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, slopes_ptr, dk_ptr, dv_ptr,
-    wo_ptr, mlp_norm_ptr, up_ptr, down_ptr, kv_norm_ptr, wk_ptr, k_norm_ptr, wv_ptr,
+    w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
     dx_ptr, da_ptr, delta_ptr, du_ptr, n_ptr, dh_ptr, dy_ptr, nz_ptr, dkv_ptr, dgain_ptr, mail_ptr,
     B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
-    PARTS: tl.constexpr, THREADS: tl.constexpr,
+    PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Positions stop - 1 down to start of M sequences of one run.
 
@@ -364,7 +382,7 @@ def rt_bwd_kernel(
     part = tl.program_id(0) % PARTS
     mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
     m = tile * M + tl.arange(0, M)
-    row_M = run * B + m
+    row_M = run * B + tl.minimum(m, B - 1)  # beyond the last sequence: that one again, but not written
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
     # one sequence and all J keys, so its sums over K and J stay inside the thread.
@@ -380,11 +398,11 @@ def rt_bwd_kernel(
     at_MD = (row_M * T * D)[:, None] + d[None, :]
     at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
-    wo_ptr += run * D * D
-    wk_ptr += run * D * D
-    wv_ptr += run * D * D
-    up_ptr += run * F * D
-    down_ptr += run * F * D
+    wo_ptr = w_ptr + run * (3 * D * D + 2 * F * D)
+    wk_ptr = wo_ptr + D * D
+    wv_ptr = wk_ptr + D * D
+    up_ptr = wv_ptr + D * D
+    down_ptr = up_ptr + F * D
     mlp_norm_D = tl.load(mlp_norm_ptr + run * D + d)
     if KV_NORM:
         kv_norm_D = tl.load(kv_norm_ptr + run * D + d)
@@ -397,10 +415,13 @@ def rt_bwd_kernel(
     HELD: tl.constexpr = PINNED and PARTS * W == F
     held_DW = tl.load(down_ptr + d[:, None] * F + w[None, :]) if HELD else 0
     held_WD = tl.load(up_ptr + w[:, None] * D + d[None, :]) if HELD else 0
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     dk_norm_HMK = tl.zeros([H, M, K], tl.float32)
     rows = _bwd_rows(
         dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
-        live_M1, live_1M1, stop - 1, stop - 1 - start, D, F,
+        stop - 1, stop - 1 - start, D, F,
     )  # fmt: skip
     for back in range(stop - start):
         t = stop - 1 - back
@@ -409,15 +430,15 @@ def rt_bwd_kernel(
         v_HMK = v_HMK.to(tl.float32)
         for first in tl.range(t + 1, stop, J, num_stages=1):
             i = first + tl.arange(0, J)
-            later_HMJ = (i < stop)[None, None, :] & live_1M1
-            at_HMJ = at_HM[:, :, None] + (i * H)[None, None, :]
-            at_HMJK = at_HMK[:, :, None, :] + (i * D)[None, None, :, None]
-            q_HMJK = tl.load(q_ptr + at_HMJK, later_HMJ[:, :, :, None], 0.0).to(tl.float32)
-            da_HMJK = tl.load(da_ptr + at_HMJK, later_HMJ[:, :, :, None], 0.0).to(tl.float32)
-            lse_HMJ = tl.load(lse_ptr + at_HMJ, later_HMJ, 0.0)
-            delta_HMJ = tl.load(delta_ptr + at_HMJ, later_HMJ, 0.0)
+            at_J = tl.minimum(i, stop - 1)
+            at_HMJ = at_HM[:, :, None] + (at_J * H)[None, None, :]
+            at_HMJK = at_HMK[:, :, None, :] + (at_J * D)[None, None, :, None]
+            q_HMJK = tl.load(q_ptr + at_HMJK).to(tl.float32)
+            da_HMJK = tl.load(da_ptr + at_HMJK).to(tl.float32)
+            lse_HMJ = tl.load(lse_ptr + at_HMJ)
+            delta_HMJ = tl.load(delta_ptr + at_HMJ)
             s_HMJ = tl.sum(q_HMJK * k_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (t - i)[None, None, :]
-            p_HMJ = tl.where(later_HMJ, tl.exp2(s_HMJ - lse_HMJ), 0.0)
+            p_HMJ = tl.where((i < stop)[None, None, :], tl.exp2(s_HMJ - lse_HMJ), 0.0)
             ds_HMJ = p_HMJ * (tl.sum(da_HMJK * v_HMK[:, :, None, :], 3) - delta_HMJ)
             dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
@@ -431,8 +452,10 @@ def rt_bwd_kernel(
         dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
         dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
         at_dkv = ((row_M * T + t) * 2 * D)[:, None] + d[None, :]
-        tl.store(dkv_ptr + at_dkv, dk_MD, live_M1)
-        tl.store(dkv_ptr + at_dkv + D, dv_MD, live_M1)
+        if _writes(0, part, PARTS):
+            tl.store(dkv_ptr + at_dkv, dk_MD, live_M1)
+        if _writes(1, part, PARTS):
+            tl.store(dkv_ptr + at_dkv + D, dv_MD, live_M1)
         dn_MD = tl.zeros([M, D], tl.float32)
         dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
         dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
@@ -441,33 +464,38 @@ def rt_bwd_kernel(
             dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_kv_M, D)
         else:
             dz_MD += dn_MD
-        tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
+        if _writes(2, part, PARTS):
+            tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
         dy_MD = (dz_MD * scale).to(cd)
-        tl.store(dy_ptr + at_MD + t * D, dy_MD, live_M1)
+        if _writes(3, part, PARTS):
+            tl.store(dy_ptr + at_MD + t * D, dy_MD, live_M1)
         dn_MD = tl.zeros([M, D], tl.float32)
         for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
             down_DW = held_DW if HELD else tl.load(down_ptr + d[:, None] * F + (f + w)[None, :])
             dg_MW = tl.dot(dy_MD, down_DW, input_precision="ieee")
-            slope_MW = first_MW if HELD else tl.load(slope_ptr + at_MW + t * F + f, live_M1, 0.0)
+            slope_MW = first_MW if HELD else tl.load(slope_ptr + at_MW + t * F + f)
             dh_MW = (dg_MW * slope_MW.to(tl.float32)).to(cd)
             tl.store(dh_ptr + at_MW + t * F + f, dh_MW, live_M1)
             up_WD = held_WD if HELD else tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
             dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
         if PARTS > 1:
-            from_ME = send(dn_MD, mail_ptr, T - t, part, M, D, PARTS)
+            at_ME = send(dn_MD, mail_ptr, T - 1 - t, part, M, D, PARTS, WARPS)
         ahead = tl.maximum(t - 1, start)  # of the next position, read before the other parts are waited for
         rows = _bwd_rows(
             dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW,
-            state_HMK, live_M1, live_1M1, ahead, ahead - start, D, F,
+            state_HMK, ahead, ahead - start, D, F,
         )  # fmt: skip
         if PARTS > 1:
-            dn_MD = received(from_ME, T - t, M, D, PARTS, THREADS)
+            dn_MD = received(at_ME, mail_ptr, T - 1 - t, M, D, PARTS, WARPS)
         u_MD *= r_mlp_M[:, None]
         dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_mlp_M, D)
-        tl.store(n_ptr + at_MD + t * D, u_MD.to(cd), live_M1)
-        tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
+        if _writes(4, part, PARTS):
+            tl.store(n_ptr + at_MD + t * D, u_MD.to(cd), live_M1)
+        if _writes(5, part, PARTS):
+            tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
         du_MD = (dz_MD * scale).to(cd)
-        tl.store(du_ptr + at_MD + t * D, du_MD, live_M1)
+        if _writes(6, part, PARTS):
+            tl.store(du_ptr + at_MD + t * D, du_MD, live_M1)
         da_MD = _product(du_MD, tl.zeros([M, D], tl.float32), wo_ptr, wo_DD, D, PINNED, False).to(cd)
         da_HMK = tl.permute(tl.reshape(da_MD, [M, H, K]), [1, 0, 2])
         tl.store(da_ptr + at_HMK + t * D, da_HMK, live_1M1)
@@ -475,6 +503,7 @@ def rt_bwd_kernel(
         tl.debug_barrier()  # da and delta are read by other threads of this program from here on
     if K_NORM:
         row = (run * tl.cdiv(T, C) + start // C) * (tl.num_programs(0) // PARTS) + tile
+        dk_norm_HMK = tl.where(live_1M1, dk_norm_HMK, 0.0)
         tl.store(dgain_ptr + row * D + d, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
 
 
@@ -550,19 +579,30 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
 
 
 class _Gpu(NamedTuple):
-    """What tiles depend on: how many multiprocessors there are, and bytes of shared memory that a program may have."""
+    """What tiles depend on.
+
+    Attributes:
+        multiprocessors: how many there are.
+        room: bytes of shared memory that a program may have.
+        early_launch: whether a kernel can be launched before the one ahead of it has ended.
+    """
 
     multiprocessors: int
     room: int
+    early_launch: bool
 
 
 @cache
 def _gpu(device: torch.device) -> _Gpu:
     """The H200's in the interpreter."""
     if device.type != "cuda":
-        return _Gpu(multiprocessors=132, room=232448)
+        return _Gpu(multiprocessors=132, room=232448, early_launch=False)
     properties = torch.cuda.get_device_properties(device)
-    return _Gpu(properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 65536))
+    return _Gpu(
+        multiprocessors=properties.multi_processor_count,
+        room=getattr(properties, "shared_memory_per_block_optin", 65536),
+        early_launch=torch.version.hip is None and properties.major >= 9,
+    )
 
 
 def _tiles(
@@ -576,11 +616,12 @@ def _tiles(
     """
     wide = dtype == torch.float32
     K = D // H
-    multiprocessors, room = _gpu(device)
+    multiprocessors, room, early_launch = _gpu(device)
     tiles = R * triton.cdiv(B, 16)
+    early = early_launch and tiles <= multiprocessors
     M = 16 if tiles <= multiprocessors else 32
     pinned = 6 * D * D * (4 if wide else 2) <= room
-    # n * D <= 1024: a thread awaits no more than 32 words, all of them in registers
+    # n * D <= 1024: a thread awaits no more than 8 words, all of them in registers
     fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
     parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
     W = 32 if wide else 64
@@ -588,9 +629,10 @@ def _tiles(
         W = F // parts  # at once, so that the part holds its slice of the MLP
     shape = {"D": D, "K": K, "C": 16}
     warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
+    launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
     loop = {
         **shape, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
-        "PARTS": parts, "THREADS": 32 * warps, "num_warps": warps,
+        "PARTS": parts, "WARPS": warps, "num_warps": warps, **launch,
     }  # fmt: skip
     if parts > 1:
         loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
@@ -599,7 +641,7 @@ def _tiles(
     return (
         {**loop, "M": M, "J": 128 // M},
         {**loop, "M": 16, "J": 4},
-        {**heads, "num_warps": 1},
+        {**heads, "num_warps": 1, **launch},
         {**heads, "C": 32, "num_warps": 2},
     )
 
@@ -625,7 +667,9 @@ def triton_forward(
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
     x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
-    wo, up, down, wk, wv = as_operands(weights, dtype)
+    # In the order of the kernels; a new tensor in any dtype, for the backward is handed it.
+    linear = (weights.wo_DD, weights.wk_DD, weights.wv_DD, weights.up_FD, weights.down_DF)
+    w = torch.cat([y.flatten(1) for y in linear], 1).to(dtype)
     slopes = slopes_H.to(x)
     loop, _, chunks, _ = _tiles(B, R, D, H, F, dtype, x.device)
     C = loop["C"]
@@ -644,11 +688,11 @@ def triton_forward(
             q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **chunks
         )  # fmt: skip
         rt_fwd_kernel[programs, R](
-            x, q, m, l, o, slopes, wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
+            x, q, m, l, o, slopes, w, mlp_norm, kv_norm, k_norm,
             z, a, lse, u, g, slope, raw, k, v, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    return z, (a, lse, u, g, slope, raw, k, v)
+    return z, (a, lse, u, g, slope, raw, k, v, w)
 
 
 def triton_backward(
@@ -667,8 +711,7 @@ def triton_backward(
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
-    a, lse, u, g, slope, raw, k, v = saved
-    wo, up, down, wk, wv = as_operands(weights, dtype)
+    a, lse, u, g, slope, raw, k, v, w = saved
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
     _, loop, chunks, queries = _tiles(B, R, D, H, F, dtype, dz.device)
@@ -691,35 +734,29 @@ def triton_backward(
         )  # fmt: skip
         rt_bwd_kernel[programs, R](
             dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
-            wo, mlp_norm, up, down, kv_norm, wk, k_norm, wv,
+            w, mlp_norm, kv_norm, k_norm,
             dx, da, delta, du, n, dh, dy, nz, dkv, dgain, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
-    dup, dmlp_norm = through_gain(rows_product(dh, n), weights.up_FD, mlp_norm)
-    dwkv = rows_product(dkv, nz)
+    dwo, dup, ddown, dwkv = rows_products((du, a), (dh, n), (dy, g), (dkv, nz))
+    dup, dmlp_norm = through_gain(dup, weights.up_FD, mlp_norm)
     if weights.kv_norm_D is not None:
         dwkv, dkv_norm = through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), kv_norm)
     dwk, dwv = dwkv.split(D, dim=1)
     gradients = Weights(
-        wo_DD=rows_product(du, a),
+        wo_DD=dwo,
         mlp_norm_D=dmlp_norm,
         up_FD=dup,
-        down_DF=rows_product(dy, g),
+        down_DF=ddown,
         kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
         wk_DD=dwk,
-        k_norm_D=None if weights.k_norm_D is None else dgain.sum(1),
+        k_norm_D=None if weights.k_norm_D is None else group_sum(dgain),
         wv_DD=dwv,
     )
     return dx, dq, dkt, dvt, gradients
-
-
-def as_operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
-    """wo, up, down, wk, wv in the dtype of the products. Cast in both passes: saving them would return inputs."""
-    linear = (weights.wo_DD, weights.up_FD, weights.down_DF, weights.wk_DD, weights.wv_DD)
-    return [w.to(dtype).contiguous() for w in linear]
 
 
 def gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:

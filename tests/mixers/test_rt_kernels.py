@@ -140,7 +140,7 @@ def test_unsupported_says_why() -> None:
 )
 def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
-    monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room))
+    monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room, early_launch=False))
     shared = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), widths):
@@ -150,6 +150,7 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
             assert F % (parts * loop["W"]) == 0
             assert loop["W"].bit_count() == 1
             assert parts == 1 or loop["launch_cooperative_grid"]
+            assert parts == 1 or (loop["M"] == 16 and D % (16 * loop["WARPS"]) == 0)  # whole words of a thread
             assert parts == 1 or R * parts * math.ceil(B / loop["M"]) <= multiprocessors
             assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
     assert max(shared) == 8
