@@ -39,7 +39,7 @@ from runners.ensemble import Run
 from runners.environment import find_devices
 from runners.experiment import Experiment
 from runners.layers import Choice, choose_layers, print_layers
-from runners.options import expand, find_task, override, parse, user_errors
+from runners.options import expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
@@ -351,8 +351,4 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+    run_command(main, "interrupted: the same command goes on where this one stopped")

@@ -5,6 +5,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields, make_dataclass, replace
@@ -24,6 +25,22 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def run_command(main: Callable[[], None], interrupted: str) -> None:
+    """Run a program; Ctrl-C ends it with the line ``interrupted``, and a reader who stops reading silently."""
+    try:
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # Python flushes once more at its end (https://docs.python.org/3/library/signal.html#note-on-sigpipe)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
 def check_seed(seed: int) -> None:
     """Raise ValueError for a seed that PyTorch's generators do not take, or take for another one."""
     if not 0 <= seed < 2**64:
@@ -35,6 +52,8 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors that a person can mend into one line and exit status 2."""
     try:
         yield
+    except BrokenPipeError:  # nobody reads on: see ``run_command``
+        raise
     except kinds as error:
         fail(" ".join(str(error).split()))
 
