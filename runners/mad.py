@@ -285,6 +285,8 @@ def _check(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if options.list and options.dry_run:
+        raise ValueError("--list and --dry-run exclude each other: give one")
     if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():

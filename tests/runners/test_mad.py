@@ -68,6 +68,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
+        (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
         (["--mixer", "rt", "--task"], "--task is missing"),
         (["--mixer", "--task", "compression"], "--mixer is missing"),
