@@ -80,13 +80,17 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     }
     options_of = {group: _common_options(group, classes) for group, classes in configs.items()}
     hints, texts = get_type_hints(base), _texts(base)
-    helps = {group: f"{texts[group]} Names: {', '.join(FIND[group][0])}." for group in groups}
-    named = [(group, Annotated[hints[group], tyro.conf.arg(help=text)]) for group, text in helps.items()]
+    names_of = {group: f" Names: {', '.join(FIND[group][0])}." for group in groups}
+    helps = {f.name: texts[f.name] + names_of.get(f.name, "") for f in fields(base)}
+    described = [
+        (name, Annotated[hints[name], tyro.conf.arg(help=text, help_behavior_hint=_hint)])
+        for name, text in helps.items()
+    ]
     nested = [
         (f"{group}_options", Annotated[made, tyro.conf.arg(name=group)], field(default_factory=made))
         for group, made in options_of.items()
     ]
-    extended = make_dataclass("Options", [*named, *nested], bases=(base,), frozen=True, kw_only=True)
+    extended = make_dataclass("Options", [*described, *nested], bases=(base,), frozen=True, kw_only=True)
     extended.__doc__ = base.__doc__
     inherited = {f.name: getattr(preset, f.name) for f in fields(base)}
     options, unknown = cli(extended, extended(**inherited), arguments)
@@ -144,8 +148,8 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
 
     def option(name: str) -> tuple[str, Any, Any]:
         defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
-        text = f"{texts.get(name, '')} (unless given: {defaults})"
-        return name, Annotated[hints[name] | None, tyro.conf.arg(help=text)], field(default=None)
+        about = tyro.conf.arg(help=texts.get(name, ""), help_behavior_hint=f"(default: {defaults})")
+        return name, Annotated[hints[name] | None, about], field(default=None)
 
     return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
 
@@ -157,6 +161,11 @@ def _texts(options_class: type) -> dict[str, str]:
         for ancestor in reversed(options_class.__mro__)
         for param in docstring_parser.parse(ancestor.__doc__ or "").params
     }
+
+
+def _hint(default: str) -> str:
+    """What the help says of a default: nothing where an option is not given by default."""
+    return "" if default in ("", "None") else f"(default: {default})"
 
 
 def _defaults(config_class: type) -> dict[str, Any]:
