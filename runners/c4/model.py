@@ -245,11 +245,11 @@ def describe(cost: Cost, config: Config) -> Table:
     table.add_row("without embeddings", f"{cost.non_embedding:,}{against}")
     table.add_row("FLOPs a token, training", f"{cost.flops_per_token:,}", end_section=True)
     for part, size in cost.memory.items():
-        table.add_row(f"memory: {part}", _gib(size))
+        table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
     numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if config.device == 'cpu' else 'bfloat16'}{fused}"
-    table.add_row(f"memory in all ({numbers})", _gib(sum(cost.memory.values())) + unknown, end_section=True)
+    table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
     table.add_row("tokens", f"{config.steps * tokens:,}")
@@ -257,8 +257,9 @@ def describe(cost: Cost, config: Config) -> Table:
     return table
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB"
+def _memory(size: int) -> str:
+    """Bytes in GiB, or in MiB where that would be next to nothing."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.2f} MiB"
 
 
 def _sequences(config: Config) -> int:
