@@ -37,7 +37,7 @@ from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices
-from runners.experiment import Experiment
+from runners.experiment import Experiment, building
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
@@ -269,11 +269,8 @@ def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]
 
 def _try_to_build(experiment: Experiment) -> None:
     """Build the model once, so that what cannot be built is refused before anything is stored."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            experiment.build()
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"cannot build mixer {experiment.mixer!r}: {error}") from error
+    with torch.random.fork_rng(devices=[]), building(experiment.mixer):
+        experiment.build()
 
 
 def _check(options: Options) -> None:

@@ -21,7 +21,7 @@ from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
-from runners.experiment import find_mixer
+from runners.experiment import building, find_mixer
 from runners.options import override
 
 LOGITS = 2**28
@@ -93,12 +93,9 @@ def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageM
         ValueError: the layer cannot be built in this shape.
     """
     layer, layer_config = layer_of(config, options)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), building(config.mixer):
         torch.default_generator.manual_seed(config.seed)
-        try:
-            model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"cannot build mixer {config.mixer!r}: {error}") from error
+        model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
     model.layers.recompute = config.recompute
     return model
 

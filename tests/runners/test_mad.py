@@ -322,6 +322,19 @@ def test_a_layer_with_an_unusable_config_is_one_clear_line(
     assert message in refused("--mixer", f"{name}:L", "--task", "compression")
 
 
+def test_a_fault_in_the_code_of_a_layer_keeps_its_traceback_and_names_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from mixers.attention import Transformer\nclass L(Transformer):\n    def __init__(self, *_): {}['size']\n"
+    (tmp_path / "faulty_layer.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for rest in (["--task", "compression"], ["--list"]):
+        with pytest.raises(KeyError, match="size") as caught:
+            mad.main(["--mixer", "faulty_layer:L", *rest])
+        assert caught.value.__notes__ == ["while mixer 'faulty_layer:L' was built"]
+        assert caught.traceback[-1].path == tmp_path / "faulty_layer.py"
+
+
 def test_too_little_gpu_memory_is_one_line_that_names_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
