@@ -53,6 +53,7 @@ class Crew:
 
     Raises:
         CrewError: one of them has failed; raised at whatever is watched next.
+        torch.OutOfMemoryError: its GPU had too little memory; raised likewise.
     """
 
     def __init__(self, devices: Sequence[torch.device], work: Callable[[torch.device], None]) -> None:
@@ -115,7 +116,8 @@ class Crew:
     def _check(self) -> None:
         dead = [process for process in self._processes if process.exitcode]  # first, for an error is sent before
         if self._errors.poll():
-            raise CrewError(self._errors.recv())
+            kind, message = self._errors.recv()
+            raise kind(message)
         if dead:
             raise CrewError(f"{dead[0].name}: its process ended with exit code {dead[0].exitcode}")
 
@@ -130,9 +132,9 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
                 torch.cuda.set_device(device)
             work(device)
         except Exception as error:
-            advice = ": lower --together" if isinstance(error, torch.OutOfMemoryError) else ""
+            kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else CrewError
             # cut to a length that a pipe takes in one piece: several may write, and nobody may be reading
-            errors.send(f"{device}: {type(error).__name__}{advice}: {error}"[:1000])
+            errors.send((kind, f"{device}: {type(error).__name__}: {error}"[:1000]))
             sys.exit(1)
 
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
-from runners.ensemble import Run
+from mixers.backbone import Backbone
+from runners.ensemble import Ensemble, Run
 from runners.experiment import Experiment
 from runners.search import finished_of
 
@@ -41,15 +42,22 @@ class Forecast:
 
 
 def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None) -> Forecast:
-    """What an experiment would take, and what of it is done in a storage, if there is one."""
+    """What an experiment would take, and what of it is done in a storage, if there is one.
+
+    A layer that runs alone on the CPU is also called as in training; the error of one that cannot be is passed on.
+    """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
     model = replace(experiment, mixer_config=countable(config)).build().requires_grad_(False)
     examples, length = experiment.instance.split("train").inputs_ST.shape
+    counted: list[int] = []
 
     def flops(positions: int) -> int:
+        counted.append(positions)
         return operations(model, torch.zeros(1, positions, dtype=torch.long))
 
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
+    if forward is not None:
+        _call_as_in_training(experiment, model, grid[:1], min(counted))
     return Forecast(
         finished=0 if storage is None else len(finished_of(grid, experiment, storage)),
         steps=protocol.total_steps(examples),
@@ -57,6 +65,15 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
         state_floats=attempt("state", layer, lambda: sum(count_state(y, [length])[length] for y in model.stack)),
         flops=None if forward is None else 3 * protocol.batch_size * forward,
     )
+
+
+def _call_as_in_training(experiment: Experiment, model: Backbone, runs: Sequence[Run], positions: int) -> None:
+    ensemble = Ensemble(lambda: model, runs, experiment.protocol.optimizer, 1, torch.device("cpu"))
+    try:
+        ensemble.logits(ensemble.params_RP, torch.zeros(len(runs), 1, positions, dtype=torch.long))
+    except Exception as error:
+        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
+        raise
 
 
 def print_forecast(

@@ -8,7 +8,8 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec
@@ -124,6 +125,22 @@ def find_mixer(name: str) -> type[Layer]:
     if not usable:
         raise ValueError(f"mixer {name!r}: its Config must be a dataclass whose fields all have defaults")
     return found
+
+
+@contextmanager
+def building(mixer: str) -> Iterator[None]:
+    """Name the mixer in what goes wrong while its layer is built.
+
+    Raises:
+        ValueError: it cannot be built; one line. Other errors are faults of its code, and stay with a note.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"cannot build mixer {mixer!r}: {error}") from error
+    except Exception as error:
+        error.add_note(f"while mixer {mixer!r} was built")
+        raise
 
 
 def code_version(*roots: type | str) -> str:

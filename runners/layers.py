@@ -12,7 +12,7 @@ from rich.text import Text
 from mixers.accounting import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
 from mixers.attention import Transformer
 from mixers.base import Layer, Shape
-from runners.experiment import find_mixer
+from runners.experiment import building, find_mixer
 from runners.options import override
 
 
@@ -34,10 +34,8 @@ class Choice:
         Raises:
             ValueError: the layer cannot be built.
         """
-        try:
+        with building(self.mixer):
             return costs(self.layer, self.config, self.shape)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"cannot build mixer {self.mixer!r}: {error}") from error
 
 
 def choose_layers(

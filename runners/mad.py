@@ -37,9 +37,9 @@ from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices
-from runners.experiment import Experiment
+from runners.experiment import Experiment, building
 from runners.layers import Choice, choose_layers, print_layers
-from runners.options import expand, find_task, override, parse, user_errors
+from runners.options import expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
@@ -269,11 +269,8 @@ def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]
 
 def _try_to_build(experiment: Experiment) -> None:
     """Build the model once, so that what cannot be built is refused before anything is stored."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            experiment.build()
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"cannot build mixer {experiment.mixer!r}: {error}") from error
+    with torch.random.fork_rng(devices=[]), building(experiment.mixer):
+        experiment.build()
 
 
 def _check(options: Options) -> None:
@@ -285,6 +282,8 @@ def _check(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if options.list and options.dry_run:
+        raise ValueError("--list and --dry-run exclude each other: give one")
     if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
@@ -351,8 +350,4 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+    run_command(main, "interrupted: the same command goes on where this one stopped")

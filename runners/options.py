@@ -5,6 +5,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields, make_dataclass, replace
@@ -24,6 +25,22 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def run_command(main: Callable[[], None], interrupted: str) -> None:
+    """Run a program; Ctrl-C ends it with the line ``interrupted``, and a reader who stops reading silently."""
+    try:
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # Python flushes once more at its end (https://docs.python.org/3/library/signal.html#note-on-sigpipe)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
 def check_seed(seed: int) -> None:
     """Raise ValueError for a seed that PyTorch's generators do not take, or take for another one."""
     if not 0 <= seed < 2**64:
@@ -35,6 +52,8 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors that a person can mend into one line and exit status 2."""
     try:
         yield
+    except BrokenPipeError:  # nobody reads on: see ``run_command``
+        raise
     except kinds as error:
         fail(" ".join(str(error).split()))
 
@@ -61,13 +80,17 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     }
     options_of = {group: _common_options(group, classes) for group, classes in configs.items()}
     hints, texts = get_type_hints(base), _texts(base)
-    helps = {group: f"{texts[group]} Names: {', '.join(FIND[group][0])}." for group in groups}
-    named = [(group, Annotated[hints[group], tyro.conf.arg(help=text)]) for group, text in helps.items()]
+    names_of = {group: f" Names: {', '.join(FIND[group][0])}." for group in groups}
+    helps = {f.name: texts[f.name] + names_of.get(f.name, "") for f in fields(base)}
+    described = [
+        (name, Annotated[hints[name], tyro.conf.arg(help=text, help_behavior_hint=_hint)])
+        for name, text in helps.items()
+    ]
     nested = [
         (f"{group}_options", Annotated[made, tyro.conf.arg(name=group)], field(default_factory=made))
         for group, made in options_of.items()
     ]
-    extended = make_dataclass("Options", [*named, *nested], bases=(base,), frozen=True, kw_only=True)
+    extended = make_dataclass("Options", [*described, *nested], bases=(base,), frozen=True, kw_only=True)
     extended.__doc__ = base.__doc__
     inherited = {f.name: getattr(preset, f.name) for f in fields(base)}
     options, unknown = cli(extended, extended(**inherited), arguments)
@@ -125,8 +148,8 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
 
     def option(name: str) -> tuple[str, Any, Any]:
         defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
-        text = f"{texts.get(name, '')} (unless given: {defaults})"
-        return name, Annotated[hints[name] | None, tyro.conf.arg(help=text)], field(default=None)
+        about = tyro.conf.arg(help=texts.get(name, ""), help_behavior_hint=f"(default: {defaults})")
+        return name, Annotated[hints[name] | None, about], field(default=None)
 
     return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
 
@@ -138,6 +161,11 @@ def _texts(options_class: type) -> dict[str, str]:
         for ancestor in reversed(options_class.__mro__)
         for param in docstring_parser.parse(ancestor.__doc__ or "").params
     }
+
+
+def _hint(default: str) -> str:
+    """What the help says of a default: nothing where an option is not given by default."""
+    return "" if default in ("", "None") else f"(default: {default})"
 
 
 def _defaults(config_class: type) -> dict[str, Any]:

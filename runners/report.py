@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from mixers.accounting import FOOTNOTE, HEADINGS, Costs, costs, short
 from runners.checkpoint import write_json
@@ -191,30 +193,35 @@ def grouped(summaries: Sequence[Summary], attribute: Literal["setting", "family"
 
 
 def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
-    """One row an experiment: test accuracies of the chosen point, the task's limits, what the layer costs.
+    """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
 
-    Rows are grouped by setting and family; more than ``FEW`` mixers have the family in a column.
+    More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
     """
-    labels = ("task", "family", "mixer") if count_mixers(summaries) > FEW else ("task", "mixer")
-    names, results, costs_of = [], [], []
-    for s in grouped(grouped(summaries, "family"), "setting"):
-        name = {"task": s.setting, "family": s.family, "mixer": s.experiment.mixer}
-        sequence, token = s.test("sequence_accuracy"), s.test("token_accuracy")
-        accuracies = ("diverged", "") if sequence is None or token is None else (sequence.text(), token.text())
-        limits = (f"{a.sequence:.2g} / {a.token:.2g}" for a in (s.ceiling, s.chance))
-        names.append([name[label] for label in labels])
-        results.append([*accuracies, *limits])
-        costs_of.append(s.costs.cells(short))
-    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token", "ceiling", "chance")
-    both = [[*result, *figures] for result, figures in zip(results, costs_of, strict=True)]
-    table = _table(title, labels, (*headings, *HEADINGS), names, both)
+    many = count_mixers(summaries) > FEW
+    levels = ("task", "family", "mixer") if many else ("task", "mixer")
+    tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
+    indent = "  " * (len(levels) - 1)
+    rows: list[tuple[str | Text, list[str], list[str]]] = []
+    for setting, of_setting in groupby(grouped(grouped(summaries, "family"), "setting"), attrgetter("setting")):
+        members = list(of_setting)
+        rows.append((Text(setting, "bold"), [], []))
+        for family, of_family in groupby(members, attrgetter("family")):
+            if many:
+                rows.append((f"  {family}", [], []))
+            rows += [(indent + s.experiment.mixer, _accuracies(s), s.costs.cells(short)) for s in of_family]
+        for name, limit in (("ceiling", members[0].ceiling), ("chance", members[0].chance)):
+            rows.append((f"  {name}", [f"{limit.sequence:.2g}", f"{limit.token:.2g}"], []))
+    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
+    table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
     if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
         console.print(table)
     else:
+        of_mixers = {s.experiment.mixer: s.costs.cells(short) for s in grouped(summaries, "family")}
         console.print(
-            _table(title, labels, headings, names, results), _table("costs", labels, HEADINGS, names, costs_of)
+            _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
+            _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
         )
-    console.print(f"ceiling and chance: sequence / token accuracy\ncosts: {FOOTNOTE}")
+    console.print(f"costs: {FOOTNOTE}")
 
 
 def count_mixers(summaries: Sequence[Summary]) -> int:
@@ -222,23 +229,21 @@ def count_mixers(summaries: Sequence[Summary]) -> int:
     return len({s.experiment.mixer for s in summaries})
 
 
-def _table(
-    title: str,
-    labels: Sequence[str],
-    headings: Sequence[str],
-    names: Sequence[Sequence[str]],
-    rows: Sequence[Sequence[str]],
-) -> Table:
-    """What each row is of, then its figures; a line between the tasks."""
+def _accuracies(summary: Summary) -> list[str]:
+    sequence, token = summary.test("sequence_accuracy"), summary.test("token_accuracy")
+    return ["diverged", ""] if sequence is None or token is None else [sequence.text(), token.text()]
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:
+    """What each row is of, then its figures; a line above the names of tasks."""
     table = Table(title=title, title_justify="left")
-    for label in labels:
-        table.add_column(label, overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for i, (name, row) in enumerate(zip(names, rows, strict=True)):
-        if i and name[0] != names[i - 1][0]:
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, cells in rows:
+        if isinstance(label, Text):
             table.add_section()
-        table.add_row(*name, *row)
+        table.add_row(label, *cells)
     return table
 
 

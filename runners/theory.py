@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from mixers.attention import alibi_slopes
 from mixers.rt.naive import Weights, naive_recurrence
 from runners.checkpoint import write_atomically, write_json
-from runners.options import check_seed, cli, fail, not_understood
+from runners.options import check_seed, cli, not_understood, run_command, user_errors
 
 BOUND = 1e-10
 MODELS = ((1, 1, 1, 8), (1, 64, 1, 16), (2, 33, 4, 16), (4, 64, 4, 16), (8, 17, 8, 32), (16, 48, 2, 8))
@@ -82,13 +82,11 @@ class Check:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    try:
+    with user_errors(ValueError):
         options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         check_seed(options.seed)
-    except ValueError as error:
-        fail(str(error))
     console, folder = Console(), options.out / "theory"
     checks = [*check_simulation(options.seed), *check_gradient(options.seed), check_path_lengths()]
     table = Table(title="theorems of arXiv:2604.21215, float64", title_justify="left")
@@ -99,11 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for c in checks:
         table.add_row(c.check, c.setting, f"{c.error:.1e}", f"{c.bound:.0e}", "yes" if c.holds else "NO")
     console.print(table)
-    try:
+    with user_errors(OSError):
         write_json(folder / "theory.json", [c.to_dict() for c in checks])
         plot_path_lengths(folder / "path-lengths.png")
-    except OSError as error:
-        fail(str(error))
     console.print(
         f"L layers, N positions, H heads, width d'; positions k up to {POSITIONS[-1]}; "
         "errors as a share of the largest expected value"
@@ -319,4 +315,4 @@ def plot_path_lengths(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, "interrupted: the checks were not finished")

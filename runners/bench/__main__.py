@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from runners.bench.diagnostics import diagnostics
 from runners.bench.pretraining import pretraining
-from runners.options import fail
+from runners.options import fail, run_command
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
 
@@ -35,8 +35,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is in the JSON file", file=sys.stderr)
-        raise SystemExit(130) from None
+    run_command(main, "interrupted: what was measured is in the JSON file")

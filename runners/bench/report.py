@@ -132,7 +132,7 @@ def print_table(bench: "DiagnosticsBench", console: Console) -> None:
                 bench.implementations[cell.implementation].label,
                 f"{shown['median_ms']:.3f}" if timed else "",
                 f"{shown['min_ms']:.3f} – {shown['max_ms']:.3f}" if timed else "",
-                "" if shown["peak_gib"] is None else f"{shown['peak_gib']:.2f}",
+                "" if shown["peak_gib"] is None else f"{shown['peak_gib']:.3g}",
                 "" if shown["error"] is None else f"{shown['error']:.1e}",
                 note,
             )

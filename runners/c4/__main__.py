@@ -30,7 +30,7 @@ from runners.c4.search import best, points_of, print_results, search, study_file
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
 from runners.checkpoint import read_json
-from runners.options import parse, user_errors
+from runners.options import parse, run_command, user_errors
 from runners.store import Store
 
 
@@ -116,8 +116,4 @@ def _runs_on(corpus: Corpus, out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None
+    run_command(main, "interrupted: the same command goes on from the last checkpoint")

@@ -21,7 +21,7 @@ from mixers.backbone import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.data import end_of_text, vocab_size
 from runners.environment import find_devices
-from runners.options import check_seed, cli, fail, not_understood
+from runners.options import check_seed, cli, not_understood, user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -80,7 +80,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command line; what goes wrong is one line and exit status 2."""
-    try:
+    with user_errors(ValueError, OSError):
         default = Options(checkpoint=tyro.MISSING)
         options, unknown = cli(Options, default, arguments, "generate")
         if unknown:
@@ -97,8 +97,6 @@ def main(arguments: Sequence[str]) -> None:
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
-    except (ValueError, OSError) as error:
-        fail(str(error))
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:

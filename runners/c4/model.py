@@ -21,7 +21,7 @@ from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
-from runners.experiment import find_mixer
+from runners.experiment import building, find_mixer
 from runners.options import override
 
 LOGITS = 2**28
@@ -93,12 +93,9 @@ def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageM
         ValueError: the layer cannot be built in this shape.
     """
     layer, layer_config = layer_of(config, options)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), building(config.mixer):
         torch.default_generator.manual_seed(config.seed)
-        try:
-            model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"cannot build mixer {config.mixer!r}: {error}") from error
+        model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
     model.layers.recompute = config.recompute
     return model
 
@@ -245,11 +242,11 @@ def describe(cost: Cost, config: Config) -> Table:
     table.add_row("without embeddings", f"{cost.non_embedding:,}{against}")
     table.add_row("FLOPs a token, training", f"{cost.flops_per_token:,}", end_section=True)
     for part, size in cost.memory.items():
-        table.add_row(f"memory: {part}", _gib(size))
+        table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
     numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if config.device == 'cpu' else 'bfloat16'}{fused}"
-    table.add_row(f"memory in all ({numbers})", _gib(sum(cost.memory.values())) + unknown, end_section=True)
+    table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
     table.add_row("tokens", f"{config.steps * tokens:,}")
@@ -257,8 +254,9 @@ def describe(cost: Cost, config: Config) -> Table:
     return table
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB"
+def _memory(size: int) -> str:
+    """Bytes in GiB, or in MiB where that would be next to nothing."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.2f} MiB"
 
 
 def _sequences(config: Config) -> int:

@@ -73,6 +73,14 @@ def test_everything_measured_is_stored_and_shown(tmp_path: Path, capsys: pytest.
     assert all(isinstance(fit["exponent"], float) for fit in content["exponents"])
 
 
+def test_little_memory_is_not_shown_as_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "peak_gib", lambda *_: 0.00123)
+    main([*TINY, "--lengths", "16", "--phases", "forward", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.count(" 0.00123 ") == 3
+
+
 def test_fitted_exponent() -> None:
     lengths = [32, 64, 128, 1024]
     assert fit_exponent(lengths, [3e-4 * n**1.5 for n in lengths]) == pytest.approx(1.5)

@@ -107,10 +107,10 @@ def fail_or_go_on(device: torch.device) -> None:
 
 
 def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
-    def next_error(crew: Crew) -> str:
-        with pytest.raises(CrewError) as caught:
+    def next_error(crew: Crew) -> tuple[type[Exception], str]:
+        with pytest.raises((CrewError, torch.OutOfMemoryError)) as caught:
             wait_for(lambda: crew.waiting(1))
-        return str(caught.value)
+        return caught.type, str(caught.value)
 
     errors = []
     with pytest.raises(KeyboardInterrupt), Crew([torch.device("meta", i) for i in range(2)], fail_or_go_on) as crew:  # noqa: PT012
@@ -119,11 +119,26 @@ def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.
         assert [process.name for process in multiprocessing.active_children()] == ["meta:0"]
         raise KeyboardInterrupt
     assert errors == [
-        "meta:1: OutOfMemoryError: lower --together: CUDA out of memory. Tried to allocate 3.00 GiB",
-        "meta:1: its process ended with exit code 1",
+        (torch.OutOfMemoryError, "meta:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB"),
+        (CrewError, "meta:1: its process ended with exit code 1"),
     ]
     assert multiprocessing.active_children() == []
     assert capfd.readouterr() == ("", "")
+
+
+def run_out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+
+def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mad, "find_devices", lambda name: [CPU] * 2)
+    monkeypatch.setattr(mad, "work_off", run_out_of_memory)
+    with pytest.raises(SystemExit) as stop:
+        mad.main([*COMMAND, "--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
 
 
 ON_TWO_DEVICES = """

@@ -10,6 +10,7 @@ import torch
 from mixers import MIXERS
 from mixers.accounting import operations
 from mixers.attention import Transformer
+from mixers.base import Layer
 from runners import mad
 from runners.dry_run import forecast
 from runners.ensemble import Run
@@ -33,6 +34,20 @@ class GPUOnly(Transformer):
 
     def step(self, *_: Any) -> Any:
         raise NotImplementedError
+
+
+class Reading(Transformer):
+    """A layer that reads a value of its input, as one run alone may."""
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return super().forward(x_BTD) * x_BTD.mean().item()
+
+
+class Adding(Transformer):
+    """A layer that adds into a tensor without the axis of runs."""
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x_BTD.shape).add_(super().forward(x_BTD))
 
 
 @pytest.fixture
@@ -134,3 +149,17 @@ def test_a_damaged_store_is_one_clear_line(refused: Callable[..., str], tmp_path
 def test_a_folder_as_the_store_is_one_clear_line(refused: Callable[..., str], tmp_path: Path) -> None:
     message = refused(*COMMAND, "--mixer", "rt", "--dry-run", "--storage", str(tmp_path))
     assert f"storage {tmp_path} is a folder" in message
+
+
+@pytest.mark.parametrize("layer", [Reading, Adding])
+def test_a_layer_that_cannot_be_trained_with_others_fails_as_it_would_in_training(
+    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layer: type[Layer]
+) -> None:
+    monkeypatch.setitem(MIXERS, "lonely", layer)
+    command = [*COMMAND, "--mixer", "lonely", "--out", str(tmp_path)]
+    with pytest.raises(RuntimeError) as in_training:
+        mad.main(command)
+    with pytest.raises(RuntimeError) as caught:
+        dry_run(*command)
+    assert caught.traceback[-1].name == in_training.traceback[-1].name == "forward"
+    assert caught.value.__notes__[-1] == "while mixer 'lonely' was called for all runs at once, as in training"

@@ -68,6 +68,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
+        (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
         (["--mixer", "rt", "--task"], "--task is missing"),
         (["--mixer", "--task", "compression"], "--mixer is missing"),
@@ -321,6 +322,19 @@ def test_a_layer_with_an_unusable_config_is_one_clear_line(
     assert message in refused("--mixer", f"{name}:L", "--task", "compression")
 
 
+def test_a_fault_in_the_code_of_a_layer_keeps_its_traceback_and_names_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from mixers.attention import Transformer\nclass L(Transformer):\n    def __init__(self, *_): {}['size']\n"
+    (tmp_path / "faulty_layer.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for rest in (["--task", "compression"], ["--list"]):
+        with pytest.raises(KeyError, match="size") as caught:
+            mad.main(["--mixer", "faulty_layer:L", *rest])
+        assert caught.value.__notes__ == ["while mixer 'faulty_layer:L' was built"]
+        assert caught.traceback[-1].path == tmp_path / "faulty_layer.py"
+
+
 def test_too_little_gpu_memory_is_one_line_that_names_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,12 +360,14 @@ SORTED = [("recurrent net", "lstm"), ("recurrent net", "lru"), ("recurrent atten
 SORTED += [("recurrent attention", "staircase"), ("state space", "s5")]
 
 
-def summaries_of(mixers: Sequence[str], diverged: Sequence[tuple[str, str]] = ()) -> list[Summary]:
+def summaries_of(
+    mixers: Sequence[str], diverged: Sequence[tuple[str, str]] = (), half_width: float | None = None
+) -> list[Summary]:
     """The n-th has a test sequence accuracy of n percent, the token accuracy is half a unit higher."""
     summaries = []
     for n, experiment in enumerate(plan(["--mixer", *mixers, "--task", "parity", "mqar", "--width", "16"])[1]):
         dead = (experiment.mixer, experiment.task) in diverged
-        estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=None) for m in METRICS}
+        estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=half_width) for m in METRICS}
         point = Point(
             lr=1e-3, weight_decay=0.0, seeds=[0], estimates=None if dead else estimates, diverged={0: 7} if dead else {}
         )
@@ -368,30 +384,40 @@ def summaries_of(mixers: Sequence[str], diverged: Sequence[tuple[str, str]] = ()
     return summaries
 
 
+def compared(summaries: Sequence[Summary], width: int, monkeypatch: pytest.MonkeyPatch) -> list[list[list[str]]]:
+    """Cells of each row of each table of a comparison, below the headings."""
+    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
+    console = Console(width=width, file=io.StringIO())
+    print_comparison(summaries, console)
+    assert isinstance(console.file, io.StringIO)
+    tables = [table.splitlines() for table in console.file.getvalue().split("┏")[1:]]
+    return [[[c.strip() for c in row.strip("│").split("│")] for row in rows if row.startswith("│")] for rows in tables]
+
+
 @pytest.mark.parametrize("mixers", [MANY, MANY[:4]])
 def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyPatch, mixers: tuple[str, ...]) -> None:
-    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
-    console = Console(width=200, file=io.StringIO())
-    print_comparison(summaries_of(mixers), console)
-    assert isinstance(console.file, io.StringIO)
-    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    with_family = mixers == MANY
-    order = [(family, mixer) if with_family else (mixer,) for family, mixer in SORTED if mixer in mixers]
-    assert [tuple(row[: 2 + with_family]) for row in cells] == [
-        (task, *names) for task in ("parity", "mqar") for names in order
+    (table,) = compared(summaries_of(mixers), 200, monkeypatch)
+    named = [pair for pair in SORTED if pair[1] in mixers]
+    families = dict.fromkeys(family for family, _ in named)
+    rows = [name for family in families for name in (family, *(mixer for f, mixer in named if f == family))]
+    rows = [name for name in rows if mixers == MANY or name in mixers]
+    assert [name for name, *_ in table] == [
+        name for task in ("parity", "mqar") for name in (task, *rows, "ceiling", "chance")
     ]
-    sequence = {(row[0], row[1 + with_family]): row[2 + with_family] for row in cells}
-    assert sequence["parity", "s5"] == "0.0200"
-    assert sequence["mqar", "rt"] == f"0.{len(mixers) + 1:02d}00"
+    half = len(table) // 2
+    parity, mqar = ({name: cells for name, *cells in part} for part in (table[:half], table[half:]))
+    assert parity["s5"][:3] == ["0.0200", "0.5200", "1"]
+    assert mqar["rt"][0] == f"0.{len(mixers) + 1:02d}00"
+    assert [parity["ceiling"][:2], parity["chance"][:2]] == [["0.98", "0.99"], ["0.2", "0.5"]]
+    assert mqar["chance"][:2] == ["0.2", "0.3"]
 
 
-def test_the_comparison_cuts_no_names_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
-    console = Console(width=80, file=io.StringIO())
-    print_comparison(summaries_of(["feedback-transformer", *MANY]), console)
-    assert isinstance(console.file, io.StringIO)
-    assert "…" not in console.file.getvalue()
+def test_the_comparison_is_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    summaries = summaries_of(["feedback-transformer", *MANY], half_width=0.01)
+    (whole,) = compared(summaries, 200, monkeypatch)
+    accuracies, costs = compared(summaries, 80, monkeypatch)
+    assert accuracies == [row[:3] for row in whole]
+    assert costs == [[name, *cells[2:]] for name, *cells in whole[: len(whole) // 2] if cells[2]]
 
 
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

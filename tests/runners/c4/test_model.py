@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -364,6 +365,9 @@ def test_the_dry_run_states_parameters_operations_memory_steps_and_tokens() -> N
     assert f"{parameters:,}" in text
     assert f"{parameters - 2 * 16 * padded_vocab(VOCAB):,}" in text
     assert "55,000" in text  # tokens
-    assert "GiB" in text
+    assert f"{4 * parameters / 2**20:.2f} MiB" in text
+    assert "GiB" not in text
     assert "paper" not in text  # the width is none of its table
-    assert "-4.8% against the paper's 150M" in rendered(Config(size="150m", mixer="transformer", batch_size=1), {})
+    large = rendered(Config(size="150m", mixer="transformer", batch_size=1), {})
+    assert "-4.8% against the paper's 150M" in large
+    assert re.search(r"memory: parameters +│ 0\.\d\d GiB", large)

@@ -1,0 +1,57 @@
+"""What all command lines share: how they end, and how their help reads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.c4.config import Config
+from runners.mad import Options
+from runners.options import parse
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [("mad --help", "1"), ("c4 --help", ""), ("theory --help", "1"), ("bench --help", "")]
+)
+def test_a_command_that_nobody_reads_ends_silently(command: str, unbuffered: str) -> None:
+    """Unbuffered output fails where it is printed, buffered output as late as the process ends."""
+    read, write = os.pipe()
+    os.close(read)
+    module, *arguments = command.split()
+    done = subprocess.run(
+        [sys.executable, "-m", f"runners.{module}", *arguments],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("preset", "arguments", "expected"),
+    [
+        (Options(mixer=(), task=()), [], {"--width": "(default: 128)", "--lr": "(default: 0.0001 0.0005 0.001)"}),
+        (Options(mixer=(), task=()), ["--mixer", "rt", "gla"], {"--mixer.heads": "(default: 16, 4)"}),
+        (Config(), [], {"--steps": "(default: 25000)", "--mixer.block": "(default: 1)"}),
+    ],
+)
+def test_the_help_states_each_default_once_and_none_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], preset: Any, arguments: list[str], expected: dict[str, str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(type(preset), preset, [*arguments, "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    sections = {f"--{section.split()[0]}": section for section in words.split(" --")}
+    for option, default in expected.items():
+        assert default in sections[option]
+        assert sections[option].count("default: ") == 1
+    for nothing in ("(default: )", "(default: None)"):
+        assert nothing not in words
