@@ -100,7 +100,7 @@ def adamw_kernel(
     n = tl.program_id(0) * N + tl.arange(0, N)
     at_N = run * P + n
     gradient_N = tl.load(gradient_ptr + at_N, n < P, 0.0)
-    gradient_N = tl.where(alive, gradient_N, 0.0) * tl.where(alive, clip / tl.maximum(norm, clip), 0.0)
+    gradient_N = tl.where(alive, gradient_N, 0.0) * tl.where(alive, 1 / tl.maximum(norm / clip, 1.0), 0.0)
     moment1_N = tl.load(moment1_ptr + at_N, n < P, 0.0)
     moment2_N = tl.load(moment2_ptr + at_N, n < P, 0.0)
     params_N = tl.load(params_ptr + at_N, n < P, 0.0)

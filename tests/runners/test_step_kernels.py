@@ -1,5 +1,6 @@
 """The fused kernels of a step against the same in plain PyTorch."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -69,7 +70,7 @@ def test_gpu_cross_entropy(V: int, dtype: torch.dtype, tolerance: float) -> None
     check_cross_entropy(V, (17, 33), dtype, 0.6, tolerance)
 
 
-def members(width: int) -> Ensemble:
+def members(width: int, clip: float) -> Ensemble:
     """Three runs in the middle of training, the last one stopped earlier."""
     runs = [
         Run(lr=1e-2, weight_decay=0.1, seed=0),
@@ -80,7 +81,7 @@ def members(width: int) -> Ensemble:
     def build() -> LanguageModel:
         return LanguageModel(Transformer, Transformer.Config(heads=2), Shape(width=width, mlp_width=4 * width), 7)
 
-    made = Ensemble(build, runs, Optimizer(clip=0.5), 50, DEVICE)
+    made = Ensemble(build, runs, Optimizer(clip=clip), 50, DEVICE)
     generator = torch.Generator().manual_seed(width)
     made.moment1_RP.copy_(torch.randn(made.params_RP.shape, generator=generator))
     made.moment2_RP.copy_(torch.rand(made.params_RP.shape, generator=generator))
@@ -89,9 +90,9 @@ def members(width: int) -> Ensemble:
     return made
 
 
-def check_update(width: int, fault: str) -> None:
+def check_update(width: int, fault: str, clip: float = 0.5) -> None:
     """Three steps; the gradient of the second run is shorter than ``clip``."""
-    fused, plain = members(width), members(width)
+    fused, plain = members(width, clip), members(width, clip)
     gradient_RP = torch.randn(plain.params_RP.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     gradient_RP[1] *= 0.4 / gradient_RP[1].norm()
     loss_R = torch.ones(3, device=DEVICE)
@@ -121,6 +122,11 @@ FAULTS = ["none", "loss", "gradient", "no gradient"]
 @pytest.mark.parametrize("fault", FAULTS)
 def test_update_interpreted(fault: str) -> None:
     check_update(16, fault)
+
+
+@interpreted
+def test_update_without_clipping_interpreted() -> None:
+    check_update(16, "none", clip=math.inf)
 
 
 @pytest.mark.gpu
