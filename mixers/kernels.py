@@ -35,7 +35,8 @@ ATTENTION_QUERY_BWD = {"C": 32, "J": 32, "num_warps": 2}
 ATTENTION_PAIR_BWD = {"C": 16, "J": 32, "num_warps": 1}
 SUM_ELEMENTS = 8192
 PROGRAMS = 132  # of ROWS_PRODUCTS at once
-ROWS_PRODUCTS = {"N": 64, "num_warps": 4, "num_stages": 3}
+ROWS_PRODUCTS = {"num_warps": 4, "num_stages": 3}
+ROW_BYTES = 128  # N rows at once of ROWS_PRODUCTS, by the size of an element: float32 too fits into 99 KiB
 
 
 @triton.jit
@@ -635,7 +636,7 @@ def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
     absent = 4 - len(pairs)
     rows_products_kernel[tiles, groups, R](
         *operands, *operands[:2] * absent, out, rows, *(n for size in sizes for n in size), *(0, 0) * absent,
-        S=S, **ROWS_PRODUCTS,
+        S=S, N=ROW_BYTES // operands[0].element_size(), **ROWS_PRODUCTS,
     )  # fmt: skip
     parts = group_sum(out).split([I * J for I, J in sizes], 1)
     return [part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)]
@@ -656,8 +657,8 @@ def _rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
 def group_sum(parts: Tensor) -> Tensor:
     """Sum over the groups of (R, groups, ...), float32."""
     R, groups, *shape = parts.shape
-    if groups == 1:
-        return parts[:, 0]
+    if groups <= 1:
+        return parts[:, 0] if groups else parts.sum(1)
     N, G = parts[0, 0].numel(), min(triton.next_power_of_2(groups), 512)
     W = SUM_ELEMENTS // G
     out = parts.new_empty(R, *shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
+from mixers import kernels  # noqa: E402
 from mixers.attention import Transformer, alibi_slopes  # noqa: E402
 from mixers.base import Shape  # noqa: E402
 from mixers.kernels import (  # noqa: E402
@@ -307,8 +308,26 @@ def test_gpu_rows_products(R: int, sizes: list[tuple[int, int]], dtype: torch.dt
     check_rows_products(R, 16, 131, sizes, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 128])
+def test_rows_products_have_room(width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton keeps a tile of both operands for all stages but the last; GPUs of 99 KiB for a program have the least."""
+    launches: list[dict[str, Any]] = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *operands, **settings: launches.append(settings)
+
+    monkeypatch.setattr(kernels, "rows_products_kernel", Recorder())
+    monkeypatch.setattr(kernels, "group_sum", lambda parts: parts[:, 0])
+    operand = torch.zeros(1, 2, 64, width, dtype=dtype)
+    rows_products((operand, operand), (operand, operand))
+    (settings,) = launches
+    assert (settings["num_stages"] - 1) * 2 * settings["N"] * settings["S"] * dtype.itemsize <= 101376
+
+
 @interpreted
-@pytest.mark.parametrize("groups", [1, 2, 5, 600])
+@pytest.mark.parametrize("groups", [0, 1, 2, 5, 600])
 @pytest.mark.parametrize("shape", [(1,), (3, 40), (17, 511)])
 def test_group_sum_interpreted(groups: int, shape: tuple[int, ...]) -> None:
     parts = Draw(groups, *shape)(2, groups, *shape)
