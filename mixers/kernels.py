@@ -177,10 +177,13 @@ def rows_products_kernel(
     i = tile // tl.cdiv(J, S) * S + tl.arange(0, S)
     j = tile % tl.cdiv(J, S) * S + tl.arange(0, S)
     sum_IJ = tl.zeros([S, S], tl.float32)
+    n = tl.arange(0, N)
     for first in range(0, count, N):
-        n = first + tl.arange(0, N)
-        left_NI = tl.load(left_ptr + n[:, None] * I + i[None, :], (n < count)[:, None] & (i < I)[None, :], 0.0)
-        right_NJ = tl.load(right_ptr + n[:, None] * J + j[None, :], (n < count)[:, None] & (j < J)[None, :], 0.0)
+        here_N1 = (first + n < count)[:, None]
+        left_NI = tl.load(left_ptr + (n[:, None] * I + i[None, :]), here_N1 & (i < I)[None, :], 0.0)
+        right_NJ = tl.load(right_ptr + (n[:, None] * J + j[None, :]), here_N1 & (j < J)[None, :], 0.0)
+        left_ptr += N * I
+        right_ptr += N * J
         sum_IJ = tl.dot(tl.trans(left_NI), right_NJ, sum_IJ, input_precision="ieee")
     tl.store(out_ptr + i[:, None] * J + j[None, :], sum_IJ, (i < I)[:, None] & (j < J)[None, :])
 

@@ -56,11 +56,12 @@ def _await(parts, elements, stride):
             loads += f"ld.relaxed.gpu.global.b128 word{first}, [from{i} + {part * stride}]; "
             tests += f"mov.b128 {{low, high}}, word{first}; "
             tests += f"mov.b64 {{${first}, ${first + 1}}}, low; mov.b64 {{${first + 2}, ${first + 3}}}, high; "
-            tests += f"and.b32 x, ${first}, 1; setp.ne.or.b32 late, x, ${phase}, late; "
+            tests += f"xor.b32 x, ${first}, ${phase}; or.b32 other, other, x; "
     froms = ", ".join(f"from{i}" for i in range(0, elements, 4))
     return f"""{{
-        .reg .pred apart, late; .reg .b32 x; .reg .b64 low, high, {froms}; .reg .b128 {", ".join(words)};
-        {checks} {starts} again: {loads} setp.ne.u32 late, ${phase}, ${phase}; {tests} @late bra again;
+        .reg .pred apart, late; .reg .b32 x, other; .reg .b64 low, high, {froms}; .reg .b128 {", ".join(words)};
+        {checks} {starts} again: {loads} mov.b32 other, 0; {tests} and.b32 other, other, 1; setp.ne.u32 late, other, 0;
+        @late bra again;
     }}"""
 
 
