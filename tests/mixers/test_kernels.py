@@ -281,13 +281,17 @@ def test_the_transformer_runs_in_them_under_autocast(monkeypatch: pytest.MonkeyP
 
 
 def check_rows_products(R: int, B: int, T: int, sizes: list[tuple[int, int]], dtype: torch.dtype) -> None:
-    """Against the same operands in float64; the left ones are not contiguous."""
+    """Against the same operands in float64; the left ones are not contiguous.
+
+    Sums in tensor cores drop low bits: the library's products of bfloat16 are off by 2.2e-6 on an H200.
+    """
+    tolerance = 2e-6 if dtype == torch.float32 else 4e-6
     draw = Draw(R, B, T, *(n for size in sizes for n in size))
     pairs = [(draw(R, T, B, I).to(dtype).mT.contiguous().mT, draw(R, T, B, J).to(dtype)) for I, J in sizes]
     for got, (left, right) in zip(rows_products(*pairs), pairs, strict=True):
         want = torch.einsum("rtbi,rtbj->rij", left.double(), right.double())
         assert got.shape == want.shape
-        assert float((got - want).norm() / want.norm()) <= 2e-6
+        assert float((got - want).norm() / want.norm()) <= tolerance
 
 
 @interpreted
