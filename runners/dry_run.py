@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
-from mixers.backbone import Backbone
-from runners.ensemble import Ensemble, Run
-from runners.experiment import Experiment
+from runners.ensemble import Run
+from runners.experiment import Experiment, call_as_in_training
 from runners.search import finished_of
 
 FOOTNOTE = (
@@ -57,7 +56,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
 
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
     if forward is not None:
-        _call_as_in_training(experiment, model, grid[:1], min(counted))
+        call_as_in_training(experiment, lambda: model, min(counted), torch.device("cpu"))
     return Forecast(
         finished=0 if storage is None else len(finished_of(grid, experiment, storage)),
         steps=protocol.total_steps(examples),
@@ -65,15 +64,6 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
         state_floats=attempt("state", layer, lambda: sum(count_state(y, [length])[length] for y in model.stack)),
         flops=None if forward is None else 3 * protocol.batch_size * forward,
     )
-
-
-def _call_as_in_training(experiment: Experiment, model: Backbone, runs: Sequence[Run], positions: int) -> None:
-    ensemble = Ensemble(lambda: model, runs, experiment.protocol.optimizer, 1, torch.device("cpu"))
-    try:
-        ensemble.logits(ensemble.params_RP, torch.zeros(len(runs), 1, positions, dtype=torch.long))
-    except Exception as error:
-        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
-        raise
 
 
 def print_forecast(

@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache, cached_property, lru_cache
@@ -16,10 +16,12 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mixers import MIXERS
 from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Layer, Shape
-from runners.ensemble import Run
+from runners.ensemble import Ensemble, Run
 from runners.train import Protocol
 from tasks import TASKS
 from tasks.base import Task
@@ -140,6 +142,19 @@ def building(mixer: str) -> Iterator[None]:
         raise ValueError(f"cannot build mixer {mixer!r}: {error}") from error
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
+        raise
+
+
+def call_as_in_training(
+    experiment: Experiment, build: Callable[[], Backbone], positions: int, device: torch.device
+) -> None:
+    """Call a model on one sequence for all runs at once, here for one; what goes wrong names the mixer."""
+    runs = Ensemble(build, [Run(lr=1.0, weight_decay=0.0, seed=0)], experiment.protocol.optimizer, 1, device)
+    try:
+        with torch.no_grad():
+            runs.logits(runs.params_RP, torch.zeros(1, 1, positions, dtype=torch.int64, device=device))
+    except Exception as error:
+        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
         raise
 
 

@@ -37,7 +37,7 @@ from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices
-from runners.experiment import Experiment, building
+from runners.experiment import Experiment, building, call_as_in_training
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
@@ -48,6 +48,7 @@ from runners.train import CurvePoint, Protocol, Result
 from tasks import TASKS
 from tasks.base import SplitOverlapError
 
+POSITIONS_TO_TRY = 8
 LONGEST_NAME = 100
 """Characters of a chart's file name taken from the command line; file systems take 255 bytes."""
 
@@ -139,8 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.dry_run:
             print_forecast(experiments, grid, existing_storage(storage), console)
             return
-        store = Store(options.out, storage)
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
+    for experiment in experiments:  # before the first is trained, which may take hours
+        call_as_in_training(experiment, experiment.build, POSITIONS_TO_TRY, devices[0])
+    with user_errors(ValueError, OSError):
+        store = Store(options.out, storage)
     together = min(options.together, math.ceil(len(grid) / len(devices)))
     if len(devices) > 1:
         console.print(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
@@ -350,4 +354,4 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted: the same command goes on where this one stopped")
+    run_command(main, "interrupted: the same command goes on from the last checkpoint")

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mixers.accounting import FOOTNOTE, HEADINGS, Costs, costs, short
@@ -260,10 +260,9 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # one that may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # about what stands beside it
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
         )

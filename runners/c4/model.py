@@ -255,8 +255,8 @@ def describe(cost: Cost, config: Config) -> Table:
 
 
 def _memory(size: int) -> str:
-    """Bytes in GiB, or in MiB where that would be next to nothing."""
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.2f} MiB"
+    """Bytes in GiB, or in MiB where they are less than one."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
 
 
 def _sequences(config: Config) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from runners.c4.curve import Row, read_curve
 from runners.checkpoint import write_atomically
@@ -20,10 +21,9 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # one that may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # about what stands beside it
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
         )

@@ -3,10 +3,12 @@
 import io
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -24,7 +26,7 @@ from runners.experiment import Experiment
 from runners.report import Display
 from runners.search import search
 from runners.store import Store
-from runners.train import CurvePoint, Protocol
+from runners.train import CurvePoint, Metrics, Protocol
 from tasks.recall import InContextRecall
 
 CPU = torch.device("cpu")
@@ -178,6 +180,16 @@ def test_the_display_has_one_bar_at_a_time() -> None:
         show()
         bars.append(len(display._progress.tasks))
     assert bars == [1, 1, 0]
+
+
+def test_a_bar_of_80_columns_keeps_its_figures() -> None:
+    text, long = io.StringIO(), replace(EXPERIMENT, task="noisy-in-context-recall", difficulty="vocab-size-32")
+    metrics = Metrics(sequence_accuracy=0.123, token_accuracy=0.456, loss=1.0, score=0.1)
+    with Display(Console(file=text, width=80, force_terminal=True)) as display:
+        display.started(long, GRID, 20_000)
+        display.evaluated(12_345, [CurvePoint(step=12_345, train_loss=2.5, validation=metrics)])
+    for shown in ("12345/20000", "loss 2.500  val seq 0.123 token 0.456", "noisy-in-context-recall", "vocab-size-32"):
+        assert shown in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
 
 
 def test_without_a_terminal_each_evaluation_is_a_line() -> None:

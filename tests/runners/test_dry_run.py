@@ -156,10 +156,12 @@ def test_a_layer_that_cannot_be_trained_with_others_fails_as_it_would_in_trainin
     dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layer: type[Layer]
 ) -> None:
     monkeypatch.setitem(MIXERS, "lonely", layer)
-    command = [*COMMAND, "--mixer", "lonely", "--out", str(tmp_path)]
+    command = [*COMMAND, "--mixer", "transformer", "lonely", "--out", str(tmp_path / "out")]
     with pytest.raises(RuntimeError) as in_training:
         mad.main(command)
+    assert not (tmp_path / "out").exists()  # nor was the other layer trained first
     with pytest.raises(RuntimeError) as caught:
         dry_run(*command)
-    assert caught.traceback[-1].name == in_training.traceback[-1].name == "forward"
-    assert caught.value.__notes__[-1] == "while mixer 'lonely' was called for all runs at once, as in training"
+    for error in (caught, in_training):
+        assert error.traceback[-1].name == "forward"
+        assert error.value.__notes__[-1] == "while mixer 'lonely' was called for all runs at once, as in training"
