@@ -27,6 +27,7 @@ from runners.c4.distributed import World, world
 from runners.c4.downstream import HUB, read_items
 from runners.c4.model import build, cost, describe, vocabulary
 from runners.c4.search import best, points_of, print_results, search, study_file
+from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
 from runners.checkpoint import read_json
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         config, options = read(arguments)
         if config.dry_run:
+            find_files(config.data)
             console = Console()
             console.print(describe(cost(config, options, vocabulary(config.tokenizer)), config))
             if config.search:

@@ -550,6 +550,12 @@ def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "search" not in out
 
 
+def test_a_dry_run_refuses_data_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--dry-run", "--data", str(tmp_path / "none")])
+    assert f"error: no file or folder {tmp_path / 'none'}" in capsys.readouterr().err
+
+
 def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--preset", "tiny", "--search", "--dry-run"])
     assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
