@@ -48,7 +48,7 @@ from runners.train import CurvePoint, Protocol, Result
 from tasks import TASKS
 from tasks.base import SplitOverlapError
 
-POSITIONS_TO_TRY = 8
+POSITIONS_TO_TRY = 32
 LONGEST_NAME = 100
 """Characters of a chart's file name taken from the command line; file systems take 255 bytes."""
 
