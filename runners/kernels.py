@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.kernels import group_sum
+from mixers.products import group_sum
 from mixers.runs import Method, Optionals, Tensors
 from runners.ensemble import Ensemble
 from tasks.base import IGNORE

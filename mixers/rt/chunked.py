@@ -28,7 +28,7 @@ import torch
 import triton
 from torch import Tensor
 
-from mixers.kernels import through_gain
+from mixers.products import through_gain
 from mixers.rt.chunked_kernels import (
     add_norm_bwd_kernel,
     add_norm_fwd_kernel,

@@ -25,7 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.kernels import EPS, LOG2E, MASKED, group_sum, normal_cdf, rms, rms_bwd, rows_products, through_gain
+from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd
+from mixers.products import group_sum, rows_products, through_gain
 from mixers.rt.exchange import mailbox, received, send
 from mixers.rt.naive import Weights
 

@@ -1,0 +1,127 @@
+"""Products of activations and gradients over all rows, and sums of their groups, as Triton kernels: weights' gradients.
+
+On small models they are bound by the number of launches and by how many multiprocessors a product fills. There are no
+atomics: results repeat bitwise. Tensors carry a leading run axis R.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SUM_ELEMENTS = 8192
+PROGRAMS = 132  # of ROWS_PRODUCTS at once
+ROW_BYTES = 128  # N rows at once of ROWS_PRODUCTS, by the size of an element: float32 too fits into 99 KiB
+ROWS_PRODUCTS = {"num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def group_sum_kernel(parts_ptr, sum_ptr, groups, N, G: tl.constexpr, W: tl.constexpr):
+    """W columns of the sum over the rows of (groups, N), G rows at a time."""
+    run = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * W + tl.arange(0, W)
+    sum_GW = tl.zeros([G, W], tl.float32)
+    for first in range(0, groups, G):
+        g = first + tl.arange(0, G)
+        here = (g < groups)[:, None] & (n < N)[None, :]
+        sum_GW += tl.load(parts_ptr + (run * groups + g)[:, None] * N + n[None, :], here, 0.0)
+    tl.store(sum_ptr + run * N + n, tl.sum(sum_GW, 0), n < N)
+
+
+@triton.jit
+def rows_products_kernel(
+    left0_ptr, right0_ptr, left1_ptr, right1_ptr, left2_ptr, right2_ptr, left3_ptr, right3_ptr, out_ptr, rows,
+    I0, J0, I1, J1, I2, J2, I3, J3, S: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Tile of S x S of one of four sums over the rows of a group, of left_i right_j (I, J); N rows at a time."""
+    tile, group = tl.program_id(0), tl.program_id(1)
+    run = tl.program_id(2).to(tl.int64)
+    out_ptr += (run * tl.num_programs(1) + group) * (I0 * J0 + I1 * J1 + I2 * J2 + I3 * J3)
+    left_ptr, right_ptr, I, J = left0_ptr, right0_ptr, I0, J0
+    tiles = tl.cdiv(I0, S) * tl.cdiv(J0, S)
+    if tile >= tiles:
+        tile -= tiles
+        out_ptr += I0 * J0
+        left_ptr, right_ptr, I, J = left1_ptr, right1_ptr, I1, J1
+        tiles = tl.cdiv(I1, S) * tl.cdiv(J1, S)
+        if tile >= tiles:
+            tile -= tiles
+            out_ptr += I1 * J1
+            left_ptr, right_ptr, I, J = left2_ptr, right2_ptr, I2, J2
+            tiles = tl.cdiv(I2, S) * tl.cdiv(J2, S)
+            if tile >= tiles:
+                tile -= tiles
+                out_ptr += I2 * J2
+                left_ptr, right_ptr, I, J = left3_ptr, right3_ptr, I3, J3
+    size = tl.cdiv(tl.cdiv(rows, tl.num_programs(1)), N) * N
+    count = tl.minimum(size, rows - group * size)
+    left_ptr += (run * rows + group * size) * I
+    right_ptr += (run * rows + group * size) * J
+    i = tile // tl.cdiv(J, S) * S + tl.arange(0, S)
+    j = tile % tl.cdiv(J, S) * S + tl.arange(0, S)
+    sum_IJ = tl.zeros([S, S], tl.float32)
+    n = tl.arange(0, N)
+    for first in range(0, count, N):
+        here_N1 = (first + n < count)[:, None]
+        left_NI = tl.load(left_ptr + (n[:, None] * I + i[None, :]), here_N1 & (i < I)[None, :], 0.0)
+        right_NJ = tl.load(right_ptr + (n[:, None] * J + j[None, :]), here_N1 & (j < J)[None, :], 0.0)
+        left_ptr += N * I
+        right_ptr += N * J
+        sum_IJ = tl.dot(tl.trans(left_NI), right_NJ, sum_IJ, input_precision="ieee")
+    tl.store(out_ptr + i[:, None] * J + j[None, :], sum_IJ, (i < I)[:, None] & (j < J)[None, :])
+
+
+def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Float32 sums over all rows of ``left_i right_j`` (R, I, J), one a pair of operands (R, ..., I) and (R, ..., J).
+
+    Up to four pairs with equally many rows. So that small products fill a GPU, rows are split in groups that are summed
+    afterwards; where each fills it, or there is but one, the library's products are as fast or faster.
+    """
+    R, rows = len(pairs[0][0]), pairs[0][0][0, ..., 0].numel()
+    sizes = [(left.shape[-1], right.shape[-1]) for left, right in pairs]
+    S = 128 if min(map(min, sizes)) >= 128 else 64
+    tiles = sum(triton.cdiv(I, S) * triton.cdiv(J, S) for I, J in sizes)
+    if len(pairs) == 1 or tiles * R > PROGRAMS:
+        return [_rows_product(*pair) for pair in pairs]
+    groups, values = min(PROGRAMS // (tiles * R), 32), sum(I * J for I, J in sizes)
+    out = pairs[0][0].new_empty(R, groups, values, dtype=torch.float32)
+    operands = [y.contiguous() for pair in pairs for y in pair]
+    absent = 4 - len(pairs)
+    rows_products_kernel[tiles, groups, R](
+        *operands, *operands[:2] * absent, out, rows, *(n for size in sizes for n in size), *(0, 0) * absent,
+        S=S, N=ROW_BYTES // operands[0].element_size(), **ROWS_PRODUCTS,
+    )  # fmt: skip
+    parts = group_sum(out).split([I * J for I, J in sizes], 1)
+    return [part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
+    R, B = left_RNI.shape[:2]
+    size = R * max(left_RNI.shape[-1] * right_RNJ.shape[-1], 2**16)
+    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or n * size <= 2**22))
+    left, right = (y.reshape(R * groups, -1, y.shape[-1]) for y in (left_RNI, right_RNJ))
+    if left.is_cuda and left.dtype != torch.float32:
+        out = torch.bmm(left.mT, right, out_dtype=torch.float32)
+    else:
+        out = torch.bmm(left.mT.float(), right.float())
+    return group_sum(out.view(R, groups, *out.shape[1:]))
+
+
+def group_sum(parts: Tensor) -> Tensor:
+    """Sum over the groups of (R, groups, ...), float32."""
+    R, groups, *shape = parts.shape
+    if groups <= 1:
+        return parts[:, 0] if groups else parts.sum(1)
+    N, G = parts[0, 0].numel(), min(triton.next_power_of_2(groups), 512)
+    W = SUM_ELEMENTS // G
+    out = parts.new_empty(R, *shape)
+    group_sum_kernel[triton.cdiv(N, W), R](parts, out, groups, N, G=G, W=W)
+    return out
+
+
+def through_gain(product_RED: Tensor, w_RED: Tensor, gain_RD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of w (R, E, D) and the gain (R, D) before it, by the product of dy and the normed rows without gain.
+
+    For y = W (g n) they are (dy n^T) g and the column sums of W (dy n^T).
+    """
+    return product_RED * gain_RD[:, None], group_sum(product_RED * w_RED)
