@@ -1,8 +1,7 @@
 """Fused Triton kernels of an optimizer step of runs trained together: cross-entropy, and AdamW with clipping.
 
-For small models these parts are bound by the number of launches: as PyTorch operations they were two thirds of those of
-a step. There are no atomics, and a run's results do not depend on how many others there are. Checked against their
-PyTorch form in ``runners.ensemble``.
+For small models these parts are bound by the number of launches, which as PyTorch operations are dozens. There are no
+atomics, and a run's results do not depend on how many others there are. Checked against their PyTorch form.
 """
 
 import torch

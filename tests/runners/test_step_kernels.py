@@ -21,6 +21,7 @@ from tasks.base import IGNORE  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def fused_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
@@ -64,6 +65,7 @@ def test_cross_entropy_interpreted(V: int) -> None:
 
 
 @pytest.mark.gpu
+@on_gpu
 @pytest.mark.parametrize("V", [3, 16, 40, 1000, 4096])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
 def test_gpu_cross_entropy(V: int, dtype: torch.dtype, tolerance: float) -> None:
@@ -130,6 +132,7 @@ def test_update_without_clipping_interpreted() -> None:
 
 
 @pytest.mark.gpu
+@on_gpu
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("width", [16, 1024])
 def test_gpu_update(width: int, fault: str) -> None:
