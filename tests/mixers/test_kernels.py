@@ -116,6 +116,7 @@ SMALL = {
     "attention": attention_case(2, 2, 7, 32, 4),
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
+    "attention-wide-heads": attention_case(1, 2, 70, 64, 2),
 }
 LARGE = {
     "norm": partial(norm_case, 3, 16, 100, 128),
