@@ -25,13 +25,13 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MASKED: tl.constexpr = tl.constexpr(-1e30)
 
 # Tiles, the fastest of those tried on an H200 at width 128, length 128, 30 runs.
-# Attention's: up to head dim 16, and from 32 on in 16 bits.
 EMBED_FWD = {"M": 16, "num_warps": 4}
 EMBED_BWD = {"M": 32, "num_warps": 4}
 PROJECT_FWD = {"M": 64, "num_warps": 4}
 PROJECT_BWD = {"M": 32, "num_warps": 4}
 MLP_FWD = {"M": 64, "W": 64, "num_warps": 4}
 MLP_BWD = {"M": 64, "W": 32, "num_warps": 4}
+# The second ones for numbers of 16 bits and head dims from 32 on, at 512 sequences of 512 positions, 16 heads of 64.
 ATTENTION_QUERIES = ({"C": 32, "J": 32, "num_warps": 2}, {"C": 64, "J": 32, "num_warps": 4})
 ATTENTION_PAIRS = ({"C": 16, "J": 32, "num_warps": 1}, {"C": 64, "J": 32, "num_warps": 4, "num_stages": 1})
 
@@ -271,8 +271,8 @@ def attention_fwd_kernel(
     """Causal attention of C positions of one sequence in G heads, and the logarithm of the sum of its weights.
 
     Rows are (head, position), columns the E = G * K channels of the heads. Queries are zero outside their own head's
-    channels, so one product gives the logits of all G heads, and head dims under the 16 of tl.dot cost nothing. What is
-    known of each head of a position has heads first (H, T), for whoever pulls gradients reads that of many positions.
+    channels, so one product gives the logits of all G heads, and head dims under the 16 of tl.dot cost nothing. Of lse,
+    and of delta in the backward, positions lie behind each other (R, B, H, T): pulled gradients need a head's of many.
     """
     group = tl.program_id(0) % (D // E)
     row = (tl.program_id(0) // (D // E)).to(tl.int64)
@@ -526,7 +526,7 @@ def attention_method(slopes_H: Tensor) -> Method:
         D, K = q.shape[3], q.shape[3] // len(slopes_H)
         G = 2 if K == 8 else 1
         tile = {"D": D, "K": K, "G": G, "E": G * K, **tiles[K >= 32 and q.element_size() == 2]}
-        return q.numel() // q.shape[2] // tile["E"], triton.cdiv(q.shape[2], tile["C"]), tile
+        return q.shape[0] * q.shape[1] * D // tile["E"], triton.cdiv(q.shape[2], tile["C"]), tile
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
         q, k, v, slopes = q.contiguous(), k.contiguous(), v.contiguous(), slopes_H.float()
