@@ -217,7 +217,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "attention-8"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "attention-8", "attention-64"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     first = fused(case, torch.bfloat16)
