@@ -28,6 +28,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    except OSError as error:
+        if error.filename in (None, name):  # a full disk names no file, and the temporary name says nothing to anybody
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

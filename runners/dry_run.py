@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
+from runners.contract import check_layer
 from runners.ensemble import Run
 from runners.experiment import Experiment, call_as_in_training
 from runners.search import finished_of
@@ -43,7 +44,10 @@ class Forecast:
 def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None) -> Forecast:
     """What an experiment would take, and what of it is done in a storage, if there is one.
 
-    A layer that runs alone on the CPU is also called as in training; the error of one that cannot be is passed on.
+    A layer that runs alone on the CPU is also tried as before training; the error of one that cannot be is passed on.
+
+    Raises:
+        ContractError: it does not do what the trainer takes for granted.
     """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
     model = replace(experiment, mixer_config=countable(config)).build().requires_grad_(False)
@@ -56,6 +60,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
 
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
     if forward is not None:
+        check_layer(experiment.mixer, model.stack[0], torch.device("cpu"))
         call_as_in_training(experiment, lambda: model, min(counted), torch.device("cpu"))
     return Forecast(
         finished=0 if storage is None else len(finished_of(grid, experiment, storage)),

@@ -30,9 +30,11 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.accounting import Figure
+from mixers.backbone import Backbone
 from mixers.base import Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
+from runners.contract import POSITIONS, ContractError, check_layer
 from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
@@ -44,11 +46,10 @@ from runners.report import Display, Summary, print_comparison, print_summary, su
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
 from runners.track import Mode, Tracker
-from runners.train import CurvePoint, Protocol, Result
+from runners.train import SECONDS_BETWEEN_CHECKPOINTS, CurvePoint, Protocol, Result
 from tasks import TASKS
 from tasks.base import SplitOverlapError
 
-POSITIONS_TO_TRY = 32
 LONGEST_NAME = 100
 """Characters of a chart's file name taken from the command line; file systems take 255 bytes."""
 
@@ -142,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     for experiment in experiments:  # before the first is trained, which may take hours
-        call_as_in_training(experiment, experiment.build, POSITIONS_TO_TRY, devices[0])
+        if experiment.setting == experiments[0].setting:
+            with user_errors(ContractError):
+                check_layer(experiment.mixer, _build(experiment).stack[0], devices[0])
+        call_as_in_training(experiment, experiment.build, POSITIONS, devices[0])
     with user_errors(ValueError, OSError):
         store = Store(options.out, storage)
     together = min(options.together, math.ceil(len(grid) / len(devices)))
@@ -219,7 +223,7 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
                     precision=precision,
                 )
                 protocol.check(task_config.train_examples)
-                _try_to_build(experiment)
+                _build(experiment)  # so that what cannot be built is refused before anything is stored
                 experiments.append(experiment)
     return options, experiments
 
@@ -271,10 +275,10 @@ def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]
     return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)
 
 
-def _try_to_build(experiment: Experiment) -> None:
-    """Build the model once, so that what cannot be built is refused before anything is stored."""
+def _build(experiment: Experiment) -> Backbone:
+    """A model that leaves no trace in random numbers; errors name the mixer."""
     with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-        experiment.build()
+        return experiment.build()
 
 
 def _check(options: Options) -> None:
@@ -286,6 +290,8 @@ def _check(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a file: name a folder")
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
     if options.steps is not None and options.epochs is not None:
@@ -354,4 +360,5 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted: the same command goes on from the last checkpoint")
+    seconds = f"{SECONDS_BETWEEN_CHECKPOINTS:.0f} seconds"
+    run_command(main, f"interrupted: the same command goes on; no more than {seconds} of training are done again")

@@ -68,6 +68,9 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
         ValueError: an unknown name, or an option that does not apply to every chosen mixer or task.
     """
     groups = [f.name for f in fields(base) if f.name in FIND]
+    given = [argument.partition("=")[0] for argument in arguments]
+    if repeated := [group for group in groups if given.count(f"--{group}") > 1]:
+        raise ValueError(f"--{repeated[0]} is given more than once: give it once, with all names")
     names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in groups:
         default = getattr(preset, group)

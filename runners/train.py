@@ -189,7 +189,8 @@ class _Loop:
         steps = target - (self.curves[0][-1].step if self.curves[0] else 0)
         while self.step < target:
             epoch, within = divmod(self.step, per_epoch)
-            here = min(per_epoch - within, target - self.step)
+            # A CPU may take seconds for a step, a GPU is handed many at once.
+            here = 1 if self.device.type == "cpu" else min(per_epoch - within, target - self.step)
             self.stepper.run(epoch, here)
             self.step += here
             if self.step < target:

@@ -25,12 +25,14 @@ from runners.c4.config import PRESETS, Config
 from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
 from runners.c4.downstream import HUB, read_items
-from runners.c4.model import build, cost, describe, vocabulary
+from runners.c4.model import build, cost, describe, layer_of, vocabulary
 from runners.c4.search import best, points_of, print_results, search, study_file
 from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
 from runners.checkpoint import read_json
+from runners.contract import check_layer
+from runners.experiment import building
 from runners.options import parse, run_command, user_errors
 from runners.store import Store
 
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with world(config.device) as here:
             console = Console(quiet=not here.is_first)
             config.check(here.size)
+            _try_layer(config, options, here.device)
             tokens = config.steps * config.batch_size * config.seq_len + 1
             wanted = (tokens, config.validation_tokens + 1)
             corpus = prepare(config.out, config.data, config.tokenizer, *wanted, console)
@@ -82,6 +85,14 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     if config.downstream not in (None, HUB):
         read_items(str(config.downstream))
     return config, nested["mixer"]
+
+
+def _try_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
+    """Refuse a layer that makes results wrong before data are prepared and anything is stored."""
+    layer, layer_config = layer_of(config, options)
+    with torch.random.fork_rng(devices=[]), building(config.mixer):
+        built = layer(layer_config, config.shape())
+    check_layer(config.mixer, built, device)
 
 
 def _train(config: Config, options: dict[str, Any], corpus: Corpus, here: World, console: Console) -> None:

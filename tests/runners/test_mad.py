@@ -68,6 +68,8 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
+        (["--mixer", "rt", "--mixer", "gla", "--task", "parity"], "--mixer is given more than once: give it once"),
+        (["--mixer", "rt", "--task", "parity", "--task=copying"], "--task is given more than once: give it once"),
         (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
         (["--mixer", "rt"], "--task is missing"),
         (["--mixer", "rt", "--task"], "--task is missing"),
@@ -78,6 +80,15 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
 )
 def test_bad_input_is_one_clear_line(refused: Callable[..., str], arguments: list[str], message: str) -> None:
     assert message in refused(*arguments)
+
+
+def test_results_in_place_of_a_folder_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.write_text("")
+    for rest in ([], ["--dry-run"]):
+        with pytest.raises(SystemExit, match="2"):
+            mad.main(["--mixer", "rt", "--task", "compression", "--out", str(file), *rest])
+        assert capsys.readouterr().err == f"error: --out {file} is a file: name a folder\n"
 
 
 def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mixers import MIXERS
 from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Shape
 from runners import train as train_module
-from runners.checkpoint import DamagedFileError
+from runners.checkpoint import DamagedFileError, save_tensors
 from runners.ensemble import Ensemble, Run
 from runners.train import CurvePoint, Protocol, Resident, Result, data_order, evaluate, train
 from tasks import TASKS
@@ -109,7 +110,7 @@ def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
             train(build, TASK, protocol, RUNS, CPU, paths(tmp_path))
     before: list[int] = []
     resumed = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: before.append(step))
-    assert before == [max(range(0, 13, protocol.steps_per_epoch(len(TASK.split("train")))))]
+    assert before == [12]
     assert_equal(whole, resumed)
 
 
@@ -123,9 +124,23 @@ def test_a_checkpoint_of_a_step_with_an_evaluation_has_it(tmp_path: Path, monkey
 
     monkeypatch.setattr(train_module, "save_tensors", spy)
     train(build, TASK, PROTOCOL, RUNS[:1], CPU, paths(tmp_path)[:1])
-    assert {step for step, _ in seen} == {3, 4, 6, 8, 9, 12, 15, 16, 18, 20}
+    assert {step for step, _ in seen} == set(range(1, 21))
     for step, curve in seen:
         assert curve == [evaluation for evaluation in (4, 8, 12, 16, 20) if evaluation <= step]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+def test_a_full_disk_names_the_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("runners.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_tensors(tmp_path / "model.safetensors", {}, {})
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+    assert not any(tmp_path.iterdir())
 
 
 def test_seconds_are_those_of_training_and_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
+from mixers import MIXERS  # noqa: E402
+from mixers.attention import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
@@ -559,6 +561,24 @@ def test_a_dry_run_refuses_data_that_are_not_there(capsys: pytest.CaptureFixture
 def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--preset", "tiny", "--search", "--dry-run"])
     assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
+
+
+def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Peeking(Transformer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return super().forward(x_BTD.roll(-1, 1))
+
+    monkeypatch.setitem(MIXERS, "peeking", Peeking)
+    config = configured(texts, tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        command.main([
+            "--preset", "tiny", "--mixer", "peeking", "--tokenizer", config.tokenizer, "--data", *config.data,
+            "--out", str(tmp_path), "--device", "cpu",
+        ])  # fmt: skip
+    assert capsys.readouterr().err.startswith("error: mixer 'peeking' is not causal")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
