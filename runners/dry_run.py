@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.accounting import attempt, count_parameters, count_state, countable, from_short, operations, short
-from runners.contract import check_layer
+from runners.contract import check_foreign
 from runners.ensemble import Run
 from runners.experiment import Experiment, call_as_in_training
 from runners.search import finished_of
@@ -60,7 +60,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
 
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
     if forward is not None:
-        check_layer(experiment.mixer, model.stack[0], torch.device("cpu"))
+        check_foreign(experiment.mixer, lambda: model.stack[0], torch.device("cpu"))
         call_as_in_training(experiment, lambda: model, min(counted), torch.device("cpu"))
     return Forecast(
         finished=0 if storage is None else len(finished_of(grid, experiment, storage)),

@@ -30,11 +30,10 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.accounting import Figure
-from mixers.backbone import Backbone
-from mixers.base import Shape
+from mixers.base import Layer, Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
-from runners.contract import POSITIONS, ContractError, check_layer
+from runners.contract import POSITIONS, ContractError, check_foreign
 from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
@@ -143,9 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     for experiment in experiments:  # before the first is trained, which may take hours
-        if experiment.setting == experiments[0].setting:
-            with user_errors(ContractError):
-                check_layer(experiment.mixer, _build(experiment).stack[0], devices[0])
+        with user_errors(ContractError):
+            check_foreign(experiment.mixer, partial(_layer, experiment), devices[0])
         call_as_in_training(experiment, experiment.build, POSITIONS, devices[0])
     with user_errors(ValueError, OSError):
         store = Store(options.out, storage)
@@ -223,7 +221,7 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
                     precision=precision,
                 )
                 protocol.check(task_config.train_examples)
-                _build(experiment)  # so that what cannot be built is refused before anything is stored
+                _layer(experiment)  # so that what cannot be built is refused before anything is stored
                 experiments.append(experiment)
     return options, experiments
 
@@ -275,10 +273,10 @@ def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]
     return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)
 
 
-def _build(experiment: Experiment) -> Backbone:
-    """A model that leaves no trace in random numbers; errors name the mixer."""
+def _layer(experiment: Experiment) -> Layer:
+    """The first layer of a model that leaves no trace in random numbers; errors name the mixer."""
     with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-        return experiment.build()
+        return experiment.build().stack[0]
 
 
 def _check(options: Options) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mixers.base import Layer
 from runners.c4 import generate
 from runners.c4.config import PRESETS, Config
 from runners.c4.data import Corpus, prepare
@@ -31,7 +32,7 @@ from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
 from runners.checkpoint import read_json
-from runners.contract import check_layer
+from runners.contract import check_foreign
 from runners.experiment import building
 from runners.options import parse, run_command, user_errors
 from runners.store import Store
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with world(config.device) as here:
             console = Console(quiet=not here.is_first)
             config.check(here.size)
-            _try_layer(config, options, here.device)
+            check_foreign(config.mixer, lambda: _layer(config, options), here.device)
             tokens = config.steps * config.batch_size * config.seq_len + 1
             wanted = (tokens, config.validation_tokens + 1)
             corpus = prepare(config.out, config.data, config.tokenizer, *wanted, console)
@@ -87,12 +88,11 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     return config, nested["mixer"]
 
 
-def _try_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
-    """Refuse a layer that makes results wrong before data are prepared and anything is stored."""
+def _layer(config: Config, options: dict[str, Any]) -> Layer:
+    """One that leaves no trace in random numbers."""
     layer, layer_config = layer_of(config, options)
     with torch.random.fork_rng(devices=[]), building(config.mixer):
-        built = layer(layer_config, config.shape())
-    check_layer(config.mixer, built, device)
+        return layer(layer_config, config.shape())
 
 
 def _train(config: Config, options: dict[str, Any], corpus: Corpus, here: World, console: Console) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from mixers import MIXERS  # noqa: E402
 from mixers.attention import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
@@ -570,14 +570,14 @@ def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
         def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
             return super().forward(x_BTD.roll(-1, 1))
 
-    monkeypatch.setitem(MIXERS, "peeking", Peeking)
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Peeking=Peeking))
     config = configured(texts, tmp_path)
     with pytest.raises(SystemExit, match="2"):
         command.main([
-            "--preset", "tiny", "--mixer", "peeking", "--tokenizer", config.tokenizer, "--data", *config.data,
-            "--out", str(tmp_path), "--device", "cpu",
+            "--preset", "tiny", "--mixer", "layers_of_others:Peeking", "--tokenizer", config.tokenizer,
+            "--data", *config.data, "--out", str(tmp_path), "--device", "cpu",
         ])  # fmt: skip
-    assert capsys.readouterr().err.startswith("error: mixer 'peeking' is not causal")
+    assert capsys.readouterr().err.startswith("error: mixer 'layers_of_others:Peeking' is not causal")
     assert not any(tmp_path.iterdir())
 
 
