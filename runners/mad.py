@@ -351,7 +351,9 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
     """What was asked for, as far as it fits, and a digest of all settings, so that others have a chart of their own."""
-    words = [options.preset] if options.preset == "demo" else [*options.mixer, *options.task, *options.difficulty]
+    found = list(dict.fromkeys(experiment.difficulty for experiment in experiments))
+    difficulties = options.difficulty if "all" in options.difficulty else found
+    words = [options.preset] if options.preset == "demo" else [*options.mixer, *options.task, *difficulties]
     readable = re.sub(r"[^\w.+-]+", "-", "-".join(words))[:LONGEST_NAME]
     digest = hashlib.sha256("".join(experiment.name for experiment in experiments).encode()).hexdigest()
     return f"{readable}-{digest[:8]}"
