@@ -100,7 +100,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
     if unknown:
         raise ValueError(_explain_unknown(unknown[0], configs))
     plain = base(**{f.name: getattr(options, f.name) for f in fields(base)})
-    return plain, {group: _set_values(getattr(options, f"{group}_options")) for group in groups}
+    return plain, {group: _given(group, getattr(options, f"{group}_options"), arguments) for group in groups}
 
 
 def expand(names: Sequence[str], registry: dict[str, Any]) -> list[str]:
@@ -139,7 +139,7 @@ def override(config_class: type, values: dict[str, Any]) -> Any:
 
 
 def _common_options(group: str, classes: dict[str, type]) -> type:
-    """Dataclass of the options that all ``classes`` have, each None (left to its class) unless given."""
+    """Dataclass of the options that all ``classes`` have, with the first one's defaults."""
     if not classes:
         return make_dataclass(f"{group.capitalize()}Options", [], frozen=True, kw_only=True)
     first, *others = classes.values()
@@ -152,7 +152,8 @@ def _common_options(group: str, classes: dict[str, type]) -> type:
     def option(name: str) -> tuple[str, Any, Any]:
         defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
         about = tyro.conf.arg(help=texts.get(name, ""), help_behavior_hint=f"(default: {defaults})")
-        return name, Annotated[hints[name] | None, about], field(default=None)
+        default = field(default_factory=lambda: _defaults(first)[name])  # it may be a list
+        return name, Annotated[hints[name], about, tyro.conf.FlagConversionOff], default
 
     return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
 
@@ -228,5 +229,9 @@ def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
     return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known or 'none'}"
 
 
-def _set_values(options: Any) -> dict[str, Any]:
-    return {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None}
+def _given(group: str, options: Any, arguments: Sequence[str]) -> dict[str, Any]:
+    """Those of a group's options that ``arguments`` name; the others are left to each class."""
+    names = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return {
+        f.name: getattr(options, f.name) for f in fields(options) if f"--{group}.{f.name.replace('_', '-')}" in names
+    }

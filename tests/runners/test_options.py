@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mixers.attention import Transformer
 from runners.c4.config import Config
 from runners.mad import Options
 from runners.options import parse
@@ -55,3 +58,36 @@ def test_the_help_states_each_default_once_and_none_where_there_is_none(
         assert sections[option].count("default: ") == 1
     for nothing in ("(default: )", "(default: None)"):
         assert nothing not in words
+
+
+class Listing(Transformer):
+    """A layer with settings of other kinds than the project's."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Transformer.Config):
+        sizes: list[int] = field(default_factory=lambda: [1, 2])
+        name: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], {}),
+        (["--mixer.heads", "16"], {"heads": 16}),
+        (["--mixer.qk_norm=False", "--mixer.sizes", "3"], {"qk_norm": False, "sizes": [3]}),
+        (["--mixer.name", "None"], {"name": None}),
+    ],
+)
+def test_options_of_a_layer_that_are_not_given_are_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], expected: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Listing=Listing))
+    _, nested = parse(Options, Options(mixer=(), task=()), ["--mixer", "layers_of_others:Listing", *given])
+    assert nested["mixer"] == expected
+
+
+def test_a_wrong_value_is_told_what_may_be_given() -> None:
+    for value, message in {"fast": "'naive'", "None": "'naive'"}.items():
+        with pytest.raises(ValueError, match=message) as refused:
+            parse(Options, Options(mixer=(), task=()), ["--mixer", "rt", "--mixer.implementation", value])
+        assert "Expected one of" in str(refused.value)
