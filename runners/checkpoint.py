@@ -1,5 +1,6 @@
 """Files that are whole or absent: written to a temporary name, then renamed. Tensors as safetensors, never pickle."""
 
+import errno
 import json
 import os
 import tempfile
@@ -19,7 +20,11 @@ class DamagedFileError(ValueError):
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call ``write`` with a temporary path beside ``path`` and rename the result to ``path``."""
+    """Call ``write`` with a temporary path beside ``path`` and rename the result to ``path``.
+
+    Raises:
+        OSError: it cannot be written, with ``ENOSPC`` where the disk is full; names ``path``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -28,12 +33,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-    except OSError as error:
-        if error.filename in (None, name):  # a full disk names no file, and the temporary name says nothing to anybody
-            error.filename, error.filename2 = str(path), None
-        raise
+    except (OSError, SafetensorError) as error:  # the latter has what the system said in words alone
+        words = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None) or (errno.ENOSPC if "No space left" in words else errno.EIO)
+        raise OSError(number, words, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

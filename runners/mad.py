@@ -360,5 +360,5 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
 
 
 if __name__ == "__main__":
-    seconds = f"{SECONDS_BETWEEN_CHECKPOINTS:.0f} seconds"
-    run_command(main, f"interrupted: the same command goes on; no more than {seconds} of training are done again")
+    due = f"one is due every {SECONDS_BETWEEN_CHECKPOINTS:.0f} seconds"
+    run_command(main, f"interrupted: the same command goes on from the last checkpoint, if there is one yet ({due})")

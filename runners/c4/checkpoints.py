@@ -57,8 +57,8 @@ def save(
     path = folder / "checkpoints" / f"step-{step:08}.safetensors"
     try:
         save_tensors(path, tensors, {**info, "step": step})
-    except Exception as error:  # safetensors wraps what the system says in an error of its own
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
             raise DiskFullError(
                 f"no space for {path}: free some and run the same command again; the last checkpoint is "
                 f"{newest(folder) or 'none yet'}"

@@ -26,9 +26,11 @@ def draw(*shape: int) -> Tensor:
 def check_rows_products(R: int, B: int, T: int, sizes: list[tuple[int, int]], dtype: torch.dtype) -> None:
     """Against the same operands in float64; the left ones are not contiguous.
 
-    Sums in tensor cores drop low bits: the library's products of 2096 rows in bfloat16 are off by 5.2e-6 on an H200.
+    Sums in tensor cores drop low bits: the library's products of 2096 rows in bfloat16, taken for a single pair and for
+    many runs, are off by up to 5.2e-6 on an H200, the kernel's by 1.0e-6.
     """
-    tolerance = 2e-6 if dtype == torch.float32 else 1e-5
+    library = len(sizes) == 1 or R == 30
+    tolerance = 1e-5 if library and dtype == torch.bfloat16 else 2e-6
     pairs = [(draw(R, T, B, I).to(dtype).mT.contiguous().mT, draw(R, T, B, J).to(dtype)) for I, J in sizes]
     for got, (left, right) in zip(rows_products(*pairs), pairs, strict=True):
         want = torch.einsum("rtbi,rtbj->rij", left.double(), right.double())

@@ -87,7 +87,6 @@ def test_options_of_a_layer_that_are_not_given_are_left_to_it(
 
 
 def test_a_wrong_value_is_told_what_may_be_given() -> None:
-    for value, message in {"fast": "'naive'", "None": "'naive'"}.items():
-        with pytest.raises(ValueError, match=message) as refused:
+    for value in ("fast", "None"):
+        with pytest.raises(ValueError, match=r"Expected one of .*'naive'"):
             parse(Options, Options(mixer=(), task=()), ["--mixer", "rt", "--mixer.implementation", value])
-        assert "Expected one of" in str(refused.value)

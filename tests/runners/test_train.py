@@ -1,5 +1,6 @@
 """The training loop: evaluation, best parameters, resumption."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,7 +130,14 @@ def test_a_checkpoint_of_a_step_with_an_evaluation_has_it(tmp_path: Path, monkey
         assert curve == [evaluation for evaluation in (4, 8, 12, 16, 20) if evaluation <= step]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        OSError("No space left on device"),
+        SafetensorError("No space left on device"),
+    ],
+)
 def test_a_full_disk_names_the_file_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -140,6 +148,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(
     with pytest.raises(OSError, match="No space left on device") as caught:
         save_tensors(tmp_path / "model.safetensors", {}, {})
     assert str(tmp_path / "model.safetensors") in str(caught.value)
+    assert caught.value.errno == errno.ENOSPC
     assert not any(tmp_path.iterdir())
 
 
