@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.kernels import EPS, LOG2E, MASKED, normal_cdf, rms, rms_bwd
+from mixers.kernels import LOG2E, MASKED, normal_cdf, rms, rms_bwd
 from mixers.products import group_sum, rows_products, through_gain
 from mixers.rt.exchange import mailbox, received, send
 from mixers.rt.naive import Weights
@@ -155,11 +155,23 @@ def _fwd_rows(
     return x_MD, q_HMK, m_HM, l_HM, o_HMK
 
 
+@triton.jit
+def _fwd_slice(y_MD, n_MD, up_DW, down_WD, g_ptr, slope_ptr, at_MW, live_M1):
+    """y and what a slice of the hidden layer adds to it; the slice and the slope of its gelu are kept."""
+    h_MW = tl.dot(n_MD, up_DW, input_precision="ieee")
+    below_MW, bell_MW = normal_cdf(h_MW)
+    g_MW = (h_MW * below_MW).to(n_MD.dtype)
+    tl.store(g_ptr + at_MW, g_MW, live_M1)
+    tl.store(slope_ptr + at_MW, (below_MW + h_MW * bell_MW * 0.3989422804014327).to(n_MD.dtype), live_M1)
+    return tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_fwd_kernel(
     x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, slopes_ptr,
     w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
-    z_ptr, a_ptr, lse_ptr, u_ptr, g_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, mail_ptr, B, T, start, stop, scale,
+    z_ptr, a_ptr, lse_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, g_ptr, slope_ptr, k_ptr, v_ptr, mail_ptr,
+    B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
     PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
@@ -167,6 +179,8 @@ def rt_fwd_kernel(
     """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time.
 
     The PARTS of a tile have the same but for the hidden layer of the MLP. What other programs read, one of them writes.
+    Kept for the backward: rows as the norms leave them before their gains, n for the MLP, nz for keys and values, nk of
+    keys; and r, the three reciprocal root mean squares of each position.
     """
     H: tl.constexpr = D // K
     run = tl.program_id(1).to(tl.int64)
@@ -184,10 +198,12 @@ def rt_fwd_kernel(
     at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
     state_HM = (row_M * C * H)[None, :] + head[:, None]
     state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
-    live_1M = (m < B)[None, :]
-    live_1M1 = (m < B)[None, :, None]
+    live_M = m < B
+    live_1M = live_M[None, :]
+    live_1M1 = live_M[None, :, None]
+    live_M1 = live_M[:, None]
     w = part * (F // PARTS) + tl.arange(0, W)
-    live_M1 = (m < B)[:, None]
+    at_M = row_M * T * 3
     at_MD = (row_M * T * D)[:, None] + d[None, :]
     at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
@@ -237,19 +253,20 @@ def rt_fwd_kernel(
         zero_MD = tl.zeros([M, D], tl.float32)
         a_MD = tl.reshape(tl.permute(a_HMK, [1, 0, 2]), [M, D])
         u_MD = x_MD + scale * _product(a_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, True)
+        r_M = rms(u_MD, D)
+        n_MD = u_MD * r_M[:, None]
         if _writes(1, part, PARTS):
-            tl.store(u_ptr + at_MD + t * D, u_MD, live_M1)
-        n_MD = (u_MD * rms(u_MD, D)[:, None] * mlp_norm_D[None, :]).to(cd)
+            tl.store(n_ptr + at_MD + t * D, n_MD.to(cd), live_M1)
+            tl.store(r_ptr + at_M + t * 3, r_M, live_M)
+        n_MD = (n_MD * mlp_norm_D[None, :]).to(cd)
         y_MD = tl.zeros([M, D], tl.float32)
-        for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
-            up_DW = held_DW if HELD else tl.load(up_ptr + (f + w)[None, :] * D + d[:, None])
-            h_MW = tl.dot(n_MD, up_DW, input_precision="ieee")
-            below_MW, bell_MW = normal_cdf(h_MW)
-            g_MW = (h_MW * below_MW).to(cd)
-            tl.store(g_ptr + at_MW + t * F + f, g_MW, live_M1)
-            tl.store(slope_ptr + at_MW + t * F + f, (below_MW + h_MW * bell_MW * 0.3989422804014327).to(cd), live_M1)
-            down_WD = held_WD if HELD else tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
-            y_MD = tl.dot(g_MW, down_WD, y_MD, input_precision="ieee")
+        if HELD:
+            y_MD = _fwd_slice(y_MD, n_MD, held_DW, held_WD, g_ptr, slope_ptr, at_MW + t * F, live_M1)
+        else:
+            for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
+                up_DW = tl.load(up_ptr + (f + w)[None, :] * D + d[:, None])
+                down_WD = tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
+                y_MD = _fwd_slice(y_MD, n_MD, up_DW, down_WD, g_ptr, slope_ptr, at_MW + t * F + f, live_M1)
         if PARTS > 1:
             at_ME = send(y_MD, mail_ptr, t, part, M, D, PARTS, WARPS)
         ahead = tl.minimum(t + 1, stop - 1)  # of the next position, read before the other parts are waited for
@@ -262,14 +279,24 @@ def rt_fwd_kernel(
         if _writes(2, part, PARTS):
             tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
-            z_MD *= rms(z_MD, D)[:, None] * kv_norm_D[None, :]
-        n_MD = z_MD.to(cd)
-        k_MD = _product(n_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
-        v_MD = _product(n_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
-        if K_NORM:
+            r_M = rms(z_MD, D)
+            z_MD *= r_M[:, None]
             if _writes(3, part, PARTS):
-                tl.store(raw_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
-            k_MD *= rms(k_MD, D)[:, None] * k_norm_D[None, :]
+                tl.store(r_ptr + at_M + t * 3 + 1, r_M, live_M)
+        if _writes(3, part, PARTS):
+            tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
+        if KV_NORM:
+            z_MD *= kv_norm_D[None, :]
+        z_MD = z_MD.to(cd)
+        k_MD = _product(z_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
+        v_MD = _product(z_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
+        if K_NORM:
+            r_M = rms(k_MD, D)
+            nk_MD = (k_MD * r_M[:, None]).to(cd)
+            if _writes(4, part, PARTS):
+                tl.store(nk_ptr + at_MD + t * D, nk_MD, live_M1)
+                tl.store(r_ptr + at_M + t * 3 + 2, r_M, live_M)
+            k_MD = nk_MD.to(tl.float32) * k_norm_D[None, :]
         tl.store(k_ptr + at_MD + t * D, k_MD.to(cd), live_M1)
         tl.store(v_ptr + at_MD + t * D, v_MD.to(cd), live_M1)
         tl.debug_barrier()  # the pair is read by other threads of this program from here on
@@ -338,34 +365,42 @@ def past_bwd_kernel(
 
 @triton.jit
 def _bwd_rows(
-    dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
-    t, inside, D: tl.constexpr, F: tl.constexpr,
+    dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_M, at_MD, at_HMK, at_MW,
+    state_HMK, t, inside, D: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
-    """What position t, the chunk's position ``inside``, begins with, in the order of use; r are the norms' statistics.
+    """What position t, the chunk's position ``inside``, begins with, in the order of use.
 
-    The slope is that of the first channels of the hidden layer. Of a norm that is absent: anything.
+    The slope is that of the first channels of the hidden layer. Of a norm that is absent, r is anything.
     """
-    k_HMK = tl.load(k_ptr + at_HMK + t * D)
+    nk_HMK = tl.load(nk_ptr + at_HMK + t * D)
     v_HMK = tl.load(v_ptr + at_HMK + t * D)
     dk_HMK = tl.load(dk_ptr + state_HMK + inside * D)
     dv_HMK = tl.load(dv_ptr + state_HMK + inside * D)
-    a_HMK = tl.load(a_ptr + at_HMK + t * D)
-    raw_HMK = tl.load(raw_ptr + at_HMK + t * D).to(tl.float32)
-    z_MD = tl.load(z_ptr + at_MD + t * D)
+    r_k_M = tl.load(r_ptr + at_M + t * 3 + 2)
+    r_kv_M = tl.load(r_ptr + at_M + t * 3 + 1)
+    nz_MD = tl.load(nz_ptr + at_MD + t * D)
     dz_MD = tl.load(dz_ptr + at_MD + t * D)
     slope_MW = tl.load(slope_ptr + at_MW + t * F)
-    u_MD = tl.load(u_ptr + at_MD + t * D)
-    r_k_M = tl.rsqrt(tl.sum(tl.sum(raw_HMK * raw_HMK, 2), 0) / D + EPS)
-    r_kv_M = rms(z_MD, D)
-    r_mlp_M = rms(u_MD, D)
-    return k_HMK, v_HMK, dk_HMK, dv_HMK, a_HMK, raw_HMK, r_k_M, z_MD, r_kv_M, dz_MD, slope_MW, u_MD, r_mlp_M
+    r_mlp_M = tl.load(r_ptr + at_M + t * 3)
+    n_MD = tl.load(n_ptr + at_MD + t * D)
+    a_HMK = tl.load(a_ptr + at_HMK + t * D)
+    return nk_HMK, v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, slope_MW, r_mlp_M, n_MD, a_HMK
+
+
+@triton.jit
+def _bwd_slice(dn_MD, dy_MD, down_DW, up_WD, slope_MW, dh_ptrs, live_M1):
+    """dn and what a slice of the hidden layer adds to it; the slice's gradient is kept."""
+    dg_MW = tl.dot(dy_MD, down_DW, input_precision="ieee")
+    dh_MW = (dg_MW * slope_MW.to(tl.float32)).to(dy_MD.dtype)
+    tl.store(dh_ptrs, dh_MW, live_M1)
+    return tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_bwd_kernel(
-    dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, q_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, slopes_ptr, dk_ptr, dv_ptr,
+    dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, q_ptr, k_ptr, v_ptr, a_ptr, lse_ptr, slopes_ptr, dk_ptr, dv_ptr,
     w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
-    dx_ptr, da_ptr, delta_ptr, du_ptr, n_ptr, dh_ptr, dy_ptr, nz_ptr, dkv_ptr, dgain_ptr, mail_ptr,
+    dx_ptr, da_ptr, delta_ptr, du_ptr, dh_ptr, dy_ptr, dkv_ptr, dgain_ptr, mail_ptr,
     B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
     W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
@@ -373,9 +408,9 @@ def rt_bwd_kernel(
 ):  # fmt: skip
     """Positions stop - 1 down to start of M sequences of one run.
 
-    Writes dx; what earlier positions pull (da, and delta = da . a of each head); and the rows whose products are the
-    weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], n of z), with n the normed row before the gain. The
-    gradient of the keys' gain leaves as one row of sums for each tile and chunk.
+    Writes dx; what earlier positions pull (da, and delta = da . a of each head); and the rows whose products with what
+    the forward kept are the weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], nz). The gradient of the
+    keys' gain leaves as one row of sums for each tile and chunk.
     """
     H: tl.constexpr = D // K
     run = tl.program_id(1).to(tl.int64)
@@ -392,10 +427,12 @@ def rt_bwd_kernel(
     at_HM = (row_M * T * H)[None, :] + head[:, None]
     at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
     state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
-    live_1M = (m < B)[None, :]
-    live_1M1 = (m < B)[None, :, None]
+    live_M = m < B
+    live_1M = live_M[None, :]
+    live_1M1 = live_M[None, :, None]
+    live_M1 = live_M[:, None]
     w = part * (F // PARTS) + tl.arange(0, W)
-    live_M1 = (m < B)[:, None]
+    at_M = row_M * T * 3
     at_MD = (row_M * T * D)[:, None] + d[None, :]
     at_MW = (row_M * T * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
@@ -421,13 +458,16 @@ def rt_bwd_kernel(
         gdc_wait()
     dk_norm_HMK = tl.zeros([H, M, K], tl.float32)
     rows = _bwd_rows(
-        dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW, state_HMK,
-        stop - 1, stop - 1 - start, D, F,
+        dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_M, at_MD, at_HMK, at_MW,
+        state_HMK, stop - 1, stop - 1 - start, D, F,
     )  # fmt: skip
     for back in range(stop - start):
         t = stop - 1 - back
-        k_HMK, v_HMK, dk_HMK, dv_HMK, a_HMK, raw_HMK, r_k_M, z_MD, r_kv_M, dz_MD, first_MW, u_MD, r_mlp_M = rows
-        k_HMK = k_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
+        nk_HMK, v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, first_MW, r_mlp_M, n_MD, a_HMK = rows
+        k_HMK = nk_HMK.to(tl.float32)
+        if K_NORM:
+            k_HMK = (k_HMK * k_norm_HK[:, None, :]).to(cd).to(tl.float32)
+        k_HMK *= K**-0.5 * LOG2E
         v_HMK = v_HMK.to(tl.float32)
         for first in tl.range(t + 1, stop, J, num_stages=1):
             i = first + tl.arange(0, J)
@@ -445,11 +485,11 @@ def rt_bwd_kernel(
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
         dk_HMK *= K**-0.5
         if K_NORM:
-            raw_HMK *= r_k_M[None, :, None]
-            dk_norm_HMK += dk_HMK * raw_HMK
+            nk_HMK = nk_HMK.to(tl.float32)
+            dk_norm_HMK += dk_HMK * nk_HMK
             dk_HMK *= k_norm_HK[:, None, :]
-            dot_M = tl.sum(tl.sum(dk_HMK * raw_HMK, 2), 0) / D
-            dk_HMK = r_k_M[None, :, None] * (dk_HMK - raw_HMK * dot_M[None, :, None])
+            dot_M = tl.sum(tl.sum(dk_HMK * nk_HMK, 2), 0) / D
+            dk_HMK = r_k_M[None, :, None] * (dk_HMK - nk_HMK * dot_M[None, :, None])
         dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
         dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
         at_dkv = ((row_M * T + t) * 2 * D)[:, None] + d[None, :]
@@ -461,41 +501,35 @@ def rt_bwd_kernel(
         dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
         dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
         if KV_NORM:
-            z_MD *= r_kv_M[:, None]
-            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], z_MD, r_kv_M, D)
+            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], nz_MD.to(tl.float32), r_kv_M, D)
         else:
             dz_MD += dn_MD
-        if _writes(2, part, PARTS):
-            tl.store(nz_ptr + at_MD + t * D, z_MD.to(cd), live_M1)
         dy_MD = (dz_MD * scale).to(cd)
-        if _writes(3, part, PARTS):
+        if _writes(2, part, PARTS):
             tl.store(dy_ptr + at_MD + t * D, dy_MD, live_M1)
         dn_MD = tl.zeros([M, D], tl.float32)
-        for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
-            down_DW = held_DW if HELD else tl.load(down_ptr + d[:, None] * F + (f + w)[None, :])
-            dg_MW = tl.dot(dy_MD, down_DW, input_precision="ieee")
-            slope_MW = first_MW if HELD else tl.load(slope_ptr + at_MW + t * F + f)
-            dh_MW = (dg_MW * slope_MW.to(tl.float32)).to(cd)
-            tl.store(dh_ptr + at_MW + t * F + f, dh_MW, live_M1)
-            up_WD = held_WD if HELD else tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
-            dn_MD = tl.dot(dh_MW, up_WD, dn_MD, input_precision="ieee")
+        if HELD:
+            dn_MD = _bwd_slice(dn_MD, dy_MD, held_DW, held_WD, first_MW, dh_ptr + at_MW + t * F, live_M1)
+        else:
+            for f in tl.range(0, F // PARTS, W, num_stages=STAGES):
+                down_DW = tl.load(down_ptr + d[:, None] * F + (f + w)[None, :])
+                up_WD = tl.load(up_ptr + (f + w)[:, None] * D + d[None, :])
+                slope_MW = tl.load(slope_ptr + at_MW + t * F + f)
+                dn_MD = _bwd_slice(dn_MD, dy_MD, down_DW, up_WD, slope_MW, dh_ptr + at_MW + t * F + f, live_M1)
         if PARTS > 1:
             at_ME = send(dn_MD, mail_ptr, T - 1 - t, part, M, D, PARTS, WARPS)
         ahead = tl.maximum(t - 1, start)  # of the next position, read before the other parts are waited for
         rows = _bwd_rows(
-            dz_ptr, z_ptr, u_ptr, slope_ptr, raw_ptr, k_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_MD, at_HMK, at_MW,
-            state_HMK, ahead, ahead - start, D, F,
+            dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_M, at_MD, at_HMK,
+            at_MW, state_HMK, ahead, ahead - start, D, F,
         )  # fmt: skip
         if PARTS > 1:
             dn_MD = received(at_ME, mail_ptr, T - 1 - t, M, D, PARTS, WARPS)
-        u_MD *= r_mlp_M[:, None]
-        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], u_MD, r_mlp_M, D)
-        if _writes(4, part, PARTS):
-            tl.store(n_ptr + at_MD + t * D, u_MD.to(cd), live_M1)
-        if _writes(5, part, PARTS):
+        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], n_MD.to(tl.float32), r_mlp_M, D)
+        if _writes(3, part, PARTS):
             tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
         du_MD = (dz_MD * scale).to(cd)
-        if _writes(6, part, PARTS):
+        if _writes(4, part, PARTS):
             tl.store(du_ptr + at_MD + t * D, du_MD, live_M1)
         da_MD = _product(du_MD, tl.zeros([M, D], tl.float32), wo_ptr, wo_DD, D, PINNED, False).to(cd)
         da_HMK = tl.permute(tl.reshape(da_MD, [M, H, K]), [1, 0, 2])
@@ -674,8 +708,9 @@ def triton_forward(
     slopes = slopes_H.to(x)
     loop, _, chunks, _ = _tiles(B, R, D, H, F, dtype, x.device)
     C = loop["C"]
-    z, u = torch.empty_like(x), torch.empty_like(x)
-    a, raw, k, v = (torch.empty_like(q) for _ in range(4))
+    z = torch.empty_like(x)
+    a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
+    r = x.new_empty(R, B, T, 3)
     g, slope = q.new_empty(R, B, T, F), q.new_empty(R, B, T, F)
     lse = x.new_empty(R, B, T, H)
     m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
@@ -690,10 +725,10 @@ def triton_forward(
         )  # fmt: skip
         rt_fwd_kernel[programs, R](
             x, q, m, l, o, slopes, w, mlp_norm, kv_norm, k_norm,
-            z, a, lse, u, g, slope, raw, k, v, mail, B, T, start, stop, scale,
+            z, a, lse, n, nz, nk, r, g, slope, k, v, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    return z, (a, lse, u, g, slope, raw, k, v, w)
+    return z, (a, lse, n, nz, nk, r, g, slope, k, v, w)
 
 
 def triton_backward(
@@ -712,13 +747,13 @@ def triton_backward(
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
-    a, lse, u, g, slope, raw, k, v, w = saved
+    a, lse, n, nz, nk, r, g, slope, k, v, w = saved
     dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
     slopes = slopes_H.to(dz)
     _, loop, chunks, queries = _tiles(B, R, D, H, F, dtype, dz.device)
     C, tiles, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
     dx = torch.empty_like(dz)
-    dq, dkt, dvt, da, du, n, dy, nz = (torch.empty_like(q) for _ in range(8))
+    dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
     dh = torch.empty_like(g)
     dkv = q.new_empty(R, B, T, 2 * D)
     delta = torch.empty_like(lse)
@@ -734,9 +769,9 @@ def triton_backward(
             S=C, FIRST=True, SKEW=0, **chunks,
         )  # fmt: skip
         rt_bwd_kernel[programs, R](
-            dz, z_RBTD, u, slope, raw, q, k, v, a, lse, slopes, dk, dv,
+            dz, n, nz, k if weights.k_norm_D is None else nk, r, slope, q, k, v, a, lse, slopes, dk, dv,
             w, mlp_norm, kv_norm, k_norm,
-            dx, da, delta, du, n, dh, dy, nz, dkv, dgain, mail, B, T, start, stop, scale,
+            dx, da, delta, du, dh, dy, dkv, dgain, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
