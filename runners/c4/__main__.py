@@ -26,7 +26,7 @@ from runners.c4.config import PRESETS, Config
 from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
 from runners.c4.downstream import HUB, read_items
-from runners.c4.model import build, cost, describe, layer_of, vocabulary
+from runners.c4.model import ACTIVATIONS, build, cost, describe, layer_of, vocabulary
 from runners.c4.search import best, points_of, print_results, search, study_file
 from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves
@@ -48,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config, options = read(arguments)
         if config.dry_run:
             find_files(config.data)
-            console = Console()
-            console.print(describe(cost(config, options, vocabulary(config.tokenizer)), config))
+            console, found = Console(), cost(config, options, vocabulary(config.tokenizer))
+            if ACTIVATIONS in found.memory:  # the layer runs without a GPU
+                check_foreign(config.mixer, lambda: _layer(config, options), torch.device("cpu"))
+            console.print(describe(found, config))
             if config.search:
                 console.print(f"the search trains {len(points_of(config))} such runs")
             return

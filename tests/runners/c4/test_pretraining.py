@@ -563,8 +563,13 @@ def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
 
 
+@pytest.mark.parametrize("further", [[], ["--dry-run"]])
 def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    further: list[str],
 ) -> None:
     class Peeking(Transformer):
         def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -575,7 +580,7 @@ def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
     with pytest.raises(SystemExit, match="2"):
         command.main([
             "--preset", "tiny", "--mixer", "layers_of_others:Peeking", "--tokenizer", config.tokenizer,
-            "--data", *config.data, "--out", str(tmp_path), "--device", "cpu",
+            "--data", *config.data, "--out", str(tmp_path), "--device", "cpu", *further,
         ])  # fmt: skip
     assert capsys.readouterr().err.startswith("error: mixer 'layers_of_others:Peeking' is not causal")
     assert not any(tmp_path.iterdir())
