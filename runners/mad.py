@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             trials = search(experiment, grid, store, devices[0], together, watcher)
             summary = summarise(experiment, trials)
             folder = store.study_folder(experiment)
-            write_summary(summarise(experiment, finished(experiment, store)), folder)
+            write_summary(summarise(experiment, finished(experiment, store), chosen_among=trials), folder)
             print_summary(summary, console)
             _diagnose(summary, store, devices[0], console)
             console.print(f"stored in {folder}\n", soft_wrap=True)
@@ -247,7 +247,8 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     )
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
-    label = "baseline" if base == task_class.Config() else options.preset if own else "custom"
+    as_preset = own and base == override(task_class.Config, preset_values)
+    label = "baseline" if base == task_class.Config() else options.preset if as_preset else "custom"
     suffix = "-custom" if values else ""
     return [
         (label, base) if name == "baseline" else (name + suffix, override(task_class.Config, named[name]))
@@ -262,6 +263,8 @@ def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, 
     preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
     if "--list" in arguments:
         preset = replace(preset, mixer=("all",))
+    if any(argument.partition("=")[0] == "--epochs" for argument in arguments):
+        preset = replace(preset, steps=None)
     options, nested = parse(Options, preset, arguments)
     _check(options)
     return options, nested["mixer"], nested["task"]

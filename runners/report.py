@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from optuna.trial import FrozenTrial
@@ -29,11 +30,10 @@ METRICS = (
     "validation_token_accuracy",
     "validation_loss",
     "validation_score",
-    "test_sequence_accuracy",
-    "test_token_accuracy",
-    "test_loss",
     "steps_per_second",
 )
+TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
+"""Shown of the chosen point alone, so that nobody chooses by them."""
 FEW = 4
 """Up to so many mixers are compared without their families."""
 
@@ -58,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A grid point over all its seeds; ``estimates`` is None where a seed diverged."""
+    """A grid point over all its seeds; ``estimates`` is None where a seed diverged, of test if the point is chosen."""
 
     lr: float
     weight_decay: float
@@ -115,35 +115,49 @@ class Summary:
         return None if estimates is None else estimates[f"test_{metric}"]
 
 
-def summarise(experiment: Experiment, trials: Sequence[FrozenTrial]) -> Summary:
-    """Group finished trials by grid point and choose the point with the best mean validation score."""
-    groups: dict[tuple[float, float], list[FrozenTrial]] = {}
-    for trial in trials:
-        run = run_of(trial)
-        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
-    points = [_point(lr, decay, members) for (lr, decay), members in groups.items()]
-    eligible = [i for i, point in enumerate(points) if point.estimates is not None]
-    chosen = max(eligible, key=lambda i: _validation_score(points[i]), default=None)
-    chosen_trial = None
-    if chosen is not None:
-        members = groups[(points[chosen].lr, points[chosen].weight_decay)]
-        chosen_trial = max(members, key=lambda trial: trial.user_attrs["validation_score"])
+def summarise(
+    experiment: Experiment, trials: Sequence[FrozenTrial], chosen_among: Sequence[FrozenTrial] | None = None
+) -> Summary:
+    """Group finished trials by grid point and choose the point with the best mean validation score.
+
+    The choice can be left to some of the trials, for others may have more seeds or fewer.
+    """
+    groups, contenders = _by_point(trials), _by_point(trials if chosen_among is None else chosen_among)
+    scores = {
+        at: fmean(trial.user_attrs["validation_score"] for trial in members)
+        for at, members in contenders.items()
+        if not _diverged(members)
+    }
+    best = max(scores, key=scores.__getitem__, default=None)
     task = experiment.instance
     return Summary(
         experiment=experiment,
-        points=points,
-        chosen=chosen,
-        chosen_trial=chosen_trial,
+        points=[_point(*at, members, is_chosen=at == best) for at, members in groups.items()],
+        chosen=None if best is None else list(groups).index(best),
+        chosen_trial=None if best is None else max(contenders[best], key=lambda t: t.user_attrs["validation_score"]),
         ceiling=task.ceiling("test"),
         chance=task.chance("test"),
     )
 
 
-def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial]) -> Point:
-    diverged = {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
-    estimates = None
+def _by_point(trials: Sequence[FrozenTrial]) -> dict[tuple[float, float], list[FrozenTrial]]:
+    """By learning rate and weight decay."""
+    groups: dict[tuple[float, float], list[FrozenTrial]] = {}
+    for trial in trials:
+        run = run_of(trial)
+        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
+    return groups
+
+
+def _diverged(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
+
+
+def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial], is_chosen: bool) -> Point:
+    diverged, estimates = _diverged(trials), None
     if not diverged:
-        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in METRICS}
+        names = (*METRICS, *TEST_METRICS) if is_chosen else METRICS
+        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in names}
     return Point(
         lr=lr,
         weight_decay=weight_decay,
@@ -153,23 +167,19 @@ def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial]) -> Poi
     )
 
 
-def _validation_score(point: Point) -> float:
-    return -math.inf if point.estimates is None else point.estimates["validation_score"].mean
-
-
 def print_summary(summary: Summary, console: Console) -> None:
-    """One row a grid point, the chosen one marked; then ceiling and chance."""
+    """One row a grid point, the chosen one marked and with its test metrics; then ceiling and chance."""
     table = Table(title=summary.experiment.name, title_justify="left")
     for heading in ("", "lr", "wd", "val seq", "token", "loss", "test seq", "token", "steps/s"):
         table.add_column(heading, justify="right")
-    shown = METRICS[:3] + METRICS[4:6]
+    shown = METRICS[:3] + TEST_METRICS[:2]
     for i, point in enumerate(summary.points):
         mark = "→" if i == summary.chosen else ""
         if point.estimates is None:
             steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
             table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", f"diverged: {steps}")
             continue
-        cells = [point.estimates[name].text() for name in shown]
+        cells = [point.estimates[name].text() if name in point.estimates else "" for name in shown]
         speed = f"{point.estimates['steps_per_second'].mean:.1f}"
         table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", *cells, speed)
     console.print(table)

@@ -154,7 +154,8 @@ def describe(experiment: Experiment) -> str:
 
 {steps} steps of {protocol.batch_size} sequences, cosine schedule, {experiment.precision} products;
 {protocol.evaluations} evaluations on the validation split, whose best parameters are kept.
-The point is chosen on validation alone; the test split is read once for each finished trial.
+The point is chosen on validation alone; the test split is read once for each finished trial, and tables show it for the
+chosen point alone.
 
 {settings}
 

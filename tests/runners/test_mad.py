@@ -24,7 +24,7 @@ from runners.charts import plot_comparison
 from runners.experiment import find_mixer
 from runners.mad import Options, plan
 from runners.options import parse
-from runners.report import METRICS, Estimate, Point, Summary, print_comparison, summarise
+from runners.report import TEST_METRICS, Estimate, Point, Summary, print_comparison, summarise
 from runners.search import DISTRIBUTIONS
 from runners.train import Protocol
 from tasks import TASKS
@@ -134,8 +134,15 @@ def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() ->
     recall, copying = TASKS["in-context-recall"].Config, TASKS["copying"].Config
     assert own.task_config == recall(length=48, eval_examples=320, train_examples=900)
     assert other.task_config == copying(train_examples=900)
-    assert (own.difficulty, other.difficulty) == ("demo", "custom")
+    assert (own.difficulty, other.difficulty) == ("custom", "custom")
     assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
+    (as_it_is, _) = plan(["--preset", "demo"])[1]
+    assert as_it_is.difficulty == "demo"
+
+
+def test_epochs_take_the_place_of_a_presets_steps() -> None:
+    (experiment, _) = plan(["--preset", "demo", "--epochs", "2"])[1]
+    assert experiment.protocol == Protocol(batch_size=64, epochs=2, evaluations=5)
 
 
 def test_other_settings_have_a_chart_of_their_own() -> None:
@@ -244,6 +251,10 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
     sequence_accuracy = summary.test("sequence_accuracy")
     assert sequence_accuracy is not None
     assert sequence_accuracy.mean == pytest.approx(0.4 / 2)
+    assert [point.estimates is not None and "test_loss" in point.estimates for point in summary.points] == [
+        False, False, True, False,
+    ]  # fmt: skip
+    assert summarise(experiment, trials, chosen_among=trials[1::4]).chosen == 1
 
 
 @pytest.mark.parametrize(("task", "limit"), [("memorization", "ceiling"), ("noisy-in-context-recall", "chance")])
@@ -290,7 +301,13 @@ def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.Capture
         text = capsys.readouterr().out
         (chosen,) = re.findall(r"chosen on validation: (lr \S+, weight decay \S+)", text)
         assert f", {chosen}, seed 0" in json.loads((folder / "diagnosis.json").read_text())["title"]
-        assert len(json.loads((folder / "summary.json").read_text())["points"]) == 2
+        summary = json.loads((folder / "summary.json").read_text())
+        assert len(summary["points"]) == 2
+        point = summary["points"][summary["chosen"]]
+        assert f"lr {point['lr']:g}, weight decay {point['weight_decay']:g}" == chosen
+        assert [any(name.startswith("test") for name in p["estimates"]) for p in summary["points"]] == [
+            p is point for p in summary["points"]
+        ]
 
 
 def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
@@ -378,7 +395,7 @@ def summaries_of(
     summaries = []
     for n, experiment in enumerate(plan(["--mixer", *mixers, "--task", "parity", "mqar", "--width", "16"])[1]):
         dead = (experiment.mixer, experiment.task) in diverged
-        estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=half_width) for m in METRICS}
+        estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=half_width) for m in TEST_METRICS}
         point = Point(
             lr=1e-3, weight_decay=0.0, seeds=[0], estimates=None if dead else estimates, diverged={0: 7} if dead else {}
         )
