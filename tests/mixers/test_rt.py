@@ -1,6 +1,7 @@
 """The Recurrent Transformer: the tiled method against the oracle, the oracle against the paper's own words."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,16 +160,32 @@ def test_alibi_is_added_once_per_position_of_distance() -> None:
     torch.testing.assert_close(layer(x)[0, -1], expected, rtol=1e-7, atol=1e-7)
 
 
-def test_the_ablation_leaves_out_the_norm_on_outputs_alone() -> None:
-    """With outputs of unit RMS both variants agree; scaled inputs tell them apart."""
-    shape = Shape(width=16, mlp_width=32)
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) -> None:
+    """Queries and temporary pairs are those of the whole layer, persistent keys keep their norm."""
+    shape = Shape(width=16, mlp_width=32, layers=2)
     torch.manual_seed(0)
-    with_norm = RecurrentTransformer(RecurrentTransformer.Config(heads=2), shape).double()
-    without = RecurrentTransformer(RecurrentTransformer.Config(heads=2, persistent_norm=False), shape).double()
-    without.load_state_dict(with_norm.state_dict())
+    config = RecurrentTransformer.Config(heads=2, implementation=implementation)  # type: ignore[arg-type]
+    whole = RecurrentTransformer(config, shape).double()
+    with torch.no_grad():
+        for p in whole.parameters():
+            p += 0.2 * torch.randn_like(p)
+    ablated = RecurrentTransformer(replace(config, persistent_norm=False), shape).double()
+    ablated.load_state_dict(whole.state_dict())
     x = 10 * torch.randn(1, 6, 16, dtype=torch.float64)
-    assert torch.equal(with_norm(x)[:, 0], without(x)[:, 0])
-    assert not torch.allclose(with_norm(x)[:, 1:], without(x)[:, 1:])
+    weights = Weights(
+        wo_DD=whole.out.weight,
+        mlp_norm_D=whole.mlp_norm.gain,
+        up_FD=whole.mlp.up.weight,
+        down_DF=whole.mlp.down.weight,
+        kv_norm_D=None,
+        wk_DD=whole.k.weight,
+        k_norm_D=whole.get_parameter("k_norm.gain"),
+        wv_DD=whole.v.weight,
+    )
+    expected = naive_recurrence(x, *whole.project(x), weights, whole.slopes_H, 2**-0.5)
+    torch.testing.assert_close(ablated(x), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
 
 
 def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_back(
