@@ -145,10 +145,10 @@ def train(
         resumed(loop.step, loop.curves)
     measured = len(loop.curves[0])
     for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
+        if all(curve and curve[-1].validation is None for curve in loop.curves):
+            break
         loop.advance(target)
         listener(target, [curve[-1] for curve in loop.curves])
-        if all(point[-1].validation is None for point in loop.curves):
-            break
     return loop.results()
 
 

@@ -274,6 +274,21 @@ def test_training_stops_when_all_have_diverged(tmp_path: Path) -> None:
     assert len(result.curve) == 1
 
 
+def test_runs_that_have_all_diverged_are_not_trained_further_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    runs = [replace(run, lr=1e38) for run in RUNS]
+    whole = train(build, TASK, PROTOCOL, runs, CPU, paths(tmp_path / "whole"))
+
+    def kill(step: int, points: list[CurvePoint]) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(build, TASK, PROTOCOL, runs, CPU, paths(tmp_path), kill)
+    assert_equal(whole, train(build, TASK, PROTOCOL, runs, CPU, paths(tmp_path), kill))
+
+
 def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own() -> None:
     orders = [data_order(seed, epoch, 50).tolist() for seed in range(2) for epoch in range(2)]
     assert all(sorted(order) == list(range(50)) for order in orders)
