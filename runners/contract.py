@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mixers import MIXERS
 from mixers.base import Layer
+from runners.environment import product_autocast
 
 POSITIONS = 32
 TOLERANCE = 1e-2
@@ -42,7 +43,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device) -> None:
     changed_BTD[0, later:] = torch.randn(POSITIONS - later, layer.shape.width, generator=draw).to(device)
     layer = layer.to(device)
     try:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        with product_autocast(device):
             z_BTD, again_BTD, after_BTD = layer(x_BTD), layer(x_BTD), layer(changed_BTD)
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was called")

@@ -23,6 +23,7 @@ from sklearn.metrics import confusion_matrix
 
 from mixers.backbone import Backbone
 from runners.checkpoint import write_atomically, write_json
+from runners.environment import product_autocast
 from runners.probe import Probe, ProbeReport, probe, sequences_per_forward
 from tasks.base import LENGTH_PROBE, Accuracy, Batch, Task, Tokens
 from tasks.metrics import count, macro_accuracy
@@ -164,7 +165,8 @@ def predict(model: Backbone, batch: Batch) -> tuple[Tokens, Accuracy]:
     for here in (slice(start, start + chunk) for start in range(0, len(batch), chunk)):
         arrays = (batch.inputs_ST[here], batch.targets_ST[here], batch.scored_ST[here])
         inputs_BT, targets_BT, scored_BT = (torch.from_numpy(array).to(device) for array in arrays)
-        logits_BTV = model(inputs_BT)
+        with product_autocast(device):
+            logits_BTV = model(inputs_BT)
         if not logits_BTV[scored_BT].isfinite().all():
             raise ValueError("the model's outputs are not finite: it diverged; diagnose another run")
         predictions.append(logits_BTV.float().argmax(-1).cpu().numpy())

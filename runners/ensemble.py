@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from mixers.backbone import Backbone
 from mixers.runs import over_runs
+from runners.environment import product_autocast
 from tasks.base import IGNORE
 
 
@@ -113,9 +114,8 @@ class Ensemble:
             result: Tensor = functional_call(self.model, params, (tokens_BT,))
             return result
 
-        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
         try:
-            with autocast:
+            with product_autocast(self.device):
                 logits: Tensor = vmap(one, in_dims=(0, 0 if tokens.ndim == 3 else None))(self.named(params_RP), tokens)
         except RuntimeError as error:
             if "vmap" in str(error):

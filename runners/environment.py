@@ -1,4 +1,4 @@
-"""Where things run: devices, and the versions of libraries."""
+"""Where things run, and in which precision: devices, and the versions of libraries."""
 
 import platform
 from importlib.metadata import version
@@ -19,6 +19,16 @@ def find_devices(name: str) -> list[torch.device]:
     if name == "cpu" or not torch.cuda.is_available():
         return [torch.device("cpu")]
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def product_precision(device: torch.device) -> str:
+    """What the matrix products of a model run in on a device, wherever it is trained, evaluated or diagnosed."""
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def product_autocast(device: torch.device) -> torch.autocast:
+    """Context of forward passes in ``product_precision``; parameters stay float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=product_precision(device) == "bfloat16")
 
 
 def versions() -> dict[str, str | None]:

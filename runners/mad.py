@@ -37,7 +37,7 @@ from runners.contract import POSITIONS, ContractError, check_foreign
 from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
-from runners.environment import find_devices
+from runners.environment import find_devices, product_precision
 from runners.experiment import Experiment, building, call_as_in_training
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import expand, find_task, override, parse, run_command, user_errors
@@ -205,7 +205,7 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
         evaluations=options.evaluations,
     )
     layers = _layers(options, mixer_values, say)
-    precision = "bfloat16" if find_devices(options.device)[0].type == "cuda" else "float32"
+    precision = product_precision(find_devices(options.device)[0])
     experiments = []
     for task in expand(options.task, TASKS):
         for difficulty, task_config in settings(task, options, task_values):

@@ -25,6 +25,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from mixers.backbone import Backbone
+from runners.environment import product_autocast
 from runners.train import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from tasks.base import Batch, Task, Tokens
 
@@ -194,7 +195,9 @@ def read(model: Backbone, batch: Batch, sequence_N: Tokens, position_N: Tokens) 
         picked = slice(*np.searchsorted(sequence_N, [here[0], here[-1] + 1]))
         row_N = torch.from_numpy(np.searchsorted(here, sequence_N[picked])).to(device)
         at_N = torch.from_numpy(position_N[picked]).to(device)
-        hidden_ND, embedding_ND = model.hidden(tokens_BT)[row_N, at_N], model.embedding(tokens_BT[row_N, at_N])
+        with product_autocast(device):
+            hidden_ND = model.hidden(tokens_BT)[row_N, at_N]
+        embedding_ND = model.embedding(tokens_BT[row_N, at_N])
         parts.append((hidden_ND.double().cpu().numpy(), embedding_ND.double().cpu().numpy()))
     return np.concatenate([hidden for hidden, _ in parts]), np.concatenate([embedding for _, embedding in parts])
 

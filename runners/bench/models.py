@@ -12,6 +12,7 @@ from runners.c4.config import Config
 from runners.c4.distributed import World, distribute
 from runners.c4.model import build
 from runners.c4.train import Objective, build_optimizer
+from runners.environment import product_autocast
 
 LEARNING_RATE = 1e-6
 """Small, so that steps on random tokens stay finite."""
@@ -63,7 +64,7 @@ class TrainingWork(Work):
             config.parallel,
         )
         self.optimizer = build_optimizer(self.model, config)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+        self.autocast = product_autocast(device)
         generator = torch.Generator().manual_seed(0)
         shape = (config.batch_size, config.seq_len + 1)
         self.tokens_BT = torch.randint(vocab_size, shape, generator=generator).to(device)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from runners.bench.timing import PHASES, Phase
 from runners.checkpoint import write_atomically
-from runners.environment import device_name, versions
+from runners.environment import device_name, product_precision, versions
 
 if TYPE_CHECKING:  # for it imports this module
     from runners.bench.diagnostics import Cell, DiagnosticsBench
@@ -76,7 +76,7 @@ def described(bench: "Bench[Any, Any]") -> dict[str, Any]:
         "elapsed_seconds": round(time.monotonic() - bench.started, 1),
         "device": device_name(device),
         "versions": versions(),
-        "precision": "bfloat16" if bench.clock.cuda else "float32",
+        "precision": product_precision(device),
         "options": {**asdict(bench.options), "out": str(bench.options.out)},
     }
 

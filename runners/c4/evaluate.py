@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from mixers.backbone import LanguageModel
 from runners.c4.model import token_losses
 from runners.c4.windows import Windows
+from runners.environment import product_autocast
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,11 +46,11 @@ class Likelihood:
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """No gradients, the model in evaluation mode; products are bfloat16 on a GPU and float32 on a CPU."""
+    """No gradients, the model in evaluation mode; products are in the precision of training."""
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.no_grad(), product_autocast(device):
             yield
     finally:
         model.train(training)

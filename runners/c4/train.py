@@ -38,7 +38,7 @@ from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build, flops_per_token, mean_loss
 from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json
-from runners.environment import versions
+from runners.environment import product_autocast, versions
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 operations a second of a GPU whose name holds the key (vendor's data sheets)."""
@@ -223,7 +223,7 @@ class _Run:
         self.validation = Windows(corpus, "validation", config.seq_len, None)
         model = build(config, options, corpus.manifest.vocab_size).to(world.device)
         torch.manual_seed(config.seed)
-        self.autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=world.device.type == "cuda")
+        self.autocast = product_autocast(world.device)
         self.model = model
         self.micro = config.micro_batch_size or config.batch_size // world.size
         self.objective = distribute(

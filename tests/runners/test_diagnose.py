@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from mixers.attention import Transformer
 from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Layer, Shape, State
 from runners.diagnose import Diagnosis, confusions, diagnose, draw_figure, predict
+from runners.ensemble import Ensemble, Optimizer, Run
 from runners.probe import FOLDS, INVERSE_PENALTY, ProbeReport, draw, folds, probe, read, sequences_per_forward
 from runners.train import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from tasks import TASKS
@@ -356,6 +358,29 @@ def test_batches_do_not_change_what_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(read(model, batch, sample.sequence_N, sample.position_N)[0], hidden_ND)
     assert np.array_equal(predict(model, batch)[0], predictions_ST)
     assert predict(model, batch)[1] == accuracy
+
+
+def test_what_is_read_is_in_the_precision_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU's precision set to that of GPUs."""
+    task = Toy(Toy.Config(eval_examples=8))
+    run = Run(lr=1e-3, weight_decay=0.0, seed=0)
+    members = Ensemble(partial(build, task, Transformer), [run], Optimizer(), 1, torch.device("cpu"))
+    model, batch = members.model, task.split("test")
+    tokens_ST = torch.from_numpy(batch.inputs_ST)
+    every_N, first_N = np.arange(8), np.zeros(8, dtype=np.int64)
+    with torch.no_grad():
+        single_SD = model.hidden(tokens_ST)[:, 0]
+        monkeypatch.setattr("runners.environment.product_precision", lambda device: "bfloat16")
+        logits_RSTV = members.logits(members.params_RP, tokens_ST)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden_SD = model.hidden(tokens_ST)[:, 0]
+    assert logits_RSTV.dtype == torch.bfloat16
+    assert not torch.equal(hidden_SD, single_SD)
+    assert np.array_equal(read(model, batch, every_N, first_N)[0], hidden_SD.double().numpy())
+    outputs: list[Tensor] = []
+    model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    predict(model, batch)
+    assert torch.equal(outputs[0], logits_RSTV[0])
 
 
 def test_files_are_whole_and_equal_each_time(random_model: tuple[Toy, Tokens, Diagnosis, Path], tmp_path: Path) -> None:
