@@ -106,7 +106,7 @@ def sweeps(bench: "PretrainingBench") -> Iterator[dict[str, Any]]:
                 shortest, least = known[0][0], median(known[0][1])
                 shares = {n: median(times) / (n / shortest * least) for n, times in known}
                 asked = [share for n, share in shares.items() if n <= QUADRATIC_UP_TO]
-                judged = _judged(QUADRATIC_TARGET, {QUADRATIC_TARGET.figure: max(asked)})
+                judged = _judged(QUADRATIC_TARGET, {QUADRATIC_TARGET.figure: max(asked, default=None)})
                 yield {
                     "phase": phase,
                     "batch_size": batch,
@@ -210,7 +210,9 @@ def _table(title: str) -> Table:
 
 
 def _note(target: dict[str, Any]) -> str:
-    """Line below a figure: its target, and whether it is met."""
+    """Line below a figure: its target, and whether it is met; nothing where that is not known."""
+    if target["met"] is None:
+        return ""
     sign, bound = ("≥", target["at_least"]) if "at_least" in target else ("≤", target["at_most"])
     return f"\n{sign} {FORMS[target['figure']][1](bound)} {'met' if target['met'] else 'missed'}"
 

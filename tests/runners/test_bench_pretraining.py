@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from mixers.attention import Transformer
@@ -20,7 +21,7 @@ from runners.bench.accuracy import Oracle, check
 from runners.bench.models import TrainingWork
 from runners.bench.pretraining import PretrainingBench
 from runners.bench.pretraining_cells import DECODERS, LAYERS, PRESETS, Cell, Target, layer_cells, parse
-from runners.bench.pretraining_report import cell_to_dict, sweeps
+from runners.bench.pretraining_report import cell_to_dict, print_tables, sweeps
 from runners.bench.timing import Clock, Setting
 from runners.bench.turns import Figures
 
@@ -175,6 +176,22 @@ def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     (row,) = sweeps(bench)
     assert row["quadratic_share"] == pytest.approx({128: 1, 512: 1, 2048: 1, 4096: 2})
     assert row["targets"] == [{"figure": "quadratic_share", "at_most": 1.3, "met": True}]
+
+
+def test_lengths_that_are_all_beyond_the_target_s_are_shown_without_a_judgement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench = PretrainingBench(PRESETS["cuda"], CPU, "")
+    bench.implementations, bench.clock.cuda, bench.cells = LAYERS, True, []
+    for n in (3072, 4096):
+        at = cell("forward", "rt-chunked-graph", 32, n, width=1024)
+        bench.figures[at] = Figures(seconds=[1e-6 * n**2])
+    (row,) = sweeps(bench)
+    assert row["targets"] == [{"figure": "quadratic_share", "at_most": 1.3, "met": None}]
+    print_tables(bench, Console(width=120))
+    shown = capsys.readouterr().out
+    assert "1.33" in shown
+    assert "missed" not in shown
 
 
 def test_no_speed_of_a_wrong_implementation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
