@@ -9,6 +9,7 @@ processes.
 
 import errno
 import math
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,18 @@ from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json
 from runners.environment import product_autocast, versions
 
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
-"""Dense bfloat16 operations a second of a GPU whose name holds the key (vendor's data sheets)."""
+PEAK_FLOPS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+"""Dense bfloat16 operations a second of a GPU, by words of its name (vendor's data sheets); the first found counts."""
 UNNAMED = (
     *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
     *("recompute", "data", "tokenizer", "downstream"),
@@ -378,4 +389,4 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((flops for key, flops in PEAK_FLOPS.items() if key in name), None)
+    return next((flops for words, flops in PEAK_FLOPS.items() if re.search(rf"\b{words}\b", name)), None)

@@ -40,6 +40,7 @@ from runners.c4.train import (  # noqa: E402
     StoppedError,
     Watcher,
     learning_rate,
+    peak_flops,
     run_folder,
     train,
 )
@@ -155,6 +156,22 @@ def test_learning_rate_warms_up_to_the_peak_and_falls_to_a_tenth() -> None:
     np.testing.assert_allclose([learning_rate(config, step) for step in range(100)], expected, rtol=1e-9)
     assert learning_rate(config, 39) == 0.5
     assert learning_rate(config, 99) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        *(("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12)),
+        *(("NVIDIA H200", 989e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA GH200 480GB", 989e12)),
+        *(("NVIDIA A100-SXM4-40GB", 312e12), ("NVIDIA A100 80GB PCIe", 312e12), ("NVIDIA RTX A1000", None)),
+        *(("NVIDIA B200", 2250e12), ("NVIDIA GB200", 2500e12), ("NVIDIA H20", None)),
+    ],
+)
+def test_the_peak_is_that_of_the_gpu_s_own_variant(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == peak
 
 
 def test_the_loss_falls_and_the_result_is_kept(texts: Path, tmp_path: Path) -> None:
