@@ -14,6 +14,8 @@ from runners.checkpoint import write_atomically
 from runners.track import Mode
 
 PROJECT = "c4"
+LINES = ("-", "--", "-.", ":")
+"""One for each ten runs of a chart, which has ten colours."""
 
 
 class Bar:
@@ -101,16 +103,25 @@ class Wandb:
 
 
 def plot_curves(folders: Sequence[Path], path: Path) -> None:
-    """Training loss (thin) and validation loss (marks) of runs against tokens read, as PNG."""
+    """Training loss (thin) and validation loss (marks) of runs against tokens read, as PNG; the legend names each."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for i, folder in enumerate(folders):
-        rows, color = read_curve(folder), f"C{i % 10}"
+        rows, color, line = read_curve(folder), f"C{i % 10}", LINES[i // 10 % len(LINES)]
         measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
-        axes.plot([row.tokens for row in rows], [row.loss for row in rows], color=color, linewidth=0.6, alpha=0.5)
         axes.plot(
-            *zip(*measured, strict=True),
+            [row.tokens for row in rows],
+            [row.loss for row in rows],
             color=color,
+            linestyle=line,
+            linewidth=0.6,
+            alpha=0.5,
+        )
+        axes.plot(
+            [tokens for tokens, _ in measured],
+            [loss for _, loss in measured],
+            color=color,
+            linestyle=line,
             marker="o",
             markersize=3,
             label=folder.name,

@@ -18,6 +18,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch.nn import functional as F
 
@@ -27,12 +28,13 @@ from mixers.attention import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
-from runners.c4.curve import Row, read_curve  # noqa: E402
+from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
 from runners.c4.data import Corpus, prepare  # noqa: E402
 from runners.c4.distributed import World  # noqa: E402
 from runners.c4.model import build  # noqa: E402
 from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.sources import SPLITS  # noqa: E402
+from runners.c4.track import plot_curves  # noqa: E402
 from runners.c4.train import (  # noqa: E402
     BusyError,
     DivergedError,
@@ -559,6 +561,23 @@ def test_the_command_trains_plots_and_generates(
     assert json.loads((folder / "run.json").read_text())["mixer_options"] == {"persistent_norm": False}
     command.main(["generate", str(folder), "--prompt", "kan lor", "--max-new-tokens", "5", "--device", "cpu"])
     assert "kan lor" in capsys.readouterr().out
+
+
+def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
+              seconds=1.0)  # fmt: skip
+    folders = [tmp_path / f"run-{i:02}" for i in range(12)]
+    for i, folder in enumerate(folders):
+        folder.mkdir()
+        write_curve(folder, [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)])
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    plot_curves(folders, tmp_path / "chart.png")
+    legend = figures[0].axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [folder.name for folder in folders]
+    assert len({(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}) == 12
 
 
 def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
