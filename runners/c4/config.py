@@ -68,7 +68,8 @@ class Config:
         out: folder of results.
         wandb: Weights & Biases mode.
         search: train the paper's grid of learning rates and beta2 in place of one run.
-        dry_run: print parameters, operations, memory, steps and tokens, and train nothing.
+        dry_run: print parameters, operations, memory, steps and tokens, and train nothing; --device cuda states the
+            memory of training on a GPU where there is none.
         preset: paper, or tiny, which trains in two minutes on a CPU.
     """
 

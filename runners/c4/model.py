@@ -21,6 +21,7 @@ from mixers.base import Layer, Shape, product_dtype
 from mixers.deep import DeepLayer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
+from runners.environment import find_devices
 from runners.experiment import building, find_mixer
 from runners.options import override
 
@@ -245,7 +246,7 @@ def describe(cost: Cost, config: Config) -> Table:
         table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
-    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if config.device == 'cpu' else 'bfloat16'}{fused}"
+    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if _low_bytes(config) == 4 else 'bfloat16'}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
@@ -265,8 +266,8 @@ def _sequences(config: Config) -> int:
 
 
 def _low_bytes(config: Config) -> int:
-    """Bytes of a number in matrix products."""
-    return 4 if config.device == "cpu" else 2
+    """Bytes of a number in matrix products; those of ``cuda`` are known without a GPU."""
+    return 2 if config.device == "cuda" or find_devices(config.device)[0].type == "cuda" else 4
 
 
 def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:

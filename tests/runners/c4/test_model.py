@@ -311,6 +311,15 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
     assert activations(recompute=True, layers=5) - activations(recompute=True) == 2 * 4 * 8 * 64 * 16
 
 
+@pytest.mark.parametrize(("place", "dtype"), [("cuda", "bfloat16"), ("cpu", "float32")])
+def test_memory_is_that_of_the_device_that_auto_finds(place: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [torch.device(place)]
+    monkeypatch.setattr(subject, "find_devices", lambda name: found)
+    config = replace(SMALL, device="auto")
+    assert cost(config, {}, VOCAB) == cost(replace(config, device=place), {}, VOCAB)
+    assert f"5 × 11, {dtype}" in rendered(config, {})
+
+
 def test_memory_of_parameters_gradients_and_moments_is_that_of_a_step() -> None:
     model, memory = build(SMALL, {}, VOCAB), cost(SMALL, {}, VOCAB).memory
     optimizer = torch.optim.AdamW(model.parameters())
