@@ -9,10 +9,9 @@ from mixers.attention import Transformer
 from mixers.base import RMSNorm
 from runners.bench.timing import Work
 from runners.c4.config import Config
-from runners.c4.distributed import World, distribute
+from runners.c4.distributed import World
 from runners.c4.model import build
-from runners.c4.train import Objective, build_optimizer
-from runners.environment import product_autocast
+from runners.c4.step import Stepper
 
 LEARNING_RATE = 1e-6
 """Small, so that steps on random tokens stay finite."""
@@ -47,42 +46,22 @@ class TrainingWork(Work):
         config: the model and its batch.
         options: settings of the layer.
         vocab_size: tokens of the vocabulary.
-        micro: sequences of one forward pass.
         device: where to train.
     """
 
-    def __init__(
-        self, config: Config, options: dict[str, str], vocab_size: int, micro: int, device: torch.device
-    ) -> None:
-        self.config, self.micro = config, micro
-        self.model = build(config, options, vocab_size).to(device)
-        self.objective = distribute(
-            Objective(self.model),
-            self.model,
-            (micro, config.seq_len),
-            World(rank=0, size=1, device=device),
-            config.parallel,
-        )
-        self.optimizer = build_optimizer(self.model, config)
-        self.autocast = product_autocast(device)
+    def __init__(self, config: Config, options: dict[str, str], vocab_size: int, device: torch.device) -> None:
+        self.config = config
+        model = build(config, options, vocab_size).to(device)
+        self.stepper = Stepper(model, config, World(rank=0, size=1, device=device))
         generator = torch.Generator().manual_seed(0)
         shape = (config.batch_size, config.seq_len + 1)
         self.tokens_BT = torch.randint(vocab_size, shape, generator=generator).to(device)
         self.loss = torch.zeros((), device=device)
-        self.facts = {"parameters": sum(p.numel() for p in self.model.parameters())}
-        for parameter in self.model.parameters():  # kept, so that no gradient is the buffer of a graph
-            parameter.grad = torch.zeros_like(parameter)
+        self.facts = {"parameters": sum(p.numel() for p in model.parameters())}
+        self.stepper.keep_gradients()
 
     def once(self) -> None:
-        self.loss = torch.zeros_like(self.loss)
-        for part in self.tokens_BT.split(self.micro):
-            with self.autocast:
-                share = self.objective(part) * (len(part) / len(self.tokens_BT))
-            share.backward()
-            self.loss += share.detach()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.loss, _ = self.stepper.step(self.tokens_BT)
 
     def finite(self) -> bool:
         return bool(self.loss.isfinite())

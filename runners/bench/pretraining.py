@@ -129,9 +129,8 @@ class PretrainingBench(Bench[Options, Cell]):
         config = model_of(self.options, implementation, cell.layers, cell.batch_size)
         if cell.phase == "decode":
             return DecodeWork(config, self.options.vocabulary, cell.length, device)
-        micro = cell.micro_batch_size or cell.batch_size
-        config = replace(config, recompute=cell.recompute)
-        return TrainingWork(config, _settings(implementation), self.options.vocabulary, micro, device)
+        config = replace(config, micro_batch_size=cell.micro_batch_size, recompute=cell.recompute)
+        return TrainingWork(config, _settings(implementation), self.options.vocabulary, device)
 
     def growth(self, other: Cell, cell: Cell) -> float | None:
         """A training step contains the passes of its layers; at its smallest, time is in proportion to what is smaller.

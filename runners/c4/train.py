@@ -25,21 +25,19 @@ from typing import Any, Protocol
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from mixers.backbone import LanguageModel
 from runners.c4 import checkpoints
 from runners.c4.config import Config
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.data import Corpus, load_tokenizer
-from runners.c4.distributed import World, distribute, gradients_together, whole
+from runners.c4.distributed import World, whole
 from runners.c4.downstream import Item, evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
-from runners.c4.model import build, flops_per_token, mean_loss
+from runners.c4.model import build, flops_per_token
+from runners.c4.step import Stepper, learning_rate
 from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json
-from runners.environment import product_autocast, versions
+from runners.environment import versions
 
 PEAK_FLOPS = {
     "GB200": 2500e12,
@@ -89,17 +87,6 @@ class Watcher(Protocol):
         """The run is done and its result stored."""
 
 
-class Objective(nn.Module):
-    """Mean cross-entropy of a batch of windows (B, T + 1); what several processes wrap."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return mean_loss(self.model, tokens_BT)
-
-
 def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
     """Folder of a run's files; another configuration or corpus has another one."""
     values = {name: value for name, value in asdict(config).items() if name not in UNNAMED}
@@ -107,16 +94,6 @@ def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
     digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
     kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
     return config.out / "c4" / f"{kind}-lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}-{digest}"
-
-
-def learning_rate(config: Config, step: int) -> float:
-    """Learning rate of step ``step``, counted from 0: linear warm-up, then a cosine to its final fraction."""
-    warmup = round(config.warmup_fraction * config.steps)
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    progress = (step + 1 - warmup) / (config.steps - warmup)
-    final = config.final_lr_fraction
-    return config.lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def train(
@@ -234,26 +211,15 @@ class _Run:
         self.validation = Windows(corpus, "validation", config.seq_len, None)
         model = build(config, options, corpus.manifest.vocab_size).to(world.device)
         torch.manual_seed(config.seed)
-        self.autocast = product_autocast(world.device)
-        self.model = model
-        self.micro = config.micro_batch_size or config.batch_size // world.size
-        self.objective = distribute(
-            Objective(model),
-            model,
-            (self.micro, config.seq_len),
-            world,
-            config.parallel,
-        )
-        self.optimizer = build_optimizer(model, config)
+        self.stepper = Stepper(model, config, world)
         self.peak = peak_flops(world.device)
         self.flops = 0 if self.peak is None else flops_per_token(config, options, corpus.manifest.vocab_size)
         self.rows: list[Row] = []
         self.step = 0
         if (path := checkpoints.newest(folder)) is not None:
-            self.step = checkpoints.restore(path, self.objective, self.optimizer)["step"]
+            self.step = checkpoints.restore(path, self.stepper.objective, self.stepper.optimizer)["step"]
             self.rows = [row for row in read_curve(folder) if row.step <= self.step]
-        for parameter in model.parameters():  # kept, so that no gradient is the buffer of a graph
-            parameter.grad = torch.zeros_like(parameter)
+        self.stepper.keep_gradients()
 
     def finish(self) -> dict[str, Any]:
         """Train what is left, measure, store."""
@@ -289,22 +255,10 @@ class _Run:
         """One optimizer step; also whether any process was asked to stop."""
         config, world, started = self.config, self.world, time.perf_counter()
         batch = self.windows.batch(self.step, config.batch_size, world.rank, world.size)
-        tokens_BT = torch.from_numpy(batch).to(world.device)
-        parts = tokens_BT.split(self.micro)
-        loss = torch.zeros((), device=world.device)
-        for i, part in enumerate(parts):
-            with gradients_together(self.objective, i == len(parts) - 1):
-                with self.autocast:
-                    share = self.objective(part) * (len(part) / len(tokens_BT))
-                share.backward()
-            loss += share.detach()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         lr = learning_rate(config, self.step)
-        for group in self.optimizer.param_groups:
+        for group in self.stepper.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        loss, norm = self.stepper.step(torch.from_numpy(batch).to(world.device))
         asked_now = loss.new_tensor(float(bool(asked)))
         mean_loss, grad_norm, stop = world.mean(torch.stack([loss, norm, asked_now])).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
@@ -339,13 +293,14 @@ class _Run:
         return DivergedError(message)
 
     def _save(self) -> None:
-        checkpoints.save(self.folder, self.step, self.objective, self.optimizer, self.described, self.world.is_first)
+        objective, optimizer = self.stepper.objective, self.stepper.optimizer
+        checkpoints.save(self.folder, self.step, objective, optimizer, self.described, self.world.is_first)
 
     def _validate(self) -> float:
-        config, world = self.config, self.world
-        with whole(self.objective):
+        stepper, tokens, world = self.stepper, self.config.validation_tokens, self.world
+        with whole(stepper.objective):
             return validation_loss(
-                self.model, self.validation, config.validation_tokens, self.micro, world.device, world.rank, world.size
+                stepper.model, self.validation, tokens, stepper.micro, world.device, world.rank, world.size
             )
 
     def _result(self) -> dict[str, Any]:
@@ -355,19 +310,6 @@ class _Run:
         steady = sorted(row.tokens_per_second for row in self.rows)
         result["tokens_per_second"] = steady[len(steady) // 2]
         return result
-
-
-def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices and embeddings, not on gains."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    gains = [p for p in model.parameters() if p.ndim <= 1]
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
 
 
 @contextmanager

@@ -239,7 +239,7 @@ def test_training_steps_train(recompute: bool) -> None:
     bench = PretrainingBench(options, CPU, "")
     work = bench.build(cell("training", "rt-tiled", length=4, layers=2, micro_batch_size=2, recompute=recompute))
     assert isinstance(work, TrainingWork)
-    for group in work.optimizer.param_groups:
+    for group in work.stepper.optimizer.param_groups:
         group["lr"] = 1e-2
     losses = []
     for _ in range(5):
@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_trained_in_parts(tmp_path: Path, monkeypatch: pyte
     once = TrainingWork.once
 
     def failing(self: TrainingWork) -> None:
-        if self.micro == 4 and self.config.mixer == "rt":
+        if self.stepper.micro == 4 and self.config.mixer == "rt":
             raise torch.OutOfMemoryError("CUDA out of memory")
         once(self)
 

@@ -34,6 +34,7 @@ from runners.c4.distributed import World  # noqa: E402
 from runners.c4.model import build  # noqa: E402
 from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.sources import SPLITS  # noqa: E402
+from runners.c4.step import learning_rate  # noqa: E402
 from runners.c4.track import plot_curves  # noqa: E402
 from runners.c4.train import (  # noqa: E402
     BusyError,
@@ -41,7 +42,6 @@ from runners.c4.train import (  # noqa: E402
     RunError,
     StoppedError,
     Watcher,
-    learning_rate,
     peak_flops,
     run_folder,
     train,
