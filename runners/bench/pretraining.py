@@ -35,7 +35,7 @@ from runners.bench.pretraining_report import plot, print_tables, to_dict
 from runners.bench.timing import Implementation, Setting, Work, layer_work
 from runners.bench.turns import OUT_OF_MEMORY, Bench, grouped, run_benchmark
 from runners.c4.config import HEAD_WIDTH, Config
-from runners.c4.model import flops_per_token
+from runners.c4.cost import flops_per_token
 from runners.c4.train import peak_flops
 
 USUAL_SHARE = 0.3

@@ -23,10 +23,11 @@ from rich.console import Console
 from mixers.base import Layer
 from runners.c4 import generate
 from runners.c4.config import PRESETS, Config
+from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
 from runners.c4.downstream import HUB, read_items
-from runners.c4.model import ACTIVATIONS, build, cost, describe, layer_of, vocabulary
+from runners.c4.model import build, layer_of
 from runners.c4.search import best, points_of, print_results, search, study_file
 from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves

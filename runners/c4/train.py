@@ -28,12 +28,13 @@ from filelock import FileLock, Timeout
 
 from runners.c4 import checkpoints
 from runners.c4.config import Config
+from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.data import Corpus, load_tokenizer
 from runners.c4.distributed import World, whole
 from runners.c4.downstream import Item, evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
-from runners.c4.model import build, flops_per_token
+from runners.c4.model import build
 from runners.c4.step import Stepper, learning_rate
 from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json

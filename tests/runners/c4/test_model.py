@@ -20,18 +20,11 @@ from mixers import MIXERS
 from mixers.accounting import count_flops
 from mixers.backbone import LanguageModel
 from mixers.base import MLP, Layer, Shape, State
+from runners.c4 import cost as costs
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config
-from runners.c4.model import (
-    build,
-    cost,
-    describe,
-    flops_per_token,
-    layer_of,
-    mean_loss,
-    padded_vocab,
-    token_losses,
-)
+from runners.c4.cost import ACTIVATIONS, cost, describe, flops_per_token
+from runners.c4.model import build, layer_of, mean_loss, padded_vocab, token_losses
 
 T5 = 32_100
 VOCAB = 300
@@ -277,9 +270,7 @@ def test_operations_and_activations_are_those_of_real_tensors(mixer: str, option
     frozen = build(config, visible, VOCAB).requires_grad_(False)
     forward = sum(count_flops(layer, length) for layer in frozen.stack)
     assert found.flops_per_token == 3 * (round(forward / length) + 2 * 16 * padded_vocab(VOCAB))
-    assert found.memory[subject.ACTIVATIONS] == kept_bytes(
-        build(config, options, VOCAB), windows(config)[:, 1:].clone()
-    )
+    assert found.memory[ACTIVATIONS] == kept_bytes(build(config, options, VOCAB), windows(config)[:, 1:].clone())
 
 
 def kept_bytes(model: LanguageModel, tokens_BT: Tensor) -> int:
@@ -301,7 +292,7 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
     config = replace(SMALL, batch_size=8, seq_len=64, device="cpu")
 
     def activations(**changes: Any) -> int:
-        return cost(replace(config, **changes), {}, VOCAB).memory[subject.ACTIVATIONS]
+        return cost(replace(config, **changes), {}, VOCAB).memory[ACTIVATIONS]
 
     everything = activations()
     assert activations(micro_batch_size=2) == pytest.approx(everything / 4, rel=0.1)
@@ -314,7 +305,7 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
 @pytest.mark.parametrize(("place", "dtype"), [("cuda", "bfloat16"), ("cpu", "float32")])
 def test_memory_is_that_of_the_device_that_auto_finds(place: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [torch.device(place)]
-    monkeypatch.setattr(subject, "find_devices", lambda name: found)
+    monkeypatch.setattr(costs, "find_devices", lambda name: found)
     config = replace(SMALL, device="auto")
     assert cost(config, {}, VOCAB) == cost(replace(config, device=place), {}, VOCAB)
     assert f"5 × 11, {dtype}" in rendered(config, {})
@@ -357,7 +348,7 @@ def test_a_layer_that_cannot_be_traced_still_has_a_cost(
         found = cost(config, {}, VOCAB)
     assert "untraceable not counted" in caplog.text
     assert found.flops_per_token == 6 * (found.non_embedding + 16 * padded_vocab(VOCAB))
-    assert subject.ACTIVATIONS not in found.memory
+    assert ACTIVATIONS not in found.memory
     assert "activations, which are not known" in rendered(config, {})
 
 

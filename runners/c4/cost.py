@@ -1,0 +1,206 @@
+"""What training a language model costs: parameters, operations and memory, without allocating it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from mixers.accounting import count_flops, countable, from_short
+from mixers.backbone import LanguageModel
+from mixers.base import Layer, Shape
+from mixers.deep import DeepLayer
+from runners.c4.config import Config
+from runners.c4.data import load_tokenizer, vocab_size
+from runners.c4.model import LOGITS, build, layer_of, padded_vocab
+from runners.environment import find_devices
+
+KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
+"""So that a dry run of the paper's models needs no network."""
+ACTIVATIONS = "activations kept by plain PyTorch"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What training a model costs.
+
+    The paper's sizes are ``non_embedding`` parameters ("300m non-embedding parameter transformer", appendix "C4
+    pretraining experiments"): its models of width 2048 and 1024 are within 1% of their names, those of width 1408 are
+    4.8% below, and no count of embedding or readout brings these nearer.
+
+    Attributes:
+        parameters: all parameters, with the padded vocabulary.
+        non_embedding: parameters without the embedding and readout matrices.
+        flops_per_token: see the function of that name.
+        memory: bytes by part in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
+            time. Temporary tensors inside a layer and its backward pass come on top. Activations are missing where the
+            layer cannot be traced. What is counted are the forms in plain PyTorch: fused kernels, of layers and of the
+            readout, keep less (RT 300M, 12 layers, 512 sequences: 115 GiB in all on an H200, where this says 160).
+    """
+
+    parameters: int
+    non_embedding: int
+    flops_per_token: int
+    memory: dict[str, int]
+
+
+def vocabulary(tokenizer: str) -> int:
+    """One more than the largest token id of a tokenizer.
+
+    Raises:
+        ValueError: there is no such tokenizer.
+    """
+    if tokenizer in KNOWN_VOCABULARIES:
+        return KNOWN_VOCABULARIES[tokenizer]
+    return vocab_size(load_tokenizer(tokenizer))
+
+
+def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
+    """Parameters, operations and memory of training; nothing of the model's size is allocated.
+
+    Raises:
+        ValueError: the layer cannot be built.
+    """
+    parameters, tables = _count_parameters(config, options, vocab_size)
+    rows, width, low = padded_vocab(vocab_size), config.shape().width, _low_bytes(config)
+    at_once = min(max(1, LOGITS // rows), _sequences(config) * config.seq_len)
+    memory = {
+        "parameters": 4 * parameters,
+        "gradients": 4 * parameters,
+        "AdamW moments": 8 * parameters,
+        "logits of a chunk": at_once * rows * (low + 4),
+        "readout's gradient": rows * width * (low + 4),
+    }
+    try:
+        memory[ACTIVATIONS] = _activations(config, options)
+    except Exception as error:  # a user's layer may fail in any way, and can still be trained
+        log.warning("activations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
+    return Cost(
+        parameters=parameters,
+        non_embedding=parameters - tables,
+        flops_per_token=flops_per_token(config, options, vocab_size),
+        memory=memory,
+    )
+
+
+def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) -> int:
+    """Operations of a training step for each target token: three times those of the forward pass, readout included.
+
+    Those of the layers are as ``mixers.accounting`` counts them (the Transformer's masked attention as a whole square);
+    two a parameter are assumed for a layer that cannot be traced. Recomputed ones do not count.
+
+    Raises:
+        ValueError: the layer cannot be built.
+    """
+    parameters, tables = _count_parameters(config, options, vocab_size)
+    layer, layer_config = layer_of(config, options)
+    try:
+        first, further = _first_and_further(config, layer, layer_config, partial(_flops, layer, layer_config))
+        layers = round((first + (config.layers - 1) * further) / config.seq_len)
+    except Exception as error:  # a user's layer may fail in any way, and can still be trained
+        layers = 2 * (parameters - tables)
+        log.warning("operations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
+    readout = tables  # two for each weight of one of the two tables
+    return 3 * (layers + readout)
+
+
+def describe(cost: Cost, config: Config) -> Table:
+    """What ``--dry-run`` prints."""
+    shape, tokens = config.shape(), config.batch_size * config.seq_len
+    table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)
+    paper = int(config.size.removesuffix("m")) * 1_000_000
+    against = (
+        "" if config.width else f" ({cost.non_embedding / paper - 1:+.1%} against the paper's {config.size.upper()})"
+    )
+    table.add_row("width / MLP", f"{shape.width:,} / {shape.mlp_width:,}")
+    table.add_row("parameters", f"{cost.parameters:,}")
+    table.add_row("without embeddings", f"{cost.non_embedding:,}{against}")
+    table.add_row("FLOPs a token, training", f"{cost.flops_per_token:,}", end_section=True)
+    for part, size in cost.memory.items():
+        table.add_row(f"memory: {part}", _memory(size))
+    unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
+    fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
+    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if _low_bytes(config) == 4 else 'bfloat16'}{fused}"
+    table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
+    table.add_row("steps", f"{config.steps:,}")
+    table.add_row("tokens a step", f"{tokens:,}")
+    table.add_row("tokens", f"{config.steps * tokens:,}")
+    table.add_row("FLOPs", f"{config.steps * tokens * cost.flops_per_token:.3g}")
+    return table
+
+
+def _memory(size: int) -> str:
+    """Bytes in GiB, or in MiB where they are less than one."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+
+
+def _sequences(config: Config) -> int:
+    """Sequences of a forward pass."""
+    return config.micro_batch_size or config.batch_size
+
+
+def _low_bytes(config: Config) -> int:
+    """Bytes of a number in matrix products; those of ``cuda`` are known without a GPU."""
+    return 2 if config.device == "cuda" or find_devices(config.device)[0].type == "cuda" else 4
+
+
+def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
+    """Parameters in all, and of the embedding and readout matrices."""
+    with torch.device("meta"):
+        model = build(config, options, vocab_size)
+    tables = model.embedding.weight.numel() + model.readout.weight.numel()
+    return sum(parameter.numel() for parameter in model.parameters()), tables
+
+
+def _activations(config: Config, options: dict[str, Any]) -> int:
+    """Bytes that the forward pass keeps for the backward, from the tokens to the normalised outputs."""
+    layer, layer_config = layer_of(config, options)
+    measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
+    first, further = _first_and_further(config, layer, layer_config, measure)
+    if config.recompute and not issubclass(layer, DeepLayer):
+        # of a layer's activations only its input stays, but for the one layer whose backward pass runs
+        further = 4 * _sequences(config) * config.seq_len * config.shape().width
+    return first + (config.layers - 1) * further
+
+
+def _first_and_further(
+    config: Config, layer: type[Layer], layer_config: Any, measure: Callable[[Shape, int], int]
+) -> tuple[int, int]:
+    """``measure(shape, length)`` of a model of one layer, and what each further layer adds."""
+    one, two = (
+        from_short(layer, layer_config, config.seq_len, partial(measure, replace(config.shape(), layers=count)))
+        for count in (1, 2)
+    )
+    return one, two - one
+
+
+def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
+    """Operations of a forward pass of all layers over one sequence."""
+    with FakeTensorMode():
+        model = LanguageModel(layer, countable(layer_config), shape, 1).requires_grad_(False)
+        return sum(count_flops(module, length) for module in model.stack)
+
+
+def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, shape: Shape, length: int) -> int:
+    """Bytes that a forward pass of embedding, layers and norm keeps for the backward, and its output."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[id(storage)] = storage
+        return tensor
+
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model = LanguageModel(layer, layer_config, shape, 1)
+        own = {id(y): y for y in (parameter.untyped_storage() for parameter in model.parameters())}
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            keep(model.encode(torch.zeros(batch, length, dtype=torch.long)))
+        return sum(storage.nbytes() for name, storage in kept.items() if name not in own)
