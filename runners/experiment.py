@@ -158,15 +158,15 @@ def call_as_in_training(
         raise
 
 
-def code_version(*roots: type | str) -> str:
+def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     """SHA-256 over the code that a result depends on: modules by name, those of classes and of their base classes, and
-    all they import that is not part of Python or an installed library. Comments, docstrings and layout do not count;
-    Python's minor version does, for its syntax trees differ.
+    all they import that is not part of Python or an installed library; of modules ``alone``, not what they import.
+    Comments, docstrings and layout do not count; Python's minor version does, for its syntax trees differ.
     """
     waiting: list[str] = []
     for root in roots:
         waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in root.__mro__]
-    seen: dict[str, str] = {}
+    seen = {name: _parsed(source)[1] for name in alone if (source := _source(name)) is not None}
     while waiting:
         name = waiting.pop()
         source = _source(name)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 KEPT = 2
 """Newest checkpoints that are kept."""
+DECIDING = tuple(f"runners.c4.{name}" for name in ("model", "windows", "distributed", "step", "evaluate"))
+"""Modules that decide a run's numbers; they import others that do not, such as those of the command line."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 RANDOM = "random"
 
@@ -92,14 +94,14 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
-    """What a run is, JSON-able, and the code of its layer; written into every checkpoint."""
+    """What a run is, JSON-able, and the version of its code; written into every checkpoint."""
     values = {**asdict(config), "data": list(config.data), "out": str(config.out)}
-    return {"config": values, "mixer_options": options, "corpus": corpus, "code": layer_code(config)}
+    return {"config": values, "mixer_options": options, "corpus": corpus, "code": run_code(config)}
 
 
-def layer_code(config: Config) -> str:
-    """Hash of the code that a run's layer depends on."""
-    return code_version(find_mixer(config.mixer))
+def run_code(config: Config) -> str:
+    """Hash of the code that decides a run's numbers: of its layer and the backbone, of training and of evaluation."""
+    return code_version(find_mixer(config.mixer), "mixers.backbone", alone=DECIDING)
 
 
 def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config, "Tokenizer"]:

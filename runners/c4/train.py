@@ -133,10 +133,10 @@ def _result(
 ) -> dict[str, Any]:
     """Of a run that is finished, or is now."""
     begun = read_json(folder / "run.json")
-    if begun is not None and begun["code"] != checkpoints.layer_code(config):
+    if begun is not None and begun["code"] != checkpoints.run_code(config):
         raise RunError(
-            f"the code of {config.mixer} is not the one that {folder} was begun with: delete this folder or give "
-            "another --out to train anew, or take the old code back"
+            f"the code of {config.mixer} or of its training is not the one that {folder} was begun with: delete this "
+            "folder or give another --out to train anew, or take the old code back"
         )
     if (result := read_json(folder / "result.json")) is not None:
         return dict(result)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pkgutil
 import random
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from torch.nn import functional as F
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from mixers.attention import Transformer  # noqa: E402
+from runners import c4, experiment  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
@@ -262,15 +264,34 @@ def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path)
     assert scores(0, 1)["accuracy"] == 0.5
 
 
-def test_a_run_of_another_layers_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, [At(4, interrupt)])
-    monkeypatch.setattr(checkpoints, "code_version", lambda *roots: "of another")
-    with pytest.raises(RunError, match=r"^the code of transformer is not the one that .* was begun with: delete"):
+    monkeypatch.setattr(checkpoints, "run_code", lambda config: "another")
+    with pytest.raises(RunError, match=r"^the code of transformer or of its training is not the .* begun with: delete"):
         run(config)
     monkeypatch.undo()
     run(config)
+
+
+def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = experiment._source
+
+    def code(changed: str) -> str:
+        def with_more(name: str) -> str | None:
+            found = source(name)
+            return found if found is None or name != changed else found + "\nX = 1\n"
+
+        monkeypatch.setattr(experiment, "_source", with_more)
+        return checkpoints.run_code(Config(mixer="gla"))
+
+    ours = [f"runners.c4.{module.name}" for module in pkgutil.iter_modules(c4.__path__)]
+    others = ["mixers.gla", "mixers.lstm", "mixers.backbone", "mixers.base", "runners.options", "runners.train"]
+    unchanged = code("nothing")
+    deciding = {f"runners.c4.{name}" for name in ("model", "windows", "distributed", "step", "evaluate")}
+    found = {name for name in [*ours, *others] if code(name) != unchanged}
+    assert found == deciding | {"mixers.gla", "mixers.backbone", "mixers.base"}
 
 
 @pytest.mark.parametrize("mixer", ["rt", "gla"])
