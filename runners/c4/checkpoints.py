@@ -101,7 +101,7 @@ def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]
 
 def run_code(config: Config) -> str:
     """Hash of the code that decides a run's numbers: of its layer and the backbone, of training and of evaluation."""
-    return code_version(find_mixer(config.mixer), "mixers.backbone", alone=DECIDING)
+    return code_version(find_mixer(config.mixer), "mixers.backbone", "runners.environment", alone=DECIDING)
 
 
 def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config, "Tokenizer"]:

@@ -287,11 +287,12 @@ def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest
         return checkpoints.run_code(Config(mixer="gla"))
 
     ours = [f"runners.c4.{module.name}" for module in pkgutil.iter_modules(c4.__path__)]
-    others = ["mixers.gla", "mixers.lstm", "mixers.backbone", "mixers.base", "runners.options", "runners.train"]
+    others = [f"mixers.{name}" for name in ("gla", "lstm", "backbone", "base")]
+    others += [f"runners.{name}" for name in ("environment", "options", "train")]
     unchanged = code("nothing")
     deciding = {f"runners.c4.{name}" for name in ("model", "windows", "distributed", "step", "evaluate")}
     found = {name for name in [*ours, *others] if code(name) != unchanged}
-    assert found == deciding | {"mixers.gla", "mixers.backbone", "mixers.base"}
+    assert found == deciding | {"mixers.gla", "mixers.backbone", "mixers.base", "runners.environment"}
 
 
 @pytest.mark.parametrize("mixer", ["rt", "gla"])
