@@ -19,7 +19,7 @@ from mixers.deep import DeepLayer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, build, layer_of, padded_vocab
-from runners.environment import find_devices
+from runners.environment import find_devices, product_precision
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
 """So that a dry run of the paper's models needs no network."""
@@ -128,7 +128,7 @@ def describe(cost: Cost, config: Config) -> Table:
         table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
-    numbers = f"{_sequences(config)} × {config.seq_len}, {'float32' if _low_bytes(config) == 4 else 'bfloat16'}{fused}"
+    numbers = f"{_sequences(config)} × {config.seq_len}, {_precision(config)}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
@@ -147,9 +147,14 @@ def _sequences(config: Config) -> int:
     return config.micro_batch_size or config.batch_size
 
 
+def _precision(config: Config) -> str:
+    """That of matrix products; on ``cuda`` it is known without a GPU."""
+    return product_precision(torch.device("cuda") if config.device == "cuda" else find_devices(config.device)[0])
+
+
 def _low_bytes(config: Config) -> int:
-    """Bytes of a number in matrix products; those of ``cuda`` are known without a GPU."""
-    return 2 if config.device == "cuda" or find_devices(config.device)[0].type == "cuda" else 4
+    """Bytes of a number in matrix products."""
+    return 2 if _precision(config) == "bfloat16" else 4
 
 
 def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
