@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from mixers.backbone import Backbone
 from mixers.runs import over_runs
+from runners.contract import ContractError
 from runners.environment import product_autocast
 from tasks.base import IGNORE
 
@@ -70,12 +71,13 @@ class Ensemble:
         device: torch.device,
     ) -> None:
         self.runs, self.optimizer, self.total_steps, self.device = tuple(runs), optimizer, total_steps, device
-        rows = []
+        rows, buffers = [], None
         for run in runs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(run.seed)
                 model = build()
             rows.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+            buffers = _same_buffers(buffers, model)
         self.model = model.to(device)
         self.shapes = {name: p.shape for name, p in model.named_parameters()}
         decayed = torch.cat([torch.full((p.numel(),), p.ndim > 1) for p in model.parameters()]).to(device)
@@ -105,7 +107,8 @@ class Ensemble:
     def named(self, params_RP: Tensor) -> dict[str, Tensor]:
         """Parameters by name, each (R, *shape), as views of the rows."""
         parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        rows = len(params_RP)
+        return {name: part.view(rows, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
         """Logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read."""
@@ -164,6 +167,21 @@ class Ensemble:
         final_R1 = self.lr_R1.clamp(max=self.optimizer.final_lr)
         progress = self.step / self.total_steps
         return final_R1 + (self.lr_R1 - final_R1) * 0.5 * (1 + torch.cos(torch.pi * progress))
+
+
+def _same_buffers(expected: dict[str, Tensor] | None, model: Backbone) -> dict[str, Tensor]:
+    """A model's buffers.
+
+    Raises:
+        ContractError: they are not as expected; there is one set for all runs.
+    """
+    buffers = dict(model.named_buffers())
+    for name in [] if expected is None else [n for n, buffer in buffers.items() if not buffer.equal(expected[n])]:
+        raise ContractError(
+            f"buffer {name!r} of mixer {type(model.stack[0]).__name__} depends on the seed, but all runs share one: "
+            "draw it from a generator of its own, torch.Generator().manual_seed(0)"
+        )
+    return buffers
 
 
 def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:

@@ -148,11 +148,16 @@ def building(mixer: str) -> Iterator[None]:
 def call_as_in_training(
     experiment: Experiment, build: Callable[[], Backbone], positions: int, device: torch.device
 ) -> None:
-    """Call a model on one sequence for all runs at once, here for one; what goes wrong names the mixer."""
-    runs = Ensemble(build, [Run(lr=1.0, weight_decay=0.0, seed=0)], experiment.protocol.optimizer, 1, device)
+    """Call a model on one sequence for all runs at once, here for two; what goes wrong names the mixer.
+
+    Raises:
+        ContractError: the model's buffers depend on the seed.
+    """
+    two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
+    runs = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
     try:
         with torch.no_grad():
-            runs.logits(runs.params_RP, torch.zeros(1, 1, positions, dtype=torch.int64, device=device))
+            runs.logits(runs.params_RP, torch.zeros(2, 1, positions, dtype=torch.int64, device=device))
     except Exception as error:
         error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
         raise

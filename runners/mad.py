@@ -143,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     for experiment in experiments:  # before the first is trained, which may take hours
         with user_errors(ContractError):
-            check_foreign(experiment.mixer, partial(_layer, experiment), devices[0])
-        call_as_in_training(experiment, experiment.build, POSITIONS, devices[0])
+            check_foreign(experiment.mixer, partial(_layer, experiment), devices[0], partial(_positions, experiment))
+            call_as_in_training(experiment, experiment.build, POSITIONS, devices[0])
     with user_errors(ValueError, OSError):
         store = Store(options.out, storage)
     together = min(options.together, math.ceil(len(grid) / len(devices)))
@@ -282,6 +282,11 @@ def _layer(experiment: Experiment) -> Layer:
         return experiment.build().stack[0]
 
 
+def _positions(experiment: Experiment) -> int:
+    """Length of the sequences that it is validated on."""
+    return experiment.instance.split("validation").inputs_ST.shape[1]
+
+
 def _check(options: Options) -> None:
     needed = ("mixer", "lr", "weight_decay", "difficulty")
     for name in needed if options.list else (*needed, "task"):
@@ -344,7 +349,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
 
         model = experiment.build()
         try:
-            model.load_state_dict(load_tensors(model_path)[0])
+            model.load_state_dict(load_tensors(model_path)[0], strict=False)  # it has parameters alone, each once
         except DamagedFileError:
             console.print(f"no diagnosis: {model_path} is damaged; another --out trains it anew", soft_wrap=True)
             return

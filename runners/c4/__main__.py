@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             find_files(config.data)
             console, found = Console(), cost(config, options, vocabulary(config.tokenizer))
             if ACTIVATIONS in found.memory:  # the layer runs without a GPU
-                check_foreign(config.mixer, lambda: _layer(config, options), torch.device("cpu"))
+                check_foreign(
+                    config.mixer, lambda: _layer(config, options), torch.device("cpu"), lambda: config.seq_len
+                )
             console.print(describe(found, config))
             if config.search:
                 console.print(f"the search trains {len(points_of(config))} such runs")
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with world(config.device) as here:
             console = Console(quiet=not here.is_first)
             config.check(here.size)
-            check_foreign(config.mixer, lambda: _layer(config, options), here.device)
+            check_foreign(config.mixer, lambda: _layer(config, options), here.device, lambda: config.seq_len)
             tokens = config.steps * config.batch_size * config.seq_len + 1
             wanted = (tokens, config.validation_tokens + 1)
             corpus = prepare(config.out, config.data, config.tokenizer, *wanted, console)

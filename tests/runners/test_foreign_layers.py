@@ -1,5 +1,6 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from mixers import MIXERS
 from mixers.attention import Transformer
 from mixers.base import Shape
+from runners import mad
 from runners.contract import ContractError, check_layer
 from runners.experiment import find_mixer
 
@@ -39,8 +41,8 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "all positions": (lambda z: z + z.mean(1, keepdim=True), "is not causal"),
     "other sequences": (lambda z: z - z.mean(0), "of another one"),
     "random": (lambda z: F.dropout(z, 0.1), "other outputs when it is called again"),
-    "one position less": (lambda z: z[:, :-1], "it returned (2, 31, 16)"),
-    "narrower": (lambda z: z[..., :-1], "it returned (2, 32, 15)"),
+    "one position less": (lambda z: z[:, :-1], "it returned (2, 15, 16)"),
+    "narrower": (lambda z: z[..., :-1], "it returned (2, 16, 15)"),
     "two": (lambda z: (z, z), "it returned tuple"),
     "nothing": (lambda z: None, "it returned NoneType"),
 }
@@ -104,6 +106,96 @@ def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
         layer = faulty(lambda z: z + leak * z.roll(-1, 1))(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
         check_layer("leaking", layer, CPU)
 
-    check(2.0**-9)
+    check(1e-7)
     with pytest.raises(ContractError, match="not causal"):
-        check(0.05)
+        check(1e-3)
+
+
+def of_others(**members: Any) -> Transformer:
+    return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+
+
+def refusal(layer: Transformer, positions: int = 32) -> str:
+    with pytest.raises(ContractError) as caught:
+        check_layer("other", layer, CPU, positions)
+    return str(caught.value)
+
+
+def test_a_leak_behind_a_gate_that_starts_closed_is_found() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + self.gate(x.roll(-1, 1)))
+    layer.gate = torch.nn.Linear(16, 16, bias=False)
+    torch.nn.init.zeros_(layer.gate.weight)
+    assert "is not causal" in refusal(layer)
+
+
+@pytest.mark.parametrize("chunk", [4, 32])
+def test_a_leak_inside_chunks_or_beyond_the_first_is_found_at_the_length_of_training(chunk: int) -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        inside = x_BTD.unflatten(1, (-1, chunk))
+        mean = inside.mean(2, keepdim=True).expand_as(inside).flatten(1, 2)
+        late = torch.arange(x_BTD.shape[1])[:, None] >= 32
+        return Transformer.forward(self, x_BTD) + torch.where(late, mean, 0.0)
+
+    check_layer("other", of_others(forward=forward), CPU, 32)
+    assert "is not causal" in refusal(of_others(forward=forward), 96)
+
+
+def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z_BD, state = Transformer.step(self, x_BD, state)
+        return 1.01 * z_BD, state
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    assert "step gives another output at position 0" in refusal(of_others(step=step))
+    check_layer("other", of_others(init_state=none), CPU)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    layer = of_others()
+    layer.mlp.up.weight.requires_grad_(False)
+    assert "parameter 'mlp.up.weight' does not require a gradient" in refusal(layer)
+
+
+class Usual(Transformer):
+    """What many layers have: a scalar parameter, a table that is not trained, one matrix under two names."""
+
+    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("table", torch.arange(float(shape.width)))
+        self.a, self.b = (torch.nn.Linear(shape.width, shape.width, bias=False) for _ in range(2))
+        self.b.weight = self.a.weight
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) + self.temperature * self.b(self.a(x_BTD * self.table))
+
+    def init_state(self, batch: int) -> Any:
+        raise NotImplementedError
+
+
+def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Usual))
+    mad.main([*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)])
+    (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
+    (summary,) = tmp_path.glob("studies/*/summary.json")
+    measured = json.loads(summary.read_text())
+    chosen = measured["points"][measured["chosen"]]["estimates"]
+    read = json.loads(diagnosis.read_text())["accuracy"]
+    assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
+
+
+def test_buffers_that_depend_on_the_seed_are_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Features(Transformer):
+        def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+            super().__init__(config, shape)
+            self.register_buffer("features", torch.randn(4), persistent=False)
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Features))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
+    assert "buffer 'layers.0.features' of mixer Features depends on the seed" in refused(*command)
