@@ -89,6 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         if options.max_new_tokens < 1:
             raise ValueError(f"max-new-tokens {options.max_new_tokens} must be 1 or more")
         model, _, tokenizer = load_model(options.checkpoint, find_devices(options.device)[0])
+        check_steps(model)
         pieces = generate(
             model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options.sampling
         )
@@ -97,6 +98,19 @@ def main(arguments: Sequence[str]) -> None:
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
+
+
+def check_steps(model: LanguageModel) -> None:
+    """Ask a model for a state.
+
+    Raises:
+        ValueError: its layer has no step form.
+    """
+    try:
+        model.init_state(1)
+    except NotImplementedError as error:
+        name = type(model.stack[0]).__name__
+        raise ValueError(f"{name} cannot generate: it has no step form (NotImplementedError in init_state)") from error
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
@@ -135,7 +149,9 @@ def generate_tokens(
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
-    states, unread = model.init_state(1), list(prompt)
+    with device:
+        states = model.init_state(1)
+    unread = list(prompt)
     for _ in range(max_new_tokens):
         for token in unread:
             logits_BV, states = model.step(torch.tensor([token], device=device), states)

@@ -192,6 +192,18 @@ def test_what_cannot_be_is_one_line(
     assert reason in failure(lambda: main([str(checkpoint), "--device", "cpu", *arguments]), capsys)
 
 
+def test_a_layer_without_steps_is_one_line(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: LanguageModel, batch: int) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(MIXERS["transformer"], "init_state", none)
+    assert "Transformer cannot generate: it has no step form" in failure(
+        lambda: main([str(checkpoint), "--prompt", "the", "--device", "cpu"]), capsys
+    )
+
+
 def test_a_missing_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "step-00000001.safetensors"):
         assert str(path) in failure(lambda path=path: main([str(path), "--device", "cpu"]), capsys)  # type: ignore[misc]
