@@ -44,7 +44,7 @@ from runners.options import expand, find_task, override, parse, run_command, use
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
-from runners.track import Mode, Tracker
+from runners.track import Mode, Tracker, check_login
 from runners.train import SECONDS_BETWEEN_CHECKPOINTS, CurvePoint, Protocol, Result
 from tasks import TASKS
 from tasks.base import SplitOverlapError
@@ -140,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.dry_run:
             print_forecast(experiments, grid, existing_storage(storage), console)
             return
+        check_login(options.wandb)
         devices = find_devices(options.device)[: len(experiments) * len(grid)]
     for experiment in experiments:  # before the first is trained, which may take hours
         with user_errors(ContractError):

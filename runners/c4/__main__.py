@@ -37,6 +37,7 @@ from runners.contract import check_foreign
 from runners.experiment import building
 from runners.options import parse, run_command, user_errors
 from runners.store import Store
+from runners.track import check_login
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with world(config.device) as here:
             console = Console(quiet=not here.is_first)
             config.check(here.size)
+            if here.is_first:
+                check_login(config.wandb)
             check_foreign(config.mixer, lambda: _layer(config, options), here.device, lambda: config.seq_len)
             tokens = config.steps * config.batch_size * config.seq_len + 1
             wanted = (tokens, config.validation_tokens + 1)

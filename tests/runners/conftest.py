@@ -13,6 +13,13 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def logged_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No login at Weights & Biases."""
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+
+
+@pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
     from runners import mad  # needs libraries that tests on a GPU do without

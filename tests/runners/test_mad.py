@@ -186,6 +186,12 @@ def test_wandb_offline_writes_runs_without_a_network(
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
 
+@pytest.mark.usefixtures("logged_out")
+def test_wandb_online_without_a_login_is_refused(refused: Callable[..., str]) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
+    assert "run wandb login, or give --wandb offline" in refused(*command, "--wandb", "online")
+
+
 def test_the_layer_in_contributing_trains(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -602,6 +602,22 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     assert len({(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}) == 12
 
 
+@pytest.mark.usefixtures("logged_out")
+def test_wandb_online_without_a_login_is_one_line_before_anything_is_written(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, out = texts / "tokenizer" / "tokenizer.json", tmp_path / "out"
+    with pytest.raises(SystemExit, match="2"):
+        command.main([
+            "--preset=tiny", "--device=cpu", f"--data={texts}", f"--tokenizer={tokenizer}", f"--out={out}",
+            "--wandb=online",
+        ])  # fmt: skip
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "run wandb login, or give --wandb offline" in error
+    assert not out.exists()
+
+
 def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--layers", "6", "--dry-run"])
     out = capsys.readouterr().out
