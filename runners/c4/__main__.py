@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tokens = config.steps * config.batch_size * config.seq_len + 1
             wanted = (tokens, config.validation_tokens + 1)
             corpus = prepare(config.out, config.data, config.tokenizer, *wanted, console)
+            if shortage := corpus.shortage(config.seq_len):
+                console.print(shortage, soft_wrap=True)
             try:
                 _train(config, options, corpus, here, console)
             except RunError as error:

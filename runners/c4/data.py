@@ -50,6 +50,22 @@ class Corpus:
         """Tokens of ``split`` to use: those asked for, or all where there are fewer."""
         return min(self.asked[split], self.manifest.splits[split].tokens)
 
+    def targets(self, split: Split, seq_len: int) -> int:
+        """Targets in an epoch of ``split``: those of the windows of ``seq_len`` that its tokens fill."""
+        return (self.tokens(split) - 1) // seq_len * seq_len
+
+    def shortage(self, seq_len: int) -> str:
+        """What becomes of a run whose splits have fewer tokens than it asked for; empty where they have enough."""
+        found = {split: self.tokens(split) for split in SPLITS if self.tokens(split) < self.asked[split]}
+        parts = []
+        if "train" in found:
+            times = (self.asked["train"] - 1) / found["train"]
+            parts.append(f"the train split has {found['train']:,} tokens: read {times:.2f} times")
+        if "validation" in found:
+            asked = self.asked["validation"] - 1
+            parts.append(f"validation reads {self.targets('validation', seq_len):,} tokens of {asked:,} asked for")
+        return "; ".join(parts)
+
 
 def prepare(
     out: Path, data: Sequence[str], tokenizer: str, train_tokens: int, validation_tokens: int, console: Console

@@ -201,7 +201,8 @@ class _Run:
                 "vocab_size": corpus.manifest.vocab_size,
                 "train_tokens": corpus.tokens("train"),
             }
-            described = checkpoints.describe_run(config, options, corpus_info)
+            read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))
+            described = checkpoints.describe_run(read, options, corpus_info)
             if world.is_first:
                 tokenizer = load_tokenizer(config.tokenizer)
                 write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))

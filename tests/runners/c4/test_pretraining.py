@@ -577,6 +577,7 @@ def test_the_command_trains_plots_and_generates(
     ]  # fmt: skip
     command.main(arguments)
     out = capsys.readouterr().out
+    assert "asked for" not in out
     (folder,) = (tmp_path / "c4").iterdir()
     assert "validation cross-entropy" in out
     assert len(list((tmp_path / "figures").glob("c4-*.png"))) == 1
@@ -600,6 +601,28 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     legend = figures[0].axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [folder.name for folder in folders]
     assert len({(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}) == 12
+
+
+def test_a_corpus_that_is_too_small_is_said_and_recorded(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path, batch_size=200, steps=2, validation_tokens=999_999_999)
+    corpus = corpus_of(config)
+    train_tokens, validation_tokens = (corpus.manifest.splits[split].tokens for split in ("train", "validation"))
+    read = (validation_tokens - 1) // 12 * 12
+    command.main([
+        "--width=16", "--mlp-width=32", "--heads=2", "--layers=2", "--mixer=transformer", "--seq-len=12",
+        "--batch-size=200", "--steps=2", "--lr=1e-2", "--validation-tokens=999999999", "--evaluations=3",
+        "--checkpoint-every=3", "--device=cpu", f"--out={tmp_path}", f"--tokenizer={config.tokenizer}",
+        f"--data={texts}",
+    ])  # fmt: skip
+    assert (
+        f"the train split has {train_tokens:,} tokens: read {4800 / train_tokens:.2f} times; "
+        f"validation reads {read:,} tokens of 999,999,999 asked for\n"
+    ) in capsys.readouterr().out
+    for name in ("run.json", "result.json"):
+        record = json.loads((folder_of(config) / name).read_text())
+        assert record["config"]["validation_tokens"] == read
 
 
 @pytest.mark.usefixtures("logged_out")
