@@ -91,8 +91,11 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     config.check()
     if config.search and (config.lr, config.beta2) != (preset.lr, preset.beta2):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
-    with torch.device("meta"):
-        build(config, nested["mixer"], 1)
+    try:
+        with torch.device("meta"):
+            build(config, nested["mixer"], 1)
+    except ValueError:  # a user's layer may read values while it is built, and tensors there have none
+        _layer(config, nested["mixer"])
     if config.downstream not in (None, HUB):
         read_items(str(config.downstream))
     return config, nested["mixer"]

@@ -1,4 +1,4 @@
-"""What training a language model costs: parameters, operations and memory, without allocating it."""
+"""What training a language model costs: parameters, operations and memory, without allocating all of it."""
 
 import logging
 from collections.abc import Callable
@@ -12,14 +12,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from mixers.accounting import count_flops, countable, from_short
+from mixers.accounting import count_flops, count_parameters, countable, from_short
 from mixers.backbone import LanguageModel
 from mixers.base import Layer, Shape
 from mixers.deep import DeepLayer
 from runners.c4.config import Config
 from runners.c4.data import load_tokenizer, vocab_size
-from runners.c4.model import LOGITS, build, layer_of, padded_vocab
+from runners.c4.model import LOGITS, layer_of, padded_vocab
 from runners.environment import find_devices, product_precision
+from runners.experiment import building
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
 """So that a dry run of the paper's models needs no network."""
@@ -64,7 +65,7 @@ def vocabulary(tokenizer: str) -> int:
 
 
 def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
-    """Parameters, operations and memory of training; nothing of the model's size is allocated.
+    """Parameters, operations and memory of training; two layers are allocated at most.
 
     Raises:
         ValueError: the layer cannot be built.
@@ -159,10 +160,21 @@ def _low_bytes(config: Config) -> int:
 
 def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
     """Parameters in all, and of the embedding and readout matrices."""
-    with torch.device("meta"):
-        model = build(config, options, vocab_size)
-    tables = model.embedding.weight.numel() + model.readout.weight.numel()
-    return sum(parameter.numel() for parameter in model.parameters()), tables
+    layer, layer_config = layer_of(config, options)
+    tables = 2 * padded_vocab(vocab_size) * config.shape().width
+
+    def of_layers(count: int) -> int:
+        model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
+        return count_parameters(model) - 2 * config.shape().width
+
+    try:
+        with torch.device("meta"):
+            others = of_layers(config.layers)
+    except Exception:  # a user's layer may read values while it is built, and tensors there have none
+        with torch.random.fork_rng(devices=[]), building(config.mixer):
+            one, two = of_layers(1), of_layers(2)
+        others = one + (config.layers - 1) * (two - one)
+    return others + tables, tables
 
 
 def _activations(config: Config, options: dict[str, Any]) -> int:

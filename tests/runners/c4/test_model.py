@@ -352,6 +352,25 @@ def test_a_layer_that_cannot_be_traced_still_has_a_cost(
     assert "activations, which are not known" in rendered(config, {})
 
 
+class ReadsValues(Untraceable):
+    """Needs tensors with values while it is built."""
+
+    def __init__(self, config: Untraceable.Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.rates = torch.linspace(0.5, 0.9, shape.width).tolist()
+
+
+def test_a_layer_that_reads_values_while_it_is_built_has_the_cost_of_the_whole_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MIXERS, "reads", ReadsValues)
+    config = replace(SMALL, mixer="reads")
+    state = torch.get_rng_state()
+    parameters = cost(config, {}, VOCAB).parameters
+    assert torch.equal(torch.get_rng_state(), state)
+    assert parameters == sum(p.numel() for p in build(config, {}, VOCAB).parameters())
+
+
 def rendered(config: Config, options: dict[str, Any]) -> str:
     console = Console(width=120)
     with console.capture() as capture:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from mixers.attention import Transformer  # noqa: E402
+from mixers.base import Shape  # noqa: E402
 from runners import c4, experiment  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
@@ -623,6 +624,31 @@ def test_a_corpus_that_is_too_small_is_said_and_recorded(
     for name in ("run.json", "result.json"):
         record = json.loads((folder_of(config) / name).read_text())
         assert record["config"]["validation_tokens"] == read
+
+
+def test_a_layer_may_read_values_while_it_is_built(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Decay(Transformer):
+        def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+            super().__init__(config, shape)
+            if shape.layers == 3:
+                raise RuntimeError("three are too many")
+            self.rates = torch.linspace(0.5, 0.9, shape.width).tolist()
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Decay=Decay))
+    arguments = [
+        "--mixer=layers_of_others:Decay", "--width=16", "--heads=2", "--seq-len=12", "--batch-size=4", "--steps=2",
+        "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}", f"--data={texts}",
+        f"--tokenizer={texts / 'tokenizer' / 'tokenizer.json'}",
+    ]  # fmt: skip
+    command.main([*arguments, "--layers=2", "--dry-run"])
+    command.main([*arguments, "--layers=2"])
+    assert "validation cross-entropy" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--layers=3"])
+    error = "error: cannot build mixer 'layers_of_others:Decay': three are too many\n"
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.usefixtures("logged_out")
