@@ -40,7 +40,7 @@ from runners.ensemble import Run
 from runners.environment import find_devices, product_precision
 from runners.experiment import Experiment, building, call_as_in_training
 from runners.layers import Choice, choose_layers, print_layers
-from runners.options import expand, find_task, override, parse, run_command, user_errors
+from runners.options import check_out, expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
@@ -297,8 +297,7 @@ def _check(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
-    if options.out.exists() and not options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a file: name a folder")
+    check_out(options.out)
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
     if options.steps is not None and options.epochs is not None:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields, make_dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import docstring_parser
@@ -45,6 +46,12 @@ def check_seed(seed: int) -> None:
     """Raise ValueError for a seed that PyTorch's generators do not take, or take for another one."""
     if not 0 <= seed < 2**64:
         raise ValueError(f"--seed {seed} must be 0 or more, and below 2**64")
+
+
+def check_out(out: Path) -> None:
+    """Raise ValueError if ``out`` is a file, not a folder of results."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file: name a folder")
 
 
 @contextlib.contextmanager

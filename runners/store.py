@@ -6,6 +6,7 @@ A process holds a lock file of its own while it lives; a running trial whose own
 import os
 import re
 import uuid
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Store:
         storage: an Optuna storage URL, or a path of a journal file, beside which its locks lie.
 
     Raises:
-        ValueError: the storage cannot be opened.
+        ValueError: the storage cannot be opened; no folder is left behind.
     """
 
     def __init__(self, folder: Path, storage: str) -> None:
@@ -38,6 +39,7 @@ class Store:
         self.url = storage if self.is_database else str(Path(storage).resolve())
         home = self.folder if self.is_database else Path(self.url).parent
         self._locks = home / "locks"
+        made = [place for place in (self._locks, *self._locks.parents) if not place.exists()]
         self._locks.mkdir(parents=True, exist_ok=True)
         self._owner = uuid.uuid4().hex
         self._life = FileLock(self._locks / f"{self._owner}.alive")
@@ -47,6 +49,11 @@ class Store:
                 self.storage = _open_storage(self.url)
         except ValueError:
             self.close()
+            if made:
+                Path(self.exclusive().lock_file).unlink(missing_ok=True)
+                with suppress(OSError):  # other processes have files there
+                    for place in made:
+                        place.rmdir()
             raise
 
     def exclusive(self) -> FileLock:

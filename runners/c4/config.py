@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mixers.base import Shape
-from runners.options import check_seed
+from runners.options import check_out, check_seed
 from runners.track import Mode
 
 HEAD_WIDTH = 64
@@ -138,6 +138,7 @@ class Config:
                 raise ValueError(f"{_option(name)} {value} must be at least 1")
         self.shape()
         check_seed(self.seed)
+        check_out(self.out)
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not (low <= value < high):  # false for NaN

@@ -92,11 +92,14 @@ def test_results_in_place_of_a_folder_are_refused(capsys: pytest.CaptureFixture[
 
 
 def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for storage in (str(tmp_path), "nonsense://x"):
+    results = tmp_path / "results"
+    results.mkdir()
+    for storage in (str(results), "nonsense://x"):
         with pytest.raises(SystemExit) as stop:
             mad.main(["--mixer", "rt", "--task", "compression", "--out", str(tmp_path / "out"), "--storage", storage])
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
+        assert list(tmp_path.iterdir()) == [results]
 
 
 def test_defaults_are_the_published_grid_at_the_baseline() -> None:

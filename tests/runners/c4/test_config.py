@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import docstring_parser
@@ -104,6 +105,12 @@ def test_following_the_advice_leads_to_a_batch_that_divides_evenly(micro: int | 
                 config = replace(config, micro_batch_size=int(message.rpartition("give ")[2]))
         assert not refusal(config, world)
         assert config.batch_size % (world * (config.micro_batch_size or 1)) == 0
+
+
+def test_results_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.write_text("")
+    assert refusal(Config(out=file), 1) == f"--out {file} is a file: name a folder"
 
 
 def refusal(config: Config, world: int) -> str:
