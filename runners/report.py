@@ -34,6 +34,12 @@ METRICS = (
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
 """Shown of the chosen point alone, so that nobody chooses by them."""
+COLUMNS = (
+    *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
+    *zip(("test seq", "token"), TEST_METRICS[:2], strict=True),
+    ("steps/s", "steps_per_second"),
+)
+"""Headings of a study's table, and what stands under them."""
 FEW = 4
 """Up to so many mixers are compared without their families."""
 
@@ -168,21 +174,19 @@ def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial], is_cho
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """One row a grid point, the chosen one marked and with its test metrics; then ceiling and chance."""
-    table = Table(title=summary.experiment.name, title_justify="left")
-    for heading in ("", "lr", "wd", "val seq", "token", "loss", "test seq", "token", "steps/s"):
-        table.add_column(heading, justify="right")
-    shown = METRICS[:3] + TEST_METRICS[:2]
-    for i, point in enumerate(summary.points):
-        mark = "→" if i == summary.chosen else ""
-        if point.estimates is None:
-            steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
-            table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", f"diverged: {steps}")
-            continue
-        cells = [point.estimates[name].text() if name in point.estimates else "" for name in shown]
-        speed = f"{point.estimates['steps_per_second'].mean:.1f}"
-        table.add_row(mark, f"{point.lr:g}", f"{point.weight_decay:g}", *cells, speed)
-    console.print(table)
+    """One row a grid point, the chosen one marked and with its test metrics; then ceiling and chance.
+
+    A narrow console gets test metrics and speed in a table of their own.
+    """
+    name, finite = summary.experiment.name, [point for point in summary.points if point.estimates is not None]
+    figures = _points(name, summary, finite, COLUMNS)
+    if Measurement.get(console, console.options.update(max_width=1000), figures).maximum <= console.width:
+        console.print(_points(name, summary, summary.points, COLUMNS))
+    else:
+        console.print(
+            _points(name, summary, summary.points, COLUMNS[:3]),
+            _points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]),
+        )
     ceiling, chance = summary.ceiling, summary.chance
     if summary.chosen is None:
         console.print("chosen: none, every point diverged")
@@ -193,6 +197,27 @@ def print_summary(summary: Summary, console: Console) -> None:
         f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
         f"chance {chance.sequence:.2g} / {chance.token:.4f}"
     )
+
+
+def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
+    """One row for each of some points of a summary."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "lr", "wd", *(heading for heading, _ in columns)):
+        table.add_column(heading, justify="right")
+    for point in points:
+        mark = "→" if summary.chosen is not None and point is summary.points[summary.chosen] else ""
+        names = (mark, f"{point.lr:g}", f"{point.weight_decay:g}")
+        if point.estimates is None:
+            steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
+            table.add_row(*names, f"diverged: {steps}")
+            continue
+        found = [(name, point.estimates.get(name)) for _, name in columns]
+        cells = [
+            "" if estimate is None else f"{estimate.mean:.1f}" if name == "steps_per_second" else estimate.text()
+            for name, estimate in found
+        ]
+        table.add_row(*names, *cells)
+    return table
 
 
 def grouped(summaries: Sequence[Summary], attribute: Literal["setting", "family"]) -> list[Summary]:

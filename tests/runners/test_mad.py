@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from runners.charts import plot_comparison
 from runners.experiment import find_mixer
 from runners.mad import Options, plan
 from runners.options import parse
-from runners.report import TEST_METRICS, Estimate, Point, Summary, print_comparison, summarise
+from runners.report import METRICS, TEST_METRICS, Estimate, Point, Summary, print_comparison, print_summary, summarise
 from runners.search import DISTRIBUTIONS
 from runners.train import Protocol
 from tasks import TASKS
@@ -447,6 +448,32 @@ def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyP
     assert mqar["rt"][0] == f"0.{len(mixers) + 1:02d}00"
     assert [parity["ceiling"][:2], parity["chance"][:2]] == [["0.98", "0.99"], ["0.2", "0.5"]]
     assert mqar["chance"][:2] == ["0.2", "0.3"]
+
+
+def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
+    (summary, _) = summaries_of(["rt"])
+    estimates = {name: Estimate(mean=0.1 + i, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
+    points = [
+        Point(lr=5e-4, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={0: 7, 1: 8}),
+        Point(lr=1e-3, weight_decay=0.1, seeds=[0, 1], estimates=estimates, diverged={}),
+        Point(
+            lr=1e-4, weight_decay=0.1, seeds=[0, 1], estimates={name: estimates[name] for name in METRICS}, diverged={}
+        ),
+    ]
+    rows = {}
+    for width in (80, 120):
+        console = Console(width=width, file=io.StringIO())
+        print_summary(replace(summary, points=points, chosen=1), console)
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        rows[width] = [[c.strip() for c in line.strip("│").split("│")] for line in lines if line.startswith("│ ")]
+    validation = ["0.1000 ± 0.2500", "1.1000 ± 0.2500", "2.1000 ± 0.2500"]
+    test = ["5.1000 ± 0.2500", "6.1000 ± 0.2500", "4.1"]
+    chosen, other = ["→", "0.001", "0.1"], ["", "0.0001", "0.1"]
+    assert rows[120][-2:] == [[*chosen, *validation, *test], [*other, *validation, "", "", "4.1"]]
+    at = rows[80].index([*chosen, *validation])
+    assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "4.1"]]
 
 
 def test_the_comparison_is_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
