@@ -88,6 +88,10 @@ class Crew:
         """Look after the processes."""
         self._check()
 
+    def progressed(self, step: int) -> None:
+        """Look after the processes."""
+        self._check()
+
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """Look after the processes."""
         self._check()

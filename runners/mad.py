@@ -321,6 +321,10 @@ class Watchers:
         for member in self.members:
             member.evaluated(step, points)
 
+    def progressed(self, step: int) -> None:
+        for member in self.members:
+            member.progressed(step)
+
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         for member in self.members:
             member.resumed(step, curves)

@@ -1,8 +1,10 @@
 """Results for people: tables, and the progress that is shown on the way."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -42,6 +44,10 @@ COLUMNS = (
 """Headings of a study's table, and what stands under them."""
 FEW = 4
 """Up to so many mixers are compared without their families."""
+SECONDS_TO_FIRST_LINE = 10.0
+SECONDS_BETWEEN_LINES = 60.0
+SECONDS_OF_SPEED = 300.0
+"""Speed is a mean over so many: a step on a CPU may take many seconds, and so may an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +296,7 @@ def write_summary(summary: Summary, folder: Path) -> None:
 class Display:
     """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left.
 
-    Where there is no terminal to draw them on, a line at each evaluation.
+    Where there is no terminal to draw them on, a line at each evaluation and now and then between them.
     """
 
     def __init__(self, console: Console) -> None:
@@ -300,8 +306,11 @@ class Display:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=SECONDS_OF_SPEED,
         )
         self._bar: TaskID | None = None
+        self._evaluation = ""
+        self._line_due = 0.0
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -317,26 +326,43 @@ class Display:
             f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} run{'s' * (len(runs) > 1)}"
         )
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
+        self._evaluation = ""
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
         """Move the bar; figures are those of the run with the best validation score."""
         if self._bar is None:
             return
         alive = [p for p in points if p.validation is not None]
-        figures = "all runs diverged"
+        self._evaluation = "all runs diverged"
         if alive:
             best = max(alive, key=lambda p: p.validation.score if p.validation else -math.inf)
             assert best.validation is not None
-            figures = (
+            self._evaluation = (
                 f"loss {best.train_loss:.3f}  val seq {best.validation.sequence_accuracy:.3f} "
                 f"token {best.validation.token_accuracy:.3f}"
             )
-        task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
-        speed = f"  {task.speed:.1f} steps/s" if task.speed else ""
-        self._progress.update(self._bar, completed=step, figures=figures + speed)
-        if not self._progress.console.is_terminal:
-            line = f"{task.description}: step {step} of {task.total:g}: {figures}{speed}"
+        self._line_due = 0.0
+        self._show(self._bar, step)
+
+    def progressed(self, step: int) -> None:
+        """Move the bar; without a terminal nothing is said before there is a speed."""
+        if self._bar is not None:
+            self._show(self._bar, step)
+
+    def _show(self, bar: TaskID, step: int) -> None:
+        self._progress.update(bar, completed=step)
+        task = self._progress.tasks[self._progress.task_ids.index(bar)]
+        figures = [self._evaluation] if self._evaluation else []
+        if task.speed:
+            figures.append(f"{task.speed:.2f} steps/s")
+        self._progress.update(bar, figures="  ".join(figures))
+        if figures and not self._progress.console.is_terminal and time.monotonic() >= self._line_due:
+            if task.time_remaining:
+                figures.append(f"{timedelta(seconds=task.time_remaining)} left")
+            line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures)}"
             self._progress.console.print(line, soft_wrap=True)
+            self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """Say where the ensemble goes on; its speed is counted from there."""

@@ -47,6 +47,9 @@ class Watcher(Protocol):
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
         """Each run of the ensemble has been evaluated."""
 
+    def progressed(self, step: int) -> None:
+        """The ensemble is on its way to the next evaluation."""
+
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """The ensemble goes on after ``step``; the curve of each run up to there."""
 
@@ -278,7 +281,7 @@ def _run(
             report(points)
         watcher.resumed(step, curves)
 
-    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated, resumed)
+    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated, resumed, watcher.progressed)
     for trial, run, result, checkpoint in zip(trials, runs, results, checkpoints, strict=True):
         _record(trial, run, result, experiment, store, device, len(trials))
         if result.validation is None:

@@ -68,6 +68,9 @@ class Tracker:
             metrics = {} if point.validation is None else asdict(point.validation)
             run.log({"train_loss": point.train_loss, **{f"validation/{k}": v for k, v in metrics.items()}}, step=step)
 
+    def progressed(self, step: int) -> None:
+        """Nothing to log."""
+
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """Log the curves up to here."""
         for points in zip(*curves, strict=True):

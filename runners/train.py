@@ -26,6 +26,7 @@ from tasks.base import Batch, Task
 from tasks.metrics import Counts, count, score
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
+SECONDS_BETWEEN_REPORTS = 1.0
 ELEMENTS_PER_FORWARD = {"cpu": 2**26, "cuda": 2**31}
 """Size in elements of the largest tensor that an evaluation may make at once."""
 ELEMENTS_PER_TOKEN = 8_192
@@ -126,6 +127,8 @@ Listener = Callable[[int, list[CurvePoint]], None]
 """Called after each evaluation with the step and each run's point."""
 Resumed = Callable[[int, list[list[CurvePoint]]], None]
 """Called before the first step, where there are checkpoints, with their step and each run's curve so far."""
+Progressed = Callable[[int], None]
+"""Called between evaluations with the steps done: on a CPU every second, on a GPU after a checkpoint."""
 
 
 def train(
@@ -137,6 +140,7 @@ def train(
     checkpoints: Sequence[Path],
     listener: Listener = lambda step, points: None,
     resumed: Resumed = lambda step, curves: None,
+    progressed: Progressed = lambda step: None,
 ) -> list[Result]:
     """Train ``runs`` together; resume from ``checkpoints`` (one file a run, all at the same step) where they exist."""
     loop = _Loop(build, task, protocol, runs, device, checkpoints)
@@ -147,7 +151,7 @@ def train(
     for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
         if all(curve and curve[-1].validation is None for curve in loop.curves):
             break
-        loop.advance(target)
+        loop.advance(target, progressed)
         listener(target, [curve[-1] for curve in loop.curves])
     return loop.results()
 
@@ -177,9 +181,9 @@ class _Loop:
         self.curves: list[list[CurvePoint]] = [[] for _ in runs]
         self.step = 0
         self.seconds = 0.0
-        self.counted = self.saved = time.monotonic()
+        self.counted = self.saved = self.reported = time.monotonic()
 
-    def advance(self, target: int) -> None:
+    def advance(self, target: int, progressed: Progressed) -> None:
         """Train up to step ``target`` and evaluate there, with a checkpoint now and then.
 
         A checkpoint of a step at which there is an evaluation has it: of one step there are no two kinds.
@@ -194,7 +198,12 @@ class _Loop:
             self.stepper.run(epoch, here)
             self.step += here
             if self.step < target:
-                self._save_if_due()
+                saved = self._save_if_due()
+                # A GPU may be far behind what it was handed, but not when a checkpoint has been read from it.
+                silent = self.counted - self.reported
+                if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
+                    progressed(self.step)
+                    self.reported = self.counted
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
         self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
@@ -245,13 +254,15 @@ class _Loop:
             "loss_sum": self.stepper.loss_sum_R,
         }
 
-    def _save_if_due(self) -> None:
-        """Count the time since the last call, and save if the last checkpoint is old."""
+    def _save_if_due(self) -> bool:
+        """Count the time since the last call, and save if the last checkpoint is old; whether it did."""
         now = time.monotonic()
         self.seconds, self.counted = self.seconds + now - self.counted, now
-        if now - self.saved > SECONDS_BETWEEN_CHECKPOINTS:
+        due = now - self.saved > SECONDS_BETWEEN_CHECKPOINTS
+        if due:
             self.save()
             self.saved = time.monotonic()
+        return due
 
     def save(self) -> None:
         """Write one file a run, so that each can go on alone or in other company."""

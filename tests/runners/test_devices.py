@@ -19,7 +19,7 @@ from rich.console import Console
 
 from mixers.attention import Transformer
 from mixers.base import Shape
-from runners import mad
+from runners import mad, report
 from runners.devices import Crew, CrewError
 from runners.ensemble import Run
 from runners.experiment import Experiment
@@ -198,3 +198,22 @@ def test_without_a_terminal_each_evaluation_is_a_line() -> None:
         display.started(EXPERIMENT, GRID, 6)
         display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
     assert f"{len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
+
+
+def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of steps that take two seconds."""
+    text, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
+    with Display(Console(file=text, width=200, force_terminal=False)) as display:
+        monkeypatch.setattr(display._progress, "get_time", lambda: now[0])
+        display.started(EXPERIMENT, GRID, 20_000)
+        for step in range(1, 50):
+            now[0] += 2.0
+            display.progressed(step)
+        lines = [line.partition(": ")[2] for line in text.getvalue().splitlines()]
+    assert lines == [
+        "step 5 of 20000: 0.50 steps/s  11:06:30 left",
+        "step 35 of 20000: 0.50 steps/s  11:05:30 left",
+    ]

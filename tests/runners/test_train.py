@@ -115,6 +115,17 @@ def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
     assert_equal(whole, resumed)
 
 
+def test_progress_is_told_between_evaluations_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "silent"))
+    monkeypatch.setattr(train_module, "SECONDS_BETWEEN_REPORTS", -1.0)
+    seen: list[int] = []
+    told = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), progressed=seen.append)
+    assert seen == [step for step in range(1, 20) if step % 4]
+    assert_equal(silent, told)
+
+
 def test_a_checkpoint_of_a_step_with_an_evaluation_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else runs with one and runs without could be taken for equally far."""
     monkeypatch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
