@@ -17,6 +17,7 @@ import tyro
 
 from mixers import MIXERS
 from runners.experiment import find_mixer
+from runners.stop import INTERRUPTED, StoppedError
 from tasks import TASKS
 
 
@@ -27,7 +28,9 @@ def fail(message: str) -> NoReturn:
 
 
 def run_command(main: Callable[[], None], interrupted: str) -> None:
-    """Run a program; Ctrl-C ends it with the line ``interrupted``, and a reader who stops reading silently."""
+    """Run a program; Ctrl-C ends it with the line ``interrupted``, a wish to stop with a line that names the step, and
+    a reader who stops reading silently.
+    """
     try:
         try:
             main()
@@ -35,7 +38,10 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
             sys.stdout.flush()
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
+    except StoppedError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.status) from None
     except BrokenPipeError:
         # Python flushes once more at its end (https://docs.python.org/3/library/signal.html#note-on-sigpipe)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -36,6 +36,7 @@ from runners.checkpoint import read_json
 from runners.contract import check_foreign
 from runners.experiment import building
 from runners.options import parse, run_command, user_errors
+from runners.stop import StoppedError
 from runners.store import Store
 from runners.track import check_login
 
@@ -76,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if here.is_first:
                     print(f"stopped: {error}", file=sys.stderr)
                 raise SystemExit(1) from error
+            except StoppedError as error:
+                if here.is_first:
+                    raise
+                raise SystemExit(error.status) from error
 
 
 def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
@@ -142,4 +147,4 @@ def _runs_on(corpus: Corpus, out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    run_command(main, "interrupted: the same command goes on from the last checkpoint")
+    run_command(main, "interrupted: the same command goes on from the last checkpoint, if there is one")

@@ -10,7 +10,6 @@ processes.
 import errno
 import math
 import re
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +37,7 @@ from runners.c4.step import Stepper, learning_rate
 from runners.c4.windows import Windows
 from runners.checkpoint import read_json, write_atomically, write_json
 from runners.environment import versions
+from runners.stop import StoppedError, asked_to_stop
 
 PEAK_FLOPS = {
     "GB200": 2500e12,
@@ -71,10 +70,6 @@ class BusyError(RunError):
     """Another process is training the run."""
 
 
-class StoppedError(RunError):
-    """The run was asked to stop and has saved its state."""
-
-
 class Watcher(Protocol):
     """Told what a run does, in the first process; draws progress, logs to a tracker."""
 
@@ -103,8 +98,8 @@ def train(
     """Train one run to its end, or take the result of a finished one; with the scores of ``config.downstream``.
 
     Raises:
-        RunError: the run diverged (also before), was stopped, is another process's or of other code, or memory or disk
-            are full.
+        RunError: the run diverged (also before), is another process's or of other code, or memory or disk are full.
+        StoppedError: it was asked to stop.
         ValueError: the downstream items cannot be read.
     """
     folder = run_folder(config, options, corpus)
@@ -231,7 +226,7 @@ class _Run:
             for watcher in self.watchers:
                 watcher.started(self.folder.name, self.described, self.rows[-1] if self.rows else None)
         evaluated = set(log_spaced(config.steps, config.evaluations))
-        with _asked_to_stop() as asked:
+        with asked_to_stop() as asked:
             while self.step < config.steps:
                 row, stop = self._advance(asked)
                 if row.step in evaluated:
@@ -246,14 +241,14 @@ class _Run:
                 if stop or row.step % config.checkpoint_every == 0 or row.step == config.steps:
                     self._save()
                 if stop and row.step < config.steps:
-                    raise StoppedError(f"stopped after step {row.step}: the same command goes on from there")
+                    raise StoppedError(row.step, asked)
         result = self._result()
         if first:
             write_json(self.folder / "result.json", result)
         self.world.wait()
         return result
 
-    def _advance(self, asked: list[bool]) -> tuple[Row, bool]:
+    def _advance(self, asked: list[int]) -> tuple[Row, bool]:
         """One optimizer step; also whether any process was asked to stop."""
         config, world, started = self.config, self.world, time.perf_counter()
         batch = self.windows.batch(self.step, config.batch_size, world.rank, world.size)
@@ -312,20 +307,6 @@ class _Run:
         steady = sorted(row.tokens_per_second for row in self.rows)
         result["tokens_per_second"] = steady[len(steady) // 2]
         return result
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[bool]]:
-    """A list that is not empty once SIGTERM has come."""
-    asked: list[bool] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        asked.append(True)
-
-    with ExitStack() as stack:
-        before = signal.signal(signal.SIGTERM, handler)
-        stack.callback(signal.signal, signal.SIGTERM, before)
-        yield asked
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -43,7 +43,6 @@ from runners.c4.train import (  # noqa: E402
     BusyError,
     DivergedError,
     RunError,
-    StoppedError,
     Watcher,
     peak_flops,
     run_folder,
@@ -51,6 +50,7 @@ from runners.c4.train import (  # noqa: E402
 )
 from runners.c4.windows import Windows  # noqa: E402
 from runners.checkpoint import load_tensors, save_tensors  # noqa: E402
+from runners.stop import StoppedError  # noqa: E402
 from runners.store import Store  # noqa: E402
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -314,12 +314,14 @@ def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -
     assert got["validation_loss"] == expected["validation_loss"]
 
 
-def test_sigterm_saves_and_stops(texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     config = configured(texts, tmp_path, checkpoint_every=100)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedError, match="goes on"):
-        run(config, [At(4, lambda: os.kill(os.getpid(), signal.SIGTERM))])
-    assert signal.getsignal(signal.SIGTERM) == before
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match=r"^stopped after step [45]: the same command goes on from there$") as stop:
+        run(config, [At(4, lambda: os.kill(os.getpid(), number))])
+    assert stop.value.status == status
+    assert signal.getsignal(number) == before
     path = checkpoints.newest(folder_of(config))
     assert path is not None
     saved = load_tensors(path)[1]["step"]
@@ -328,6 +330,17 @@ def test_sigterm_saves_and_stops(texts: Path, tmp_path: Path) -> None:
     watcher = At(saved + 1, lambda: seen.append(saved + 1))
     run(config, [watcher, At(saved, interrupt)])
     assert seen == [saved + 1]
+
+
+def test_a_second_signal_stops_at_once(texts: Path, tmp_path: Path) -> None:
+    def interrupt_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = configured(texts, tmp_path, checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [At(4, interrupt_twice)])
+    assert checkpoints.newest(folder_of(config)) is None
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(texts: Path, tmp_path: Path) -> None:
