@@ -20,6 +20,7 @@ import torch
 from runners.ensemble import Run
 from runners.experiment import Experiment
 from runners.search import Watcher, open_study, train_available
+from runners.stop import StoppedError
 from runners.store import Store
 from runners.train import CurvePoint, Result
 
@@ -135,6 +136,8 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             work(device)
+        except StoppedError as stopped:
+            sys.exit(stopped.status)
         except Exception as error:
             kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else CrewError
             # cut to a length that a pipe takes in one piece: several may write, and nobody may be reading

@@ -22,6 +22,7 @@ from torch import Tensor
 from mixers.backbone import Backbone
 from runners.checkpoint import load_tensors, save_tensors
 from runners.ensemble import Ensemble, Optimizer, Run
+from runners.stop import StoppedError, asked_to_stop
 from tasks.base import Batch, Task
 from tasks.metrics import Counts, count, score
 
@@ -142,17 +143,23 @@ def train(
     resumed: Resumed = lambda step, curves: None,
     progressed: Progressed = lambda step: None,
 ) -> list[Result]:
-    """Train ``runs`` together; resume from ``checkpoints`` (one file a run, all at the same step) where they exist."""
+    """Train ``runs`` together; resume from ``checkpoints`` (one file a run, all at the same step) where they exist.
+
+    Raises:
+        StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
+    """
     loop = _Loop(build, task, protocol, runs, device, checkpoints)
     if all(path.exists() for path in checkpoints):
         loop.load()
         resumed(loop.step, loop.curves)
     measured = len(loop.curves[0])
-    for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
-        if all(curve and curve[-1].validation is None for curve in loop.curves):
-            break
-        loop.advance(target, progressed)
-        listener(target, [curve[-1] for curve in loop.curves])
+    with asked_to_stop() as asked:
+        for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
+            if all(curve and curve[-1].validation is None for curve in loop.curves):
+                break
+            loop.advance(target, progressed, asked)
+            listener(target, [curve[-1] for curve in loop.curves])
+            loop.stop_if(asked)
     return loop.results()
 
 
@@ -183,7 +190,7 @@ class _Loop:
         self.seconds = 0.0
         self.counted = self.saved = self.reported = time.monotonic()
 
-    def advance(self, target: int, progressed: Progressed) -> None:
+    def advance(self, target: int, progressed: Progressed, asked: Sequence[int]) -> None:
         """Train up to step ``target`` and evaluate there, with a checkpoint now and then.
 
         A checkpoint of a step at which there is an evaluation has it: of one step there are no two kinds.
@@ -204,6 +211,7 @@ class _Loop:
                 if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
                     progressed(self.step)
                     self.reported = self.counted
+                self.stop_if(asked)
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
         self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
@@ -253,6 +261,12 @@ class _Loop:
             "best_step": self.best_step_R,
             "loss_sum": self.stepper.loss_sum_R,
         }
+
+    def stop_if(self, asked: Sequence[int]) -> None:
+        """Save and raise StoppedError if ``asked`` to stop."""
+        if asked:
+            self.save()
+            raise StoppedError(self.step, asked)
 
     def _save_if_due(self) -> bool:
         """Count the time since the last call, and save if the last checkpoint is old; whether it did."""

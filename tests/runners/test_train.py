@@ -1,6 +1,8 @@
 """The training loop: evaluation, best parameters, resumption."""
 
 import errno
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from mixers.base import Shape
 from runners import train as train_module
 from runners.checkpoint import DamagedFileError, save_tensors
 from runners.ensemble import Ensemble, Run
+from runners.stop import StoppedError
 from runners.train import CurvePoint, Protocol, Resident, Result, data_order, evaluate, train
 from tasks import TASKS
 from tasks.base import Split
@@ -112,6 +115,33 @@ def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
     before: list[int] = []
     resumed = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: before.append(step))
     assert before == [12]
+    assert_equal(whole, resumed)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_signal_saves_after_the_step_and_training_goes_on_bitwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
+    steps_taken: list[int] = []
+    train_step = Ensemble.train_step
+
+    def signalled(members: Ensemble, *batch: Tensor) -> Tensor:
+        steps_taken.append(1)
+        if len(steps_taken) == 6:
+            os.kill(os.getpid(), number)
+        return train_step(members, *batch)
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ensemble, "train_step", signalled)
+        with pytest.raises(StoppedError, match="after step 6:") as stop:
+            train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
+    assert stop.value.status == status
+    assert signal.getsignal(number) == before
+    resumed_at: list[int] = []
+    resumed = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: resumed_at.append(step))
+    assert resumed_at == [6]
     assert_equal(whole, resumed)
 
 
