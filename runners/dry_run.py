@@ -61,7 +61,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
     if forward is not None:
         check_foreign(experiment.mixer, lambda: experiment.build().stack[0], torch.device("cpu"), lambda: length)
-        call_as_in_training(experiment, lambda: model, min(counted), torch.device("cpu"))
+        call_as_in_training(experiment, experiment.build, min(counted), torch.device("cpu"))
     return Forecast(
         finished=0 if storage is None else len(finished_of(grid, experiment, storage)),
         steps=protocol.total_steps(examples),

@@ -189,10 +189,9 @@ def print_summary(summary: Summary, console: Console) -> None:
     if Measurement.get(console, console.options.update(max_width=1000), figures).maximum <= console.width:
         console.print(_points(name, summary, summary.points, COLUMNS))
     else:
-        console.print(
-            _points(name, summary, summary.points, COLUMNS[:3]),
-            _points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]),
-        )
+        console.print(_points(name, summary, summary.points, COLUMNS[:3]))
+        if finite:
+            console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
     ceiling, chance = summary.ceiling, summary.chance
     if summary.chosen is None:
         console.print("chosen: none, every point diverged")

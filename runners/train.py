@@ -158,8 +158,8 @@ def train(
             if all(curve and curve[-1].validation is None for curve in loop.curves):
                 break
             loop.advance(target, progressed, asked)
+            loop.stop_if(asked)  # before a listener finds that other processes have stopped too
             listener(target, [curve[-1] for curve in loop.curves])
-            loop.stop_if(asked)
     return loop.results()
 
 
@@ -205,13 +205,13 @@ class _Loop:
             self.stepper.run(epoch, here)
             self.step += here
             if self.step < target:
+                self.stop_if(asked)
                 saved = self._save_if_due()
                 # A GPU may be far behind what it was handed, but not when a checkpoint has been read from it.
                 silent = self.counted - self.reported
                 if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
                     progressed(self.step)
                     self.reported = self.counted
-                self.stop_if(asked)
         train_loss = (self.stepper.take_loss_sum() / steps).tolist()
         counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
         self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)

@@ -242,6 +242,8 @@ class _Run:
                     self._save()
                 if stop and row.step < config.steps:
                     raise StoppedError(row.step, asked)
+            if self.world.mean(torch.tensor([float(bool(asked))], device=self.world.device)).item():
+                raise StoppedError(self.step, asked)
         result = self._result()
         if first:
             write_json(self.folder / "result.json", result)

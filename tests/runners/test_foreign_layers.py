@@ -152,6 +152,40 @@ def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() 
     check_layer("other", of_others(init_state=none), CPU)
 
 
+def test_a_small_time_constant_and_growing_outputs_hide_no_leak() -> None:
+    """With other signs its logarithm is not a number, and outputs grow with the length."""
+
+    def logarithm(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD.flip(1) + self.rate.log() * x_BTD
+
+    def growing(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = (1 - self.rate) * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1) + x_BTD.flip(1)
+
+    for forward in (logarithm, growing):
+        layer = of_others(forward=forward)
+        layer.rate = torch.nn.Parameter(torch.tensor(0.005))
+        assert "is not causal" in refusal(layer, 512)
+
+
+def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = 0.9 * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1)
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state.mul_(0.9).add_(x_BD)
+        return state, state
+
+    check_layer("other", of_others(forward=forward, step=step, init_state=lambda self, n: torch.zeros(n, 16)), CPU)
+
+
 def test_frozen_parameters_are_refused() -> None:
     layer = of_others()
     layer.mlp.up.weight.requires_grad_(False)
@@ -194,8 +228,10 @@ def test_buffers_that_depend_on_the_seed_are_refused(
     class Features(Transformer):
         def __init__(self, config: Transformer.Config, shape: Shape) -> None:
             super().__init__(config, shape)
+            self.register_buffer("unknown", torch.full((2,), torch.nan))
             self.register_buffer("features", torch.randn(4), persistent=False)
 
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Features))
     command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
-    assert "buffer 'layers.0.features' of mixer Features depends on the seed" in refused(*command)
+    for more in ([], ["--dry-run"]):
+        assert "buffer 'layers.0.features' of mixer Features depends on the seed" in refused(*command, *more)

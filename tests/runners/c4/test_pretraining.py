@@ -332,7 +332,17 @@ def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: sig
     assert seen == [saved + 1]
 
 
-def test_a_second_signal_stops_at_once(texts: Path, tmp_path: Path) -> None:
+def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path)
+    with pytest.raises(StoppedError, match=r"^stopped after step 8:"):
+        run(config, [At(8, lambda: os.kill(os.getpid(), signal.SIGINT))])
+    assert not (folder_of(config) / "result.json").exists()
+    assert run(config)["validation_loss"] == read_curve(folder_of(config))[-1].validation_loss
+
+
+def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.stop.SECONDS_OF_ONE_WISH", -1.0)
+
     def interrupt_twice() -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
