@@ -175,6 +175,15 @@ def output_and_gradients(layer: Layer, x_BTD: Tensor, autocast: bool) -> dict[st
     return {"z": z_BTD.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
+def on_a_cpu(
+    name: str, values: dict[str, object], autocast: bool
+) -> tuple[Layer, dict[str, Tensor], dict[str, Tensor]]:
+    """A layer in float32, what it should give for ``long_inputs`` (in float64), and what it gives on a CPU."""
+    exact = output_and_gradients(build(name, values), long_inputs(), False)
+    single = build(name, values, torch.float32)
+    return single, exact, output_and_gradients(single, long_inputs(torch.float32), autocast)
+
+
 def further_off(
     got: dict[str, Tensor], rounded: dict[str, Tensor], exact: dict[str, Tensor], autocast: bool
 ) -> list[str]:
@@ -195,9 +204,7 @@ def further_off(
 @each_precision
 def test_the_comparison_on_gpus_refuses_other_answers(name: str, values: dict[str, object], autocast: bool) -> None:
     """Zeros, halves, and the output for other inputs."""
-    exact = output_and_gradients(build(name, values), long_inputs(), False)
-    single = build(name, values, torch.float32)
-    rounded = output_and_gradients(single, long_inputs(torch.float32), autocast)
+    single, exact, rounded = on_a_cpu(name, values, autocast)
     assert not further_off(rounded, rounded, exact, autocast)
     for share in (0.0, 0.5, torch.nan):
         wrong = {label: share * y for label, y in exact.items()}
@@ -212,9 +219,7 @@ def test_the_comparison_on_gpus_refuses_other_answers(name: str, values: dict[st
 @each_precision
 def test_gpu_equals_float64(name: str, values: dict[str, object], autocast: bool) -> None:
     """In float32 to its rounding; in bfloat16 about as well as the same layer in bfloat16 on a CPU."""
-    exact = output_and_gradients(build(name, values), long_inputs(), False)
-    single = build(name, values, torch.float32)
-    rounded = output_and_gradients(single, long_inputs(torch.float32), autocast)
+    single, exact, rounded = on_a_cpu(name, values, autocast)
     got = output_and_gradients(single.cuda(), long_inputs(torch.float32).cuda(), autocast)
     assert not further_off(got, rounded, exact, autocast)
 

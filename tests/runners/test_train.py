@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,23 +93,32 @@ def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.M
     assert_equal(whole, resumed)
 
 
+def in_step(number: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Have something done when the training step of that number, counted from 1, begins."""
+    steps_taken: list[int] = []
+    train_step = Ensemble.train_step
+
+    def acting(members: Ensemble, *batch: Tensor) -> Tensor:
+        steps_taken.append(1)
+        if len(steps_taken) == number:
+            act()
+        return train_step(members, *batch)
+
+    patch.setattr(Ensemble, "train_step", acting)
+
+
 def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocol = replace(PROTOCOL, evaluations=1)
     whole = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path / "whole"))
-    steps_taken: list[int] = []
-    train_step = Ensemble.train_step
 
-    def killed(members: Ensemble, *batch: Tensor) -> Tensor:
-        steps_taken.append(1)
-        if len(steps_taken) == 13:
-            raise KeyboardInterrupt
-        return train_step(members, *batch)
+    def kill() -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-        patch.setattr(Ensemble, "train_step", killed)
+        in_step(13, kill, patch)
         with pytest.raises(KeyboardInterrupt):
             train(build, TASK, protocol, RUNS, CPU, paths(tmp_path))
     before: list[int] = []
@@ -123,18 +132,9 @@ def test_a_signal_saves_after_the_step_and_training_goes_on_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:
     whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
-    steps_taken: list[int] = []
-    train_step = Ensemble.train_step
-
-    def signalled(members: Ensemble, *batch: Tensor) -> Tensor:
-        steps_taken.append(1)
-        if len(steps_taken) == 6:
-            os.kill(os.getpid(), number)
-        return train_step(members, *batch)
-
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(Ensemble, "train_step", signalled)
+        in_step(6, lambda: os.kill(os.getpid(), number), patch)
         with pytest.raises(StoppedError, match="after step 6:") as stop:
             train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
     assert stop.value.status == status
