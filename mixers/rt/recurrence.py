@@ -25,9 +25,9 @@ def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
     else:
-        from mixers.rt import kernels  # Triton is not there on every platform
+        from mixers.rt import fused  # Triton is not there on every platform
 
-        run_forward, run_backward = kernels.triton_forward, kernels.triton_backward
+        run_forward, run_backward = fused.triton_forward, fused.triton_backward
 
     def forward(x: Tensor, q: Tensor, k: Tensor, v: Tensor, *weights: Any) -> tuple[Tensors, Tensors]:
         z, saved = run_forward(x, q, k, v, Weights(*weights), slopes_H, scale, block)
@@ -84,12 +84,12 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
 def _unsupported(implementation: str, x: Tensor, hidden: int, heads: int, block: int) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "this platform (Triton is not installed)"
-    from mixers.rt import chunked, kernels
+    from mixers.rt import chunked, fused
 
     width, dtype = x.shape[-1], product_dtype(x)
     if implementation == "chunked":
         return chunked.unsupported(width, heads, block, dtype, x.device)
-    return kernels.unsupported(width, heads, hidden, block, dtype, x.device)
+    return fused.unsupported(width, heads, hidden, block, dtype, x.device)
 
 
 @cache

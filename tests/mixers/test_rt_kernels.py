@@ -12,9 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
-from mixers.rt import chunked  # noqa: E402
-from mixers.rt import kernels as rt_kernels  # noqa: E402
-from mixers.rt.kernels import triton_backward, triton_forward, unsupported  # noqa: E402
+from mixers.rt import chunked, fused  # noqa: E402
+from mixers.rt.fused import triton_backward, triton_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.recurrence import choose  # noqa: E402
@@ -114,13 +113,13 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
-    tiles = rt_kernels._tiles
+    tiles = fused._tiles
 
     def held(*case: Any) -> tuple[dict[str, Any], ...]:
         forward, backward, *others = tiles(*case)
         return {**forward, "W": F}, {**backward, "W": F}, *others
 
-    monkeypatch.setattr(rt_kernels, "_tiles", held)
+    monkeypatch.setattr(fused, "_tiles", held)
     check_float32(draw(2, 3, 3, 64, 8, F, kv_norm, k_norm))
 
 
@@ -140,11 +139,11 @@ def test_unsupported_says_why() -> None:
 )
 def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
-    monkeypatch.setattr(rt_kernels, "_gpu", lambda device: rt_kernels._Gpu(multiprocessors, room, early_launch=False))
+    monkeypatch.setattr(fused, "_gpu", lambda device: fused._Gpu(multiprocessors, room, early_launch=False))
     shared = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), widths):
-        for loop in rt_kernels._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
+        for loop in fused._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
             assert F % (parts * loop["W"]) == 0
