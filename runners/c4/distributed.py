@@ -118,7 +118,7 @@ def _graph(model: LanguageModel, sequences: int, length: int) -> None:
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         if not model.layers.recompute or model.layers.at_once(x_BTD):
-            torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=2)
+            torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=1)
 
 
 @contextmanager
