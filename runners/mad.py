@@ -39,6 +39,7 @@ from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices, product_precision
 from runners.experiment import Experiment, building, call_as_in_training
+from runners.held_out import Reading, read_test
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import check_out, expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
@@ -166,9 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
             trials = search(experiment, grid, store, devices[0], together, watcher)
-            summary = summarise(experiment, trials)
+            read = partial(_read_test, experiment, store, devices[0], console)
+            summary = summarise(experiment, trials, read)
             folder = store.study_folder(experiment)
-            write_summary(summarise(experiment, finished(experiment, store), chosen_among=trials), folder)
+            write_summary(summarise(experiment, finished(experiment, store), read, chosen_among=trials), folder)
             print_summary(summary, console)
             _diagnose(summary, store, devices[0], console)
             console.print(f"stored in {folder}\n", soft_wrap=True)
@@ -336,6 +338,17 @@ class Watchers:
     def waiting(self, trials: int) -> None:
         for member in self.members:
             member.waiting(trials)
+
+
+def _read_test(
+    experiment: Experiment, store: Store, device: torch.device, console: Console, runs: Sequence[Run]
+) -> dict[Run, Reading]:
+    """Readings of the chosen point's runs; without its model there are none, and that is said."""
+    try:
+        return read_test(experiment, runs, store, device)
+    except DamagedFileError as error:
+        console.print(f"no test accuracy: {error}", soft_wrap=True)
+        return {}
 
 
 def _diagnose(summary: Summary, store: Store, device: torch.device, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -22,6 +22,7 @@ from mixers.accounting import FOOTNOTE, HEADINGS, Costs, costs, short
 from runners.checkpoint import write_json
 from runners.ensemble import Run
 from runners.experiment import Experiment
+from runners.held_out import Reading
 from runners.search import run_of
 from runners.train import CurvePoint, Result
 from tasks.base import Accuracy
@@ -35,13 +36,15 @@ METRICS = (
     "steps_per_second",
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
-"""Shown of the chosen point alone, so that nobody chooses by them."""
+"""Read of the chosen point alone, so that nobody chooses by them."""
 COLUMNS = (
     *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
     *zip(("test seq", "token"), TEST_METRICS[:2], strict=True),
     ("steps/s", "steps_per_second"),
 )
 """Headings of a study's table, and what stands under them."""
+TestReader = Callable[[Sequence[Run]], Mapping[Run, Reading]]
+"""Readings of a point's runs, all or none: ``runners.held_out.read_test`` of a study."""
 FEW = 4
 """Up to so many mixers are compared without their families."""
 SECONDS_TO_FIRST_LINE = 10.0
@@ -124,13 +127,16 @@ class Summary:
         if self.chosen is None:
             return None
         estimates = self.points[self.chosen].estimates
-        return None if estimates is None else estimates[f"test_{metric}"]
+        return None if estimates is None else estimates.get(f"test_{metric}")
 
 
 def summarise(
-    experiment: Experiment, trials: Sequence[FrozenTrial], chosen_among: Sequence[FrozenTrial] | None = None
+    experiment: Experiment,
+    trials: Sequence[FrozenTrial],
+    read: TestReader,
+    chosen_among: Sequence[FrozenTrial] | None = None,
 ) -> Summary:
-    """Group finished trials by grid point and choose the point with the best mean validation score.
+    """Group finished trials by grid point, choose the point with the best mean validation score, read its test split.
 
     The choice can be left to some of the trials, for others may have more seeds or fewer.
     """
@@ -144,7 +150,7 @@ def summarise(
     task = experiment.instance
     return Summary(
         experiment=experiment,
-        points=[_point(*at, members, is_chosen=at == best) for at, members in groups.items()],
+        points=[_point(*at, members, read if at == best else None) for at, members in groups.items()],
         chosen=None if best is None else list(groups).index(best),
         chosen_trial=None if best is None else max(contenders[best], key=lambda t: t.user_attrs["validation_score"]),
         ceiling=task.ceiling("test"),
@@ -165,11 +171,15 @@ def _diverged(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
 
 
-def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial], is_chosen: bool) -> Point:
+def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial], read: TestReader | None) -> Point:
     diverged, estimates = _diverged(trials), None
     if not diverged:
-        names = (*METRICS, *TEST_METRICS) if is_chosen else METRICS
-        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in names}
+        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in METRICS}
+        readings = [] if read is None else [asdict(reading) for reading in read([run_of(t) for t in trials]).values()]
+        for name in TEST_METRICS:
+            values = [reading[name.removeprefix("test_")] for reading in readings]
+            if values and None not in values:
+                estimates[name] = Estimate.of(values)
     return Point(
         lr=lr,
         weight_decay=weight_decay,
@@ -270,8 +280,10 @@ def count_mixers(summaries: Sequence[Summary]) -> int:
 
 
 def _accuracies(summary: Summary) -> list[str]:
-    sequence, token = summary.test("sequence_accuracy"), summary.test("token_accuracy")
-    return ["diverged", ""] if sequence is None or token is None else [sequence.text(), token.text()]
+    if summary.chosen is None:
+        return ["diverged", ""]
+    estimates = summary.test("sequence_accuracy"), summary.test("token_accuracy")
+    return ["" if estimate is None else estimate.text() for estimate in estimates]
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:

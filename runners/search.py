@@ -157,8 +157,7 @@ def describe(experiment: Experiment) -> str:
 
 {steps} steps of {protocol.batch_size} sequences, cosine schedule, {experiment.precision} products;
 {protocol.evaluations} evaluations on the validation split, whose best parameters are kept.
-The point is chosen on validation alone; the test split is read once for each finished trial, and tables show it for the
-chosen point alone.
+The point is chosen on validation alone; the test split is read once, for the chosen point.
 
 {settings}
 
@@ -209,27 +208,24 @@ def _split_by_state(study: optuna.Study, grid: Sequence[Run]) -> tuple[list[Froz
 def _take(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> list[tuple[Trial, Run]]:
     """Up to ``limit`` trials to run now: those that died under their owner first, then missing ones.
 
-    Only what is taken at once is enqueued, so that a killed command leaves no queue for another to work off.
+    No trial waits while the lock is free but one whose command was killed; nobody is to work that off for another grid.
     """
     with store.exclusive():
         known: set[Run] = set()
         taken: list[Trial] = []
-        waiting = 0
         for trial in study.get_trials(deepcopy=False):
             if trial.state == TrialState.WAITING:
-                waiting += 1
-            if trial.state in (TrialState.WAITING, TrialState.RUNNING) or is_done(trial):
+                store.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            elif trial.state == TrialState.RUNNING or is_done(trial):
                 known.add(run_of(trial))
             if trial.state == TrialState.RUNNING and run_of(trial) in grid and store.is_orphan(trial):
                 if is_done(trial):  # it had diverged, and its owner died before it could say so
                     study.tell(trial.number, state=TrialState.FAIL)
                 elif len(taken) < limit:
                     taken.append(Trial(study, trial._trial_id))
-        missing = [run for run in grid if run not in known]
-        for run in missing[: max(0, limit - len(taken) - waiting)]:
+        for run in [run for run in grid if run not in known][: limit - len(taken)]:
             study.enqueue_trial(asdict(run))
-            waiting += 1
-        taken += [study.ask() for _ in range(min(waiting, limit - len(taken)))]
+            taken.append(study.ask())
         for mine in taken:
             store.own(mine)
         return [(mine, _suggest(mine)) for mine in taken]
@@ -309,9 +305,8 @@ def _record(
         "files": str(folder),
         "curve": [asdict(point) for point in result.curve],
     }
-    for split, metrics in (("validation", result.validation), ("test", result.test)):
-        if metrics is not None:
-            record |= {f"{split}_{name}": value for name, value in asdict(metrics).items()}
+    if result.validation is not None:
+        record |= {f"validation_{name}": value for name, value in asdict(result.validation).items()}
     if result.diverged_step is not None:
         record["diverged_step"] = result.diverged_step
     write_json(folder / "config.json", record)

@@ -132,10 +132,11 @@ def _read_journal(path: Path) -> BaseStorage:
 
 def _drop_torn_line(path: Path) -> None:
     """Remove a last line that a killed process left half-written; later lines would be unreadable behind it."""
+    path.touch()  # the lock is a link to it; one of a killed process, which leads nowhere, would never be given up
     lock = JournalFileSymlinkLock(str(path))
     lock.acquire()
     try:
-        content = path.read_bytes() if path.exists() else b""
+        content = path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.truncate(path, content.rfind(b"\n") + 1)
     finally:

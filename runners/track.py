@@ -77,10 +77,10 @@ class Tracker:
             self.evaluated(points[0].step, points)
 
     def finished(self, results: Sequence[Result]) -> None:
-        """Write the test metrics and close."""
+        """Write what the kept parameters reach and close."""
         for run, result in zip(self._open, results, strict=False):
-            if result.test is not None:
-                run.summary.update({f"test/{name}": value for name, value in asdict(result.test).items()})
+            if result.validation is not None:
+                run.summary.update({f"kept/{name}": value for name, value in asdict(result.validation).items()})
             run.summary["diverged_step"] = result.diverged_step
             run.finish(exit_code=0 if result.diverged_step is None else 1)
         self._open = []

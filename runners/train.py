@@ -108,7 +108,6 @@ class Result:
         best_step: step whose parameters were kept; 0 if no evaluation was finite.
         diverged_step: step, counted from 1, at which loss or gradient was first not finite.
         validation: metrics of the kept parameters; None for a diverged run.
-        test: the same on the test split.
         parameters: kept parameters by name.
         seconds: wall time of training, evaluations included, shared with the other runs of the ensemble.
         steps_per_second: optimizer steps a second of the whole ensemble.
@@ -118,7 +117,6 @@ class Result:
     best_step: int
     diverged_step: int | None
     validation: Metrics | None
-    test: Metrics | None
     parameters: dict[str, Tensor]
     seconds: float
     steps_per_second: float
@@ -228,12 +226,8 @@ class _Loop:
         self._save_if_due()
 
     def results(self) -> list[Result]:
-        """Metrics of each run's kept parameters; the test split is read here, once."""
-        test = Resident.of(self.task.split("test"), self.device)
-        validation_metrics, test_metrics = (
-            _metrics(evaluate(self.ensemble, self.best_RP, data, self.task.vocab_size))
-            for data in (self.validation, test)
-        )
+        """Each run's kept parameters and their metrics."""
+        metrics = _metrics(evaluate(self.ensemble, self.best_RP, self.validation, self.task.vocab_size))
         stacked = self.ensemble.named(self.best_RP)
         results = []
         for r, diverged in enumerate(self.ensemble.diverged_R.tolist()):
@@ -243,8 +237,7 @@ class _Loop:
                     curve=self.curves[r],
                     best_step=int(self.best_step_R[r]),
                     diverged_step=None if alive else diverged,
-                    validation=validation_metrics[r] if alive else None,
-                    test=test_metrics[r] if alive else None,
+                    validation=metrics[r] if alive else None,
                     parameters={name: parameter[r] for name, parameter in stacked.items()},
                     seconds=self.seconds,
                     steps_per_second=self.step / self.seconds,

@@ -86,7 +86,7 @@ def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
     found = trials(tmp_path)
     owners = [trial.user_attrs["owner"] for trial in found]
     assert sorted(owners.count(owner) for owner in set(owners)) == [3, 3]
-    assert all(b"test/token_accuracy" in path.read_bytes() for path in tracked())
+    assert all(b"kept/token_accuracy" in path.read_bytes() for path in tracked())
 
     store = Store(tmp_path / "one", str(tmp_path / "one" / "studies.journal"))
     expected = search(EXPERIMENT, GRID, store, CPU, 64, Display(Console(quiet=True)))
@@ -97,7 +97,7 @@ def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
         other = by_run[tuple(trial.params.values())]
         assert other.state == TrialState.COMPLETE
         assert other.user_attrs["fingerprint"] == trial.user_attrs["fingerprint"]
-        for name in ("validation_loss", "test_loss", "test_token_accuracy"):
+        for name in ("validation_loss", "validation_token_accuracy"):
             assert other.user_attrs[name] == pytest.approx(trial.user_attrs[name], rel=1e-5), name
 
 

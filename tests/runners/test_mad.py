@@ -22,7 +22,9 @@ from mixers.base import Shape
 from runners import mad, report
 from runners.c4.config import Config
 from runners.charts import plot_comparison
+from runners.ensemble import Run
 from runners.experiment import find_mixer
+from runners.held_out import Reading
 from runners.mad import Options, plan
 from runners.options import parse
 from runners.report import METRICS, TEST_METRICS, Estimate, Point, Summary, print_comparison, print_summary, summarise
@@ -223,13 +225,13 @@ VALIDATION_SCORES = {
 
 
 def made_up_trial(lr: float, weight_decay: float, seed: int, validation: float | None) -> FrozenTrial:
-    """The order on the test split is opposed; every metric has values of its own."""
+    """Every metric has values of its own."""
     attrs: dict[str, float] = {"steps_per_second": 10.0 + seed}
     if validation is None:
         attrs["diverged_step"] = 7
     else:
         for k, metric in enumerate(("score", "sequence_accuracy", "token_accuracy", "loss")):
-            attrs |= {f"validation_{metric}": validation / (k + 1), f"test_{metric}": (1 - validation) / (k + 1)}
+            attrs[f"validation_{metric}"] = validation / (k + 1)
     return create_trial(
         state=TrialState.FAIL if validation is None else TrialState.COMPLETE,
         params={"lr": lr, "weight_decay": weight_decay, "seed": seed},
@@ -244,15 +246,25 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
     trials = [
         made_up_trial(*point, seed, scores[seed]) for seed in range(3) for point, scores in VALIDATION_SCORES.items()
     ]
-    summary = summarise(experiment, trials)
+    asked: list[list[Run]] = []
+
+    def read(runs: Sequence[Run]) -> dict[Run, Reading]:
+        """The order is opposed to that on validation."""
+        asked.append(list(runs))
+        values = [1 - (VALIDATION_SCORES[run.lr, run.weight_decay][run.seed] or 0) for run in runs]
+        readings = [Reading(sequence_accuracy=v, token_accuracy=v / 2, loss=v / 3) for v in values]
+        return dict(zip(runs, readings, strict=True))
+
+    summary = summarise(experiment, trials, read)
+    assert asked == [[Run(lr=1e-3, weight_decay=0.0, seed=seed) for seed in range(3)]]
     assert [(point.lr, point.weight_decay) for point in summary.points] == list(VALIDATION_SCORES)
     assert [point.seeds for point in summary.points] == [[0, 1, 2]] * 4
     assert [point.diverged for point in summary.points] == [{}, {}, {}, {1: 7}]
     assert summary.points[3].estimates is None
     for i, point in enumerate(summary.points[:3]):
         assert point.estimates is not None
-        for metric, estimate in point.estimates.items():
-            values = [trial.user_attrs[metric] for trial in trials[i::4]]
+        for metric in METRICS:
+            values, estimate = [trial.user_attrs[metric] for trial in trials[i::4]], point.estimates[metric]
             assert estimate.mean == pytest.approx(np.mean(values))
             _, upper = stats.t.interval(0.95, df=2, loc=np.mean(values), scale=stats.sem(values))
             assert estimate.half_width == pytest.approx(upper - np.mean(values))
@@ -260,11 +272,22 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
     assert summary.chosen_trial is trials[4 + 2]  # seed 1, validation score 0.9
     sequence_accuracy = summary.test("sequence_accuracy")
     assert sequence_accuracy is not None
-    assert sequence_accuracy.mean == pytest.approx(0.4 / 2)
+    assert sequence_accuracy.mean == pytest.approx(0.4)
     assert [point.estimates is not None and "test_loss" in point.estimates for point in summary.points] == [
         False, False, True, False,
     ]  # fmt: skip
-    assert summarise(experiment, trials, chosen_among=trials[1::4]).chosen == 1
+    assert summarise(experiment, trials, read, chosen_among=trials[1::4]).chosen == 1
+
+
+def test_a_point_whose_test_loss_is_not_finite_has_the_accuracies_alone() -> None:
+    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization"])[1]
+    trials = [made_up_trial(1e-4, 0.0, seed, 0.5) for seed in range(2)]
+    for losses, names in (((None, 1.0), TEST_METRICS[:2]), ((1.0, 2.0), TEST_METRICS), ((), ())):
+        readings = [Reading(sequence_accuracy=0.0, token_accuracy=0.5, loss=loss) for loss in losses]
+        summary = summarise(experiment, trials, lambda runs, found=readings: dict(zip(runs, found, strict=False)))
+        (point,) = summary.points
+        assert point.estimates is not None
+        assert {name for name in point.estimates if name not in METRICS} == set(names)
 
 
 @pytest.mark.parametrize(("task", "limit"), [("memorization", "ceiling"), ("noisy-in-context-recall", "chance")])
@@ -274,7 +297,7 @@ def test_ceiling_and_chance_are_those_of_the_test_split(task: str, limit: str) -
     (experiment,) = plan(["--mixer", "transformer", "--task", task, *few])[1]
     values = [getattr(experiment.instance, limit)(split) for split in ("train", "validation", "test")]
     assert len(set(values)) == 3
-    assert getattr(summarise(experiment, []), limit) == values[2]
+    assert getattr(summarise(experiment, [], lambda runs: {}), limit) == values[2]
 
 
 def test_options_document_every_field() -> None:

@@ -213,7 +213,7 @@ def test_seconds_are_those_of_training_and_its_evaluations(tmp_path: Path, monke
 def assert_equal(whole: Sequence[Result], resumed: Sequence[Result]) -> None:
     for a, b in zip(whole, resumed, strict=True):
         assert a.curve == b.curve
-        assert (a.best_step, a.validation, a.test) == (b.best_step, b.validation, b.test)
+        assert (a.best_step, a.validation) == (b.best_step, b.validation)
         assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
 
 
@@ -233,18 +233,17 @@ def test_kept_parameters_are_those_of_the_best_evaluation(tmp_path: Path) -> Non
         assert result.validation.score == pytest.approx(max(scores.values()), abs=1e-6)
 
 
-def test_both_splits_are_measured_with_the_kept_parameters(tmp_path: Path) -> None:
+def test_validation_is_measured_with_the_kept_parameters(tmp_path: Path) -> None:
     """Learning rates so high that training gets worse again: the last parameters are not the best."""
     runs = [Run(lr=lr, weight_decay=0.0, seed=0) for lr in (0.3, 3.0)]
     results = train(build, TASK, Protocol(batch_size=16, steps=6, evaluations=6), runs, CPU, paths(tmp_path))
     assert any(result.best_step < 6 for result in results)
     for result in results:
-        for split, metrics in (("validation", result.validation), ("test", result.test)):
-            counts = counted(result.parameters, split)
-            expected = counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts)
-            assert metrics is not None
-            got = metrics.sequence_accuracy, metrics.token_accuracy, metrics.loss, metrics.score
-            assert got == pytest.approx([value.item() for value in expected], rel=1e-4)
+        counts, metrics = counted(result.parameters, "validation"), result.validation
+        expected = counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts)
+        assert metrics is not None
+        got = metrics.sequence_accuracy, metrics.token_accuracy, metrics.loss, metrics.score
+        assert got == pytest.approx([value.item() for value in expected], rel=1e-4)
 
 
 def test_an_evaluation_in_chunks_counts_every_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +303,7 @@ def test_a_diverging_run_says_at_which_step_and_the_other_is_as_without_it(tmp_p
     with_it = train(build, TASK, PROTOCOL, [*RUNS, wild], CPU, paths(tmp_path, 3))
     without = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "without"))
     assert with_it[2].diverged_step is not None
-    assert with_it[2].test is None
+    assert with_it[2].validation is None
     assert with_it[2].curve[-1].validation is None
     for a, b in zip(with_it, without, strict=False):
         assert [p.train_loss for p in a.curve] == pytest.approx([p.train_loss for p in b.curve], rel=1e-5)
@@ -343,14 +342,12 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
 
 
-def test_the_test_split_is_not_read_before_training_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_read_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     original = type(TASK).split
     monkeypatch.setattr(type(TASK), "split", lambda self, name: read.append(name) or original(self, name))
-    evaluated_at: list[int] = []
-    train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), lambda step, points: evaluated_at.append(len(read)))
-    assert read.count("test") == 1
-    assert read.index("test") >= max(evaluated_at)
+    train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
+    assert set(read) == {"train", "validation"}
 
 
 @pytest.mark.slow
@@ -366,7 +363,7 @@ def test_one_rt_layer_recalls_where_one_transformer_layer_does_not(tmp_path: Pat
         protocol = Protocol(batch_size=64, steps=250, evaluations=5)
         run = Run(lr=1e-3, weight_decay=0.0, seed=0)
         (results[name],) = train(build, task, protocol, [run], CPU, paths(tmp_path / name, 1))
-    rt, transformer = results["rt"].test, results["transformer"].test
+    rt, transformer = results["rt"].validation, results["transformer"].validation
     assert rt is not None
     assert transformer is not None
     assert rt.sequence_accuracy >= 0.95

@@ -1,0 +1,70 @@
+"""The test split: read for the runs of a chosen point alone, and of each run once.
+
+What was read stays in the run's folder as ``test.json``; after that neither the model nor the split is touched again.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runners.checkpoint import DamagedFileError, load_tensors, read_json, write_json
+from runners.ensemble import Ensemble, Run
+from runners.experiment import Experiment
+from runners.store import Store
+from runners.train import Resident, evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a run's kept parameters reach on the test split.
+
+    Attributes:
+        sequence_accuracy: share of sequences in [0, 1].
+        token_accuracy: share of scored positions in [0, 1].
+        loss: mean cross-entropy of scored positions in nats; None if it is not finite.
+    """
+
+    sequence_accuracy: float
+    token_accuracy: float
+    loss: float | None
+
+
+def read_test(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
+    """Readings of finished runs, by run.
+
+    Raises:
+        DamagedFileError: a run that was not read before has lost its parameters.
+    """
+    paths = {run: store.run_folder(experiment, run) / "test.json" for run in runs}
+    known = {run: Reading(**values) for run, path in paths.items() if (values := read_json(path)) is not None}
+    if unread := [run for run in runs if run not in known]:
+        for run, reading in _read(experiment, unread, store, device).items():
+            write_json(paths[run], asdict(reading))
+            known[run] = reading
+    return known
+
+
+def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
+    kept = [_kept_parameters(store.run_folder(experiment, run) / "model.safetensors") for run in runs]
+    members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
+    for name, rows in members.named(members.params_RP).items():
+        for row, parameters in zip(rows, kept, strict=True):
+            row.copy_(parameters[name])
+    test = Resident.of(experiment.instance.split("test"), device)
+    counts = evaluate(members, members.params_RP, test, experiment.instance.vocab_size)
+    columns = (counts.sequence_accuracy.tolist(), counts.token_accuracy.tolist(), counts.loss.tolist())
+    return {
+        run: Reading(sequence_accuracy=sequence, token_accuracy=token, loss=loss if math.isfinite(loss) else None)
+        for run, sequence, token, loss in zip(runs, *columns, strict=True)
+    }
+
+
+def _kept_parameters(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_tensors(path)[0]
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedFileError(f"{path} is gone or damaged: another --out trains it anew") from error
