@@ -34,7 +34,8 @@ LENGTHS = (128, 1024)
 """Sequence lengths N at which the state is stated; the first is also that of the operations."""
 FOOTNOTE = (
     f"one layer, one sequence; state in floats after {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs of a forward pass "
-    f"over {LENGTHS[0]} positions, matrix products and convolutions only: elementwise recurrences count nothing"
+    f"over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too: elementwise recurrences "
+    "count nothing"
 )
 HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``Costs.cells``."""
