@@ -24,7 +24,7 @@ from sklearn.metrics import confusion_matrix
 from mixers.backbone import Backbone
 from runners.checkpoint import write_atomically, write_json
 from runners.environment import product_autocast
-from runners.probe import Probe, ProbeReport, probe, sequences_per_forward
+from runners.probe import Probe, ProbeReport, UnreadableError, calling_the_model, probe, sequences_per_forward
 from tasks.base import LENGTH_PROBE, Accuracy, Batch, Task, Tokens
 from tasks.metrics import count, macro_accuracy
 
@@ -94,6 +94,7 @@ class Diagnosis:
         confusion: targets against predictions.
         probe: linear probes of the hidden state.
         probe_sets: accuracy on each further evaluation set.
+        unreadable_sets: why there is none on the others.
     """
 
     title: str
@@ -108,6 +109,7 @@ class Diagnosis:
     confusion: ConfusionMatrix
     probe: ProbeReport
     probe_sets: dict[str, Accuracy]
+    unreadable_sets: dict[str, str]
 
 
 def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis:
@@ -120,7 +122,7 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         title: of the figure.
 
     Raises:
-        ValueError: the model's output at a scored position is not finite.
+        UnreadableError: the model fails on the test split, or its output at a scored position is not finite.
     """
     batch = task.split("test")
     predictions_ST, accuracy = predict(model, batch)
@@ -132,6 +134,13 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         torch.from_numpy(scored_ST),
         task.vocab_size,
     )
+    report = probe(model, task, batch, predictions_ST)
+    probe_sets, unreadable_sets = {}, {}
+    for name, further in task.probes().items():
+        try:
+            probe_sets[name] = predict(model, further)[1]
+        except UnreadableError as error:
+            unreadable_sets[name] = str(error)
     diagnosis = Diagnosis(
         title=title,
         task=task.name,
@@ -143,12 +152,13 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         by_position=_profile(right_N, np.nonzero(scored_ST)[1]),
         by_answer=_profile(right_N, scored_ST.cumsum(axis=1)[scored_ST]),
         confusion=confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
-        probe=probe(model, task, batch, predictions_ST),
-        probe_sets={name: predict(model, further)[1] for name, further in task.probes().items()},
+        probe=report,
+        probe_sets=probe_sets,
+        unreadable_sets=unreadable_sets,
     )
-    write_json(folder / "diagnosis.json", asdict(diagnosis))
     figure = draw_figure(diagnosis)
     write_atomically(folder / "diagnosis.png", lambda temporary: figure.savefig(temporary, dpi=150))
+    write_json(folder / "diagnosis.json", asdict(diagnosis))  # last: where it is, the figure is too
     return diagnosis
 
 
@@ -157,7 +167,7 @@ def predict(model: Backbone, batch: Batch) -> tuple[Tokens, Accuracy]:
     """Most likely token (S, T) at every position of a split, and the accuracy at the scored ones.
 
     Raises:
-        ValueError: the model's output at a scored position is not finite.
+        UnreadableError: the model fails on the split, or its output at a scored position is not finite.
     """
     device = next(model.parameters()).device
     chunk = sequences_per_forward(model, batch)
@@ -165,10 +175,11 @@ def predict(model: Backbone, batch: Batch) -> tuple[Tokens, Accuracy]:
     for here in (slice(start, start + chunk) for start in range(0, len(batch), chunk)):
         arrays = (batch.inputs_ST[here], batch.targets_ST[here], batch.scored_ST[here])
         inputs_BT, targets_BT, scored_BT = (torch.from_numpy(array).to(device) for array in arrays)
-        with product_autocast(device):
+        with calling_the_model(), product_autocast(device):
             logits_BTV = model(inputs_BT)
-        if not logits_BTV[scored_BT].isfinite().all():
-            raise ValueError("the model's outputs are not finite: it diverged; diagnose another run")
+            finite = bool(logits_BTV[scored_BT].isfinite().all())
+        if not finite:
+            raise UnreadableError("the model's outputs are not finite")
         predictions.append(logits_BTV.float().argmax(-1).cpu().numpy())
         counts.append(count(logits_BTV[None], targets_BT, scored_BT))
     total = functools.reduce(operator.add, counts)
@@ -212,7 +223,7 @@ def confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatrix:
 
 def draw_figure(diagnosis: Diagnosis) -> Figure:
     """One figure: accuracy along the sequence, confusion matrix, linear probes and, if there are any, probe sets."""
-    sets = bool(diagnosis.probe_sets)
+    sets = bool(diagnosis.probe_sets or diagnosis.unreadable_sets)
     figure = Figure(figsize=(13, 9.5) if sets else (18, 5.2), layout="constrained")
     accuracy = diagnosis.accuracy
     figure.suptitle(

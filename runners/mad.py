@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for experiment in experiments:  # before the first is trained, which may take hours
         with user_errors(ContractError):
             check_foreign(experiment.mixer, partial(_layer, experiment), devices[0], partial(_positions, experiment))
-            call_as_in_training(experiment, experiment.build, POSITIONS, devices[0])
+            call_as_in_training(experiment, experiment.build, min(POSITIONS, _positions(experiment)), devices[0])
     with user_errors(ValueError, OSError):
         store = Store(options.out, storage)
     together = min(options.together, math.ceil(len(grid) / len(devices)))
@@ -352,26 +352,34 @@ def _read_test(
 
 
 def _diagnose(summary: Summary, store: Store, device: torch.device, console: Console) -> None:
-    """Look into the chosen model; what is there of the same run is kept."""
+    """Look into the chosen model, unless that has been done, and say where it stands and what could not be read."""
     if summary.chosen_trial is None:
         return
     experiment, run = summary.experiment, run_of(summary.chosen_trial)
     folder, model_path = store.study_folder(experiment), store.run_folder(experiment, run) / "model.safetensors"
     title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}"
     there = folder / "diagnosis.json"
-    if not model_path.exists():
-        console.print(f"no diagnosis: {model_path} is gone", soft_wrap=True)
-    elif (read_json(there) or {}).get("title") != title:
+    say = partial(console.print, soft_wrap=True, markup=False)
+    if (read_json(there) or {}).get("title") != title:
         from runners.diagnose import diagnose  # slow to import
+        from runners.probe import UnreadableError
 
+        if not model_path.exists():
+            say(f"no diagnosis: {model_path} is gone")
+            return
         model = experiment.build()
         try:
             model.load_state_dict(load_tensors(model_path)[0], strict=False)  # it has parameters alone, each once
+            diagnose(model.to(device), experiment.instance, folder, title)
         except DamagedFileError:
-            console.print(f"no diagnosis: {model_path} is damaged; another --out trains it anew", soft_wrap=True)
+            say(f"no diagnosis: {model_path} is damaged; another --out trains it anew")
             return
-        diagnose(model.to(device), experiment.instance, folder, title)
-        console.print(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}", soft_wrap=True)
+        except UnreadableError as error:
+            say(f"no diagnosis: {experiment.mixer} on {experiment.setting} cannot be read on the test split: {error}")
+            return
+    for name, reason in read_json(there).get("unreadable_sets", {}).items():
+        say(f"diagnosis without {name!r}: {experiment.mixer} on {experiment.setting} cannot be read there: {reason}")
+    say(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}")
 
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:

@@ -11,6 +11,8 @@ Dimensions: S sequences, T positions, N probed examples, D width.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -45,6 +47,19 @@ INVERSE_PENALTY = 0.01
 MAX_ITERATIONS = 200
 
 Features = NDArray[np.float64]
+
+
+class UnreadableError(ValueError):
+    """A model has no outputs for some sequences: its code fails on them, or its outputs are not finite."""
+
+
+@contextmanager
+def calling_the_model() -> Iterator[None]:
+    """Turn what goes wrong in a model's own code into an ``UnreadableError`` of one line."""
+    try:
+        yield
+    except Exception as error:  # a user's layer may fail in any way, on lengths that it was not trained at above all
+        raise UnreadableError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +199,11 @@ def draw(batch: Batch, position: int | None = None) -> Sample:
 
 @torch.no_grad()
 def read(model: Backbone, batch: Batch, sequence_N: Tokens, position_N: Tokens) -> tuple[Features, Features]:
-    """Hidden states and token embeddings (N, D) at the given positions; ``sequence_N`` ascends."""
+    """Hidden states and token embeddings (N, D) at the given positions; ``sequence_N`` ascends.
+
+    Raises:
+        UnreadableError: the model fails on these sequences.
+    """
     device = next(model.parameters()).device
     rows = np.unique(sequence_N)
     chunk = sequences_per_forward(model, batch)
@@ -195,7 +214,7 @@ def read(model: Backbone, batch: Batch, sequence_N: Tokens, position_N: Tokens) 
         picked = slice(*np.searchsorted(sequence_N, [here[0], here[-1] + 1]))
         row_N = torch.from_numpy(np.searchsorted(here, sequence_N[picked])).to(device)
         at_N = torch.from_numpy(position_N[picked]).to(device)
-        with product_autocast(device):
+        with calling_the_model(), product_autocast(device):
             hidden_ND = model.hidden(tokens_BT)[row_N, at_N]
         embedding_ND = model.embedding(tokens_BT[row_N, at_N])
         parts.append((hidden_ND.double().cpu().numpy(), embedding_ND.double().cpu().numpy()))

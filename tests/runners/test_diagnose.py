@@ -20,7 +20,17 @@ from mixers.backbone import BACKBONES, Backbone
 from mixers.base import Layer, Shape, State
 from runners.diagnose import Diagnosis, confusions, diagnose, draw_figure, predict
 from runners.ensemble import Ensemble, Optimizer, Run
-from runners.probe import FOLDS, INVERSE_PENALTY, ProbeReport, draw, folds, probe, read, sequences_per_forward
+from runners.probe import (
+    FOLDS,
+    INVERSE_PENALTY,
+    ProbeReport,
+    UnreadableError,
+    draw,
+    folds,
+    probe,
+    read,
+    sequences_per_forward,
+)
 from runners.train import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, Batch, Task, Tokens
@@ -47,6 +57,13 @@ class Previous(Identity):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.roll(1, dims=1)
+
+
+class Bounded(Identity):
+    """Like a layer with one learned vector for each position, of which there are 12."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD + torch.zeros(12, 1)[: x_BTD.shape[1]]
 
 
 class Noise(Identity):
@@ -404,8 +421,37 @@ def test_diverged_model_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     task = Toy(Toy.Config(eval_examples=8))
     model = build(task)
     torch.nn.init.constant_(model.embedding.weight, torch.nan)
-    with pytest.raises(ValueError, match="diverged"):
+    with pytest.raises(UnreadableError, match="not finite"):
         diagnose(model, task, tmp_path, "diverged")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sets_that_a_layer_fails_on_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(eval_examples=8, probe_lengths=(9, 15)))
+    diagnosis = diagnose(build(task, Bounded), task, tmp_path, "bounded")
+    assert list(diagnosis.probe_sets) == ["length 9", "odd"]
+    (reason,) = diagnosis.unreadable_sets.values()
+    assert reason.startswith("RuntimeError: The size of tensor a (15) must match")
+    assert json.loads((tmp_path / "diagnosis.json").read_text())["unreadable_sets"] == {"length 15": reason}
+
+
+@pytest.mark.parametrize(("error", "raised"), [(KeyError("size"), UnreadableError), (KeyboardInterrupt(), None)])
+def test_what_a_layer_raises_is_one_line_and_interrupts_pass(
+    tmp_path: Path, error: BaseException, raised: type[Exception] | None
+) -> None:
+    class Faulty(Identity):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            raise error
+
+    task = Toy(Toy.Config(eval_examples=8))
+    model, batch = build(task, Faulty), task.split("test")
+    for call in (
+        lambda: diagnose(model, task, tmp_path, "faulty"),
+        lambda: read(model, batch, np.arange(8), np.zeros(8, dtype=np.int64)),
+    ):
+        with pytest.raises(raised or type(error)) as caught:
+            call()
+        assert raised is None or str(caught.value) == "KeyError: 'size'"
     assert not list(tmp_path.iterdir())
 
 

@@ -222,6 +222,39 @@ def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
     assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
 
 
+def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Bounded(Usual):
+        longest = 16
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            if x_BTD.shape[1] > self.longest:
+                raise KeyError("at most [16] positions")
+            return super().forward(x_BTD)
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Bounded))
+    command = ["--mixer", "layers_of_others:L", "transformer", "--mixer.heads", "2", "--lr", "1e-3"]
+    command += [*COMMAND, "--task", "parity", "--task.eval-examples", "30", "--out", str(tmp_path)]
+    del command[command.index("--task") : command.index("--task") + 2]
+    without = "'{}': layers_of_others:L on parity (custom) cannot be read there: KeyError: 'at most [16] positions'\n"
+    for _ in range(2):
+        mad.main(command)
+        text = capsys.readouterr().out
+        assert all(f"diagnosis without {without}".format(f"length {length}") in text for length in (32, 64))
+        assert text.count("\ndiagnosis of the chosen model: ") == 2
+        assert "\nchart: " in text
+    for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
+        diagnosis.unlink()
+    monkeypatch.setattr(Bounded, "longest", 0)
+    monkeypatch.setattr(mad, "check_foreign", lambda *_: None)
+    monkeypatch.setattr(mad, "call_as_in_training", lambda *_: None)
+    mad.main(command)
+    text = capsys.readouterr().out
+    assert "no diagnosis: layers_of_others:L on parity (custom) cannot be read on the test split: KeyError" in text
+    assert "\nchart: " in text
+
+
 def test_buffers_that_depend_on_the_seed_are_refused(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
