@@ -202,6 +202,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(_points(name, summary, summary.points, COLUMNS[:3]))
         if finite:
             console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
+    _print_intervals([summary], console)
     ceiling, chance = summary.ceiling, summary.chance
     if summary.chosen is None:
         console.print("chosen: none, every point diverged")
@@ -271,12 +272,24 @@ def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
             _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
         )
+    _print_intervals(summaries, console)
     console.print(f"costs: {FOOTNOTE}")
 
 
 def count_mixers(summaries: Sequence[Summary]) -> int:
     """How many mixers are compared."""
     return len({s.experiment.mixer for s in summaries})
+
+
+def count_seeds(summaries: Sequence[Summary]) -> int:
+    """How many runs a mean is over."""
+    return max((len(point.seeds) for s in summaries for point in s.points), default=0)
+
+
+def _print_intervals(summaries: Sequence[Summary], console: Console) -> None:
+    """What stands behind a ±, if there is any."""
+    if (seeds := count_seeds(summaries)) > 1:
+        console.print(f"±: half the 95% t-interval of the mean over {seeds} seeds, not clipped to [0, 1]")
 
 
 def _accuracies(summary: Summary) -> list[str]:

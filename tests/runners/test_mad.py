@@ -424,13 +424,21 @@ SORTED += [("recurrent attention", "staircase"), ("state space", "s5")]
 def summaries_of(
     mixers: Sequence[str], diverged: Sequence[tuple[str, str]] = (), half_width: float | None = None
 ) -> list[Summary]:
-    """The n-th has a test sequence accuracy of n percent, the token accuracy is half a unit higher."""
+    """The n-th has a test sequence accuracy of n percent, the token accuracy is half a unit higher.
+
+    A mean with a ``half_width`` is over 3 seeds.
+    """
+    seeds = [0] if half_width is None else [0, 1, 2]
     summaries = []
     for n, experiment in enumerate(plan(["--mixer", *mixers, "--task", "parity", "mqar", "--width", "16"])[1]):
         dead = (experiment.mixer, experiment.task) in diverged
         estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=half_width) for m in TEST_METRICS}
         point = Point(
-            lr=1e-3, weight_decay=0.0, seeds=[0], estimates=None if dead else estimates, diverged={0: 7} if dead else {}
+            lr=1e-3,
+            weight_decay=0.0,
+            seeds=seeds,
+            estimates=None if dead else estimates,
+            diverged={0: 7} if dead else {},
         )
         summaries.append(
             Summary(
@@ -474,6 +482,7 @@ def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyP
 
 
 def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
+    note = "±: half the 95% t-interval of the mean over 2 seeds, not clipped to [0, 1]"
     (summary, _) = summaries_of(["rt"])
     estimates = {name: Estimate(mean=0.1 + i, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
     points = [
@@ -490,6 +499,7 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()
         assert max(map(len, lines)) <= width
+        assert note in lines
         rows[width] = [[c.strip() for c in line.strip("│").split("│")] for line in lines if line.startswith("│ ")]
     validation = ["0.1000 ± 0.2500", "1.1000 ± 0.2500", "2.1000 ± 0.2500"]
     test = ["5.1000 ± 0.2500", "6.1000 ± 0.2500", "4.1"]
@@ -505,6 +515,12 @@ def test_the_comparison_is_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) 
     accuracies, costs = compared(summaries, 80, monkeypatch)
     assert accuracies == [row[:3] for row in whole]
     assert costs == [[name, *cells[2:]] for name, *cells in whole[: len(whole) // 2] if cells[2]]
+
+
+def test_a_comparison_says_over_how_many_seeds_its_intervals_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for half_width, said in ((None, False), (1.3, True)):
+        print_comparison(summaries_of(["rt", "s5"], half_width=half_width), Console())
+        assert ("±: half the 95% t-interval of the mean over 3 seeds" in capsys.readouterr().out) == said
 
 
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
