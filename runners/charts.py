@@ -1,6 +1,7 @@
 """The chart of a comparison: bars of a few mixers, a heat map of many."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,11 +12,14 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from runners.checkpoint import write_atomically
-from runners.report import FEW, Summary, count_mixers, grouped
+from runners.report import FEW, Summary, count_mixers, count_seeds, grouped
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
+LONGEST_LINE = 40
+"""Characters of a mixer's name before it is broken into lines."""
 
 
 def plot_comparison(summaries: Sequence[Summary], path: Path) -> None:
@@ -25,7 +29,7 @@ def plot_comparison(summaries: Sequence[Summary], path: Path) -> None:
 
 
 def draw_bars(summaries: Sequence[Summary]) -> Figure:
-    """A panel for each accuracy with a group of bars for each setting; whiskers are 95% intervals over seeds."""
+    """A panel for each accuracy with a group of bars for each setting; whiskers are 95% intervals within [0, 1]."""
     settings = list(dict.fromkeys((s.experiment.task, s.experiment.difficulty) for s in summaries))
     mixers = list(dict.fromkeys(s.experiment.mixer for s in summaries))
     figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
@@ -36,31 +40,45 @@ def draw_bars(summaries: Sequence[Summary]) -> Figure:
             slot = mixers.index(s.experiment.mixer)
             x = settings.index((s.experiment.task, s.experiment.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
             if estimate is not None:
-                axes.bar(x, estimate.mean, width, color=f"C{slot}", yerr=estimate.half_width, capsize=3)
-                axes.annotate(f"{estimate.mean:.2f}", (x, estimate.mean), ha="center", va="bottom", fontsize=8)
+                mean, half_width = estimate.mean, estimate.half_width or 0.0
+                low, high = max(0.0, mean - half_width), min(1.0, mean + half_width)
+                axes.bar(x, mean, width, color=f"C{slot}")
+                if estimate.half_width is not None:
+                    axes.errorbar(x, mean, [[mean - low], [high - mean]], color="black", capsize=3)
+                number = axes.annotate(
+                    f"{mean:.2f}", (x, high), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
+                )
+                number.set_path_effects([withStroke(linewidth=2, foreground="white")])
             left, right = x - width / 2, x + width / 2
             axes.hlines(getattr(s.ceiling, metric), left, right, colors="black", linewidth=1.5)
             axes.hlines(getattr(s.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
         axes.set_ylim(0, 1.09)
         axes.set_ylabel(f"{metric} accuracy (test)")
         axes.set_xticks(range(len(settings)), [f"{task}\n{difficulty}" for task, difficulty in settings], fontsize=8)
-    figure.legend(
-        handles=[*(_patch(f"C{i}", name) for i, name in enumerate(mixers)), *_limits()],
-        loc="outside upper center",
-        ncols=len(mixers) + 2,
-    )
+    if (seeds := count_seeds(summaries)) > 1:
+        figure.supxlabel(
+            f"bars and numbers: means over {seeds} seeds; whiskers: 95% t-intervals within [0, 1]", fontsize=8
+        )
+    _add_legend(figure, mixers)
     return figure
 
 
-def _patch(color: str, label: str) -> Any:
-    return Patch(color=color, label=label)
+def _add_legend(figure: Figure, mixers: Sequence[str]) -> None:
+    """Above the panels, in as many columns as the figure has room for."""
+    handles: list[Any] = [Patch(color=f"C{i}", label=_broken(mixer)) for i, mixer in enumerate(mixers)]
+    handles.append(Line2D([], [], color="black", label="ceiling"))
+    handles.append(Line2D([], [], color="black", linestyle="dotted", label="chance"))
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        if legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
-def _limits() -> list[Any]:
-    return [
-        Line2D([], [], color="black", label="ceiling"),
-        Line2D([], [], color="black", linestyle="dotted", label="chance"),
-    ]
+def _broken(mixer: str) -> str:
+    """A long import path in several lines."""
+    lines = [mixer] if len(mixer) <= LONGEST_LINE else mixer.replace(":", ":\n").splitlines()
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE))
 
 
 def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
@@ -72,30 +90,46 @@ def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]
     sizes = np.array([1, *(size for _, size in families), 1])
     ends = sizes.cumsum() - 0.5
-    figure = Figure(figsize=(4 + max(4, len(settings)), 2.5 + 0.28 * len(rows)), layout="constrained")
+    seeds = count_seeds(summaries)
+    height = 2.8 + (0.28 if seeds == 1 else 0.36) * len(rows)
+    figure = Figure(figsize=(4 + max(4, len(settings)), height), layout="constrained")
+    over = "1 seed" if seeds == 1 else f"means over {seeds} seeds ± half the 95% t-interval"
+    figure.suptitle(f"test accuracy of the points chosen on validation\n{over}", fontsize=11)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(panels, ("sequence", "token"), strict=True):
         accuracies = np.full((len(rows), len(settings)), np.nan)
+        half_widths = np.full_like(accuracies, np.nan)
         for s in summaries:
             column = settings.index(s.setting)
             accuracies[[0, -1], column] = getattr(s.ceiling, metric), getattr(s.chance, metric)
             if estimate := s.test(f"{metric}_accuracy"):
-                accuracies[rows.index(s.experiment.mixer), column] = estimate.mean
+                row = rows.index(s.experiment.mixer)
+                accuracies[row, column] = estimate.mean
+                if estimate.half_width is not None:
+                    half_widths[row, column] = estimate.half_width
         axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
         for (row, column), accuracy in np.ndenumerate(accuracies):
             grey = math.isnan(accuracy)
             missing = "div." if (rows[row], settings[column]) in tried else "–"
-            text = missing if grey else f"{accuracy:.2f}"
-            color = "black" if grey or accuracy > 0.5 else "white"
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+            half_width = half_widths[row, column]
+            interval = "" if math.isnan(half_width) else f"\n±{half_width:.2f}"
+            text = missing if grey else f"{accuracy:.2f}{interval}"
+            color = "black" if grey else _ink(accuracy)
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if interval else 8)
         axes.hlines(ends[:-1], -0.5, len(settings) - 0.5, colors="white", linewidth=2)
-        axes.set_title(f"{metric} accuracy (test)", fontsize=10)
+        axes.set_title(f"{metric} accuracy", fontsize=10)
         axes.set_xticks(range(len(settings)), settings, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
         axes.tick_params(length=0)
-    panels[0].set_yticks(range(len(rows)), rows, fontsize=8)
+    panels[0].set_yticks(range(len(rows)), [_broken(row) for row in rows], fontsize=8)
     side = panels[1].secondary_yaxis("right")
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)
     if np.isnan(accuracies).any():
         figure.supxlabel("grey: every grid point diverged (div.) or was not run (–)", fontsize=8)
     return figure
+
+
+def _ink(accuracy: float) -> str:
+    """Black or white, as the cell is light or dark; the same for all that read the same."""
+    red, green, blue, _ = COLORS(round(accuracy, 2))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"

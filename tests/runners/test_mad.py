@@ -21,7 +21,7 @@ from mixers.accounting import Costs
 from mixers.base import Shape
 from runners import mad, report
 from runners.c4.config import Config
-from runners.charts import plot_comparison
+from runners.charts import draw_bars, draw_heat_map, plot_comparison
 from runners.ensemble import Run
 from runners.experiment import find_mixer
 from runners.held_out import Reading
@@ -521,6 +521,53 @@ def test_a_comparison_says_over_how_many_seeds_its_intervals_are(capsys: pytest.
     for half_width, said in ((None, False), (1.3, True)):
         print_comparison(summaries_of(["rt", "s5"], half_width=half_width), Console())
         assert ("±: half the 95% t-interval of the mean over 3 seeds" in capsys.readouterr().out) == said
+
+
+def test_whiskers_end_at_0_and_1_and_numbers_stand_above_them() -> None:
+    for half_width in (1.3, 0.1, None):
+        summaries = summaries_of(["rt", "s5"], half_width=half_width)
+        figure = draw_bars(summaries)
+        figure.draw_without_rendering()
+        axes = figure.axes[1]
+        ends = [
+            (0.0 if half_width is None else max(0.0, mean - half_width), min(1.0, mean + (half_width or 0.0)))
+            for mean in (0.5, 0.51, 0.52, 0.53)
+        ]
+        if half_width is not None:
+            drawn = [np.asarray(bars.lines[2][0].get_segments()[0])[:, 1] for bars in axes.containers[1::2]]
+            np.testing.assert_allclose(drawn, ends)
+        for number, mean, (_, high) in zip(axes.texts, (0.5, 0.51, 0.52, 0.53), ends, strict=True):
+            assert number.get_text() == f"{mean:.2f}"
+            assert axes.transData.inverted().transform(number.get_window_extent())[0, 1] > high
+            assert figure.bbox.ymax > number.get_window_extent().ymax
+        assert ("means over 3 seeds; whiskers: 95%" in figure.get_supxlabel()) == (half_width is not None)
+
+
+@pytest.mark.parametrize("length", [5, 30, 90])
+def test_the_legend_fits_whatever_the_mixers_are_called(length: int) -> None:
+    names = {mixer: f"{mixer}{'_' * length}.module:Layer{'x' * length}" for mixer in MANY[:4]}
+    summaries = [
+        replace(s, experiment=replace(s.experiment, mixer=names[s.experiment.mixer])) for s in summaries_of(MANY[:4])
+    ]
+    figure = draw_bars(summaries)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert figure.bbox.xmin <= extent.xmin < extent.xmax <= figure.bbox.xmax
+    texts = [text.get_text().replace("\n", "") for text in legend.get_texts()]
+    assert texts == [*names.values(), "ceiling", "chance"]
+
+
+def test_a_heat_map_has_intervals_a_title_and_one_color_for_equal_numbers() -> None:
+    summaries = summaries_of(MANY, half_width=0.25)
+    assert "means over 3 seeds ±" in draw_heat_map(summaries).get_suptitle()
+    assert draw_heat_map(summaries_of(MANY)).get_suptitle().endswith("1 seed")
+    for shift in (-0.001, 0.001):
+        estimates = {m: Estimate(mean=0.5 + shift, half_width=0.25) for m in TEST_METRICS}
+        summaries = [replace(s, points=[replace(s.points[0], estimates=estimates)]) for s in summaries]
+        texts = {text.get_position(): text for axes in draw_heat_map(summaries).axes for text in axes.texts}
+        assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.25", "white")
+        assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "black")
 
 
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
