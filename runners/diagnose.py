@@ -9,7 +9,7 @@ predictions at scored positions).
 
 import functools
 import operator
-from collections.abc import Mapping
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
@@ -26,6 +27,8 @@ from runners.checkpoint import write_atomically, write_json
 from runners.environment import product_autocast
 from runners.probe import Probe, ProbeReport, UnreadableError, calling_the_model, probe, sequences_per_forward
 from tasks.base import LENGTH_PROBE, Accuracy, Batch, Task, Tokens
+from tasks.copying import Copying
+from tasks.extrapolation import Extrapolation
 from tasks.metrics import count, macro_accuracy
 
 MAX_CLASSES = 64
@@ -94,7 +97,9 @@ class Diagnosis:
         confusion: targets against predictions.
         probe: linear probes of the hidden state.
         probe_sets: accuracy on each further evaluation set.
-        unreadable_sets: why there is none on the others.
+        probe_chances: chance on each of them.
+        unreadable_sets: why there is no accuracy on the others.
+        trained_length: N of the longest sequences in training, as in the names of sets called "length N".
     """
 
     title: str
@@ -109,7 +114,9 @@ class Diagnosis:
     confusion: ConfusionMatrix
     probe: ProbeReport
     probe_sets: dict[str, Accuracy]
+    probe_chances: dict[str, Accuracy]
     unreadable_sets: dict[str, str]
+    trained_length: int | None
 
 
 def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis:
@@ -154,7 +161,9 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         confusion=confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
         probe=report,
         probe_sets=probe_sets,
+        probe_chances={name: task.chance(name) for name in probe_sets},
         unreadable_sets=unreadable_sets,
+        trained_length=_trained_length(task),
     )
     figure = draw_figure(diagnosis)
     write_atomically(folder / "diagnosis.png", lambda temporary: figure.savefig(temporary, dpi=150))
@@ -185,6 +194,15 @@ def predict(model: Backbone, batch: Batch) -> tuple[Tokens, Accuracy]:
     total = functools.reduce(operator.add, counts)
     accuracy = Accuracy(sequence=total.sequence_accuracy.item(), token=total.token_accuracy.item())
     return np.concatenate(predictions), accuracy
+
+
+def _trained_length(task: Task) -> int | None:
+    match task:
+        case Extrapolation():
+            return int(task.config.length)
+        case Copying():
+            return task.config.max_length
+    return None
 
 
 def _profile(right_N: NDArray[np.bool_], index_N: Tokens) -> Profile:
@@ -227,15 +245,16 @@ def draw_figure(diagnosis: Diagnosis) -> Figure:
     figure = Figure(figsize=(13, 9.5) if sets else (18, 5.2), layout="constrained")
     accuracy = diagnosis.accuracy
     figure.suptitle(
-        f"{diagnosis.title}\n{diagnosis.task}, test: sequence accuracy {accuracy.sequence:.1%}, token accuracy "
-        f"{accuracy.token:.1%} ({diagnosis.sequences:,} sequences, {diagnosis.scored_positions:,} scored positions)"
+        f"{textwrap.fill(diagnosis.title, 120)}\n{diagnosis.task}, test: sequence accuracy {accuracy.sequence:.1%}, "
+        f"token accuracy {accuracy.token:.1%} ({diagnosis.sequences:,} sequences, {diagnosis.scored_positions:,} "
+        "scored positions)"
     )
     axes = figure.subplots(2, 2).flat if sets else figure.subplots(1, 3).flat
     _plot_profile(next(axes), diagnosis)
     _plot_confusions(figure, next(axes), diagnosis.confusion)
     _plot_probes(next(axes), diagnosis.probe)
     if sets:
-        _plot_probe_sets(next(axes), {"test": accuracy, **diagnosis.probe_sets})
+        _plot_probe_sets(next(axes), diagnosis)
     return figure
 
 
@@ -283,10 +302,16 @@ def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> 
 
 def _plot_probes(axes: Axes, report: ProbeReport) -> None:
     """One group of bars a probe; the deviation over the folds as error bars."""
+    reasons = [f"not possible: {single.impossible}" for single in report.probes if single.impossible]
+    if len(reasons) == len(report.probes):
+        middle = (len(reasons) - 1) / 2
+        axes.text(middle, 0.5, "\n".join(dict.fromkeys(reasons)), ha="center", va="center", fontsize=8)
     labels = ("linear probe: hidden state", "linear probe: embedding", "most frequent answer", "model itself")
     for group, single in enumerate(report.probes):
         if single.hidden is None or single.embedding is None:
-            axes.text(group, 0.5, f"not possible:\n{single.impossible}", ha="center", va="center", wrap=True)
+            if len(reasons) < len(report.probes):
+                reason = textwrap.fill(f"not possible: {single.impossible}", 40)
+                axes.text(group, 0.5, reason, ha="center", va="center", rotation=90, fontsize=8)
             continue
         heights = (single.hidden.mean, single.embedding.mean, single.majority or 0.0, single.model or 0.0)
         errors = (single.hidden.deviation, single.embedding.deviation, 0.0, 0.0)
@@ -295,9 +320,9 @@ def _plot_probes(axes: Axes, report: ProbeReport) -> None:
             if len(report.probes) == 1:
                 axes.bar_label(bars, fmt="{:.1%}", padding=2)
     handles = [axes.bar(0, 0, color=f"C{i}", label=label) for i, label in enumerate(labels)]
-    axes.legend(handles=handles, loc="upper center", ncols=2)
+    axes.legend(handles=handles, loc="upper center", ncols=2, fontsize=8)
     axes.set_xlim(-0.6, len(report.probes) - 0.4)
-    axes.set_xticks(range(len(report.probes)), [_probe_label(single) for single in report.probes])
+    axes.set_xticks(range(len(report.probes)), [_probe_label(single) for single in report.probes], fontsize=8)
     examples = sum(single.examples for single in report.probes)
     mean = "" if report.hidden is None else f", mean accuracy from the hidden state {report.hidden:.1%}"
     axes.set_xlabel(f"{examples:,} examples{mean}")
@@ -307,32 +332,46 @@ def _plot_probes(axes: Axes, report: ProbeReport) -> None:
 
 def _probe_label(single: Probe) -> str:
     where = "all scored positions" if single.position is None else f"position {single.position}"
-    dropped = f"\n{single.dropped_classes} answers left out" if single.dropped_classes else ""
-    unfinished = "\nnot converged" if single.converged is False else ""
+    dropped = f"\n{single.dropped_classes} answers\nleft out" if single.dropped_classes else ""
+    unfinished = "\nnot\nconverged" if single.converged is False else ""
     return f"{where}{dropped}{unfinished}"
 
 
-def _plot_probe_sets(axes: Axes, sets: Mapping[str, Accuracy]) -> None:
+def _plot_probe_sets(axes: Axes, diagnosis: Diagnosis) -> None:
     """A curve over N of the sets called "length N"; sets of other names as bars, or as lines beside a curve."""
+    sets = {"test": diagnosis.accuracy, **diagnosis.probe_sets}
+    chances = {"test": diagnosis.chance, **diagnosis.probe_chances}
     lengths = {
         int(name.removeprefix(LENGTH_PROBE)): name for name in sets if name.removeprefix(LENGTH_PROBE).isdecimal()
     }
     others = [name for name in sets if name not in lengths.values()]
-    for i, metric in enumerate(("sequence", "token")):
+    for i, (metric, chance_label) in enumerate((("sequence", ""), ("token", "chance"))):
         if lengths:
-            curve = [getattr(sets[lengths[length]], metric) for length in sorted(lengths)]
+            curve, chance = (
+                [getattr(accuracies[lengths[length]], metric) for length in sorted(lengths)]
+                for accuracies in (sets, chances)
+            )
             axes.plot(sorted(lengths), curve, marker="o", color=f"C{i}", label=f"{metric} accuracy", clip_on=False)
-            for name, style in zip(others, ("dashed", "dotted", "dashdot") * len(others), strict=False):
+            axes.plot(sorted(lengths), chance, color="black", linestyle="dotted", label=chance_label)
+            for name, style in zip(others, ("dashed", "dashdot") * len(others), strict=False):
                 value = getattr(sets[name], metric)
                 axes.axhline(value, color=f"C{i}", linestyle=style, linewidth=1, label=f"{metric}, {name}")
         else:
             at = np.arange(len(others)) + 0.38 * (i - 0.5)
             bars = axes.bar(at, [getattr(sets[name], metric) for name in others], 0.38, label=f"{metric} accuracy")
-            axes.bar_label(bars, fmt="{:.1%}")
+            axes.bar_label(bars, fmt="{:.1%}", path_effects=[withStroke(linewidth=3, foreground="white")])
+            chance = [getattr(chances[name], metric) for name in others]
+            axes.hlines(chance, at - 0.19, at + 0.19, color="black", linestyles="dotted", label=chance_label)
     if lengths:
+        if diagnosis.trained_length is not None:
+            label = f"longest in training: {diagnosis.trained_length}"
+            axes.axvline(diagnosis.trained_length, color="0.5", linewidth=1, label=label)
         axes.set_xlabel('N of the set "length N" (tokens)')
     else:
         axes.set_xticks(range(len(others)), others)
+    if unreadable := ", ".join(diagnosis.unreadable_sets):
+        below = textwrap.fill(f"the model fails on: {unreadable}", 60)
+        axes.set_xlabel(f"{axes.get_xlabel()}\n{below}".strip())
     _accuracy_axis(axes, "accuracy")
     axes.set_title("Further evaluation sets")
-    axes.legend(loc="best")
+    axes.legend(loc="best", fontsize=8)

@@ -42,7 +42,7 @@ from runners.experiment import Experiment, building, call_as_in_training
 from runners.held_out import Reading, read_test
 from runners.layers import Choice, choose_layers, print_layers
 from runners.options import check_out, expand, find_task, override, parse, run_command, user_errors
-from runners.report import Display, Summary, print_comparison, print_summary, summarise, write_summary
+from runners.report import Display, Summary, count_seeds, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
 from runners.track import Mode, Tracker, check_login
@@ -357,7 +357,9 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
         return
     experiment, run = summary.experiment, run_of(summary.chosen_trial)
     folder, model_path = store.study_folder(experiment), store.run_folder(experiment, run) / "model.safetensors"
-    title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}"
+    seeds = count_seeds([summary])
+    best = f", the best of {seeds} seeds on validation" if seeds > 1 else ""
+    title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
     there = folder / "diagnosis.json"
     say = partial(console.print, soft_wrap=True, markup=False)
     if (read_json(there) or {}).get("title") != title:

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
@@ -314,6 +315,59 @@ def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
     assert (single.hidden, diagnosis.probe.hidden, diagnosis.probe.majority) == (None, None, None)
     texts = [text.get_text() for axes in draw_figure(diagnosis).axes for text in axes.texts]
     assert any("not possible" in text for text in texts)
+
+
+@pytest.mark.parametrize("impossible", [(0, 1, 2, 3, 4), (1, 3)])
+def test_what_is_not_possible_is_said_once_or_where_it_fits(tmp_path: Path, impossible: tuple[int, ...]) -> None:
+    task = ToyCompression(ToyCompression.Config(rule="previous", eval_examples=50, scored=1.0))
+    diagnosis = diagnose(build(task, Previous), task, tmp_path, "compression")
+    reason = "fewer than 2 answers occur in 5 or more sequences"
+    probes = [
+        replace(single, hidden=None, embedding=None, impossible=reason, dropped_classes=12)
+        if i in impossible
+        else single
+        for i, single in enumerate(diagnosis.probe.probes)
+    ]
+    figure = draw_figure(replace(diagnosis, probe=ProbeReport.of(probes)))
+    figure.draw_without_rendering()
+    (axes,) = (axes for axes in figure.axes if axes.get_title() == "Is the answer linearly in the hidden state?")
+    assert [text.get_position()[0] for text in axes.texts] == ([2] if len(impossible) == 5 else list(impossible))
+    assert all(reason in text.get_text().replace("\n", " ") for text in axes.texts)
+    extents = [text.get_window_extent() for text in axes.texts]
+    inside = axes.get_window_extent()
+    assert all(inside.xmin < e.xmin < e.xmax < inside.xmax and inside.ymin < e.ymin < e.ymax for e in extents)
+    ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
+    for neighbours in (extents, ticks):
+        assert all(left.xmax < right.xmin for left, right in pairwise(neighbours))
+
+
+@pytest.mark.parametrize(("name", "trained"), [("parity", 24), ("copying", 9), ("fuzzy-in-context-recall", None)])
+def test_further_sets_stand_beside_chance_and_the_training_length(
+    tmp_path: Path, name: str, trained: int | None
+) -> None:
+    settings: dict[str, dict[str, Any]] = {"parity": {"length": 24}, "copying": {"max_length": 9}}
+    task = TASKS[name](TASKS[name].Config(train_examples=4, eval_examples=40, **settings.get(name, {})))
+    diagnosis = diagnose(build(task), task, tmp_path, name)
+    assert diagnosis.trained_length == trained
+    assert diagnosis.probe_chances == {further: task.chance(further) for further in diagnosis.probe_sets}
+    (axes,) = (a for a in draw_figure(diagnosis).axes if a.get_title() == "Further evaluation sets")
+    legend = axes.get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels.count("chance") == 1
+    assert (f"longest in training: {trained}" in labels) == (trained is not None)
+    if trained is not None:
+        lines = {line.get_label(): line for line in axes.lines}
+        chances = [task.chance(further).token for further in diagnosis.probe_sets if further.startswith("length ")]
+        assert list(lines["chance"].get_ydata()) == chances
+        assert list(lines[f"longest in training: {trained}"].get_xdata()) == [trained, trained]
+        assert axes.get_xlim()[0] < trained
+
+
+def test_the_figure_names_the_sets_that_could_not_be_read(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(eval_examples=8, probe_lengths=(15, 18)))
+    figure = draw_figure(diagnose(build(task, Bounded), task, tmp_path, "bounded"))
+    assert any(axes.get_xlabel() == "the model fails on: length 15, length 18" for axes in figure.axes)
 
 
 def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,6 +343,14 @@ def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.Capture
         ]
 
 
+def test_the_diagnosis_says_of_how_many_seeds_its_own_was_the_best(tmp_path: Path) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
+    for seeds, said in (("1", "seed 0"), ("2", r"seed [01], the best of 2 seeds on validation")):
+        mad.main([*command, "--lr", "1e-3", "--seeds", seeds, "--out", str(tmp_path)])
+        (path,) = tmp_path.glob("studies/*/diagnosis.json")
+        assert re.search(f"weight decay 0, {said}$", json.loads(path.read_text())["title"])
+
+
 def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
