@@ -85,7 +85,7 @@ def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
     """A panel for each accuracy: a row a mixer, grouped by family, between ceiling and chance; a column a setting."""
     settings = list(dict.fromkeys(s.setting for s in summaries))
     mixers = {s.experiment.mixer: s.family for s in grouped(summaries, "family")}
-    tried = {(s.experiment.mixer, s.setting) for s in summaries}
+    diverged = {(s.experiment.mixer, s.setting) for s in summaries if s.chosen is None}
     rows = ["ceiling", *mixers, "chance"]
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]
     sizes = np.array([1, *(size for _, size in families), 1])
@@ -110,7 +110,7 @@ def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
         axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
         for (row, column), accuracy in np.ndenumerate(accuracies):
             grey = math.isnan(accuracy)
-            missing = "div." if (rows[row], settings[column]) in tried else "–"
+            missing = "div." if (rows[row], settings[column]) in diverged else "–"
             half_width = half_widths[row, column]
             interval = "" if math.isnan(half_width) else f"\n±{half_width:.2f}"
             text = missing if grey else f"{accuracy:.2f}{interval}"
@@ -125,7 +125,7 @@ def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)
     if np.isnan(accuracies).any():
-        figure.supxlabel("grey: every grid point diverged (div.) or was not run (–)", fontsize=8)
+        figure.supxlabel("grey: every grid point diverged (div.), or no test accuracy was read (–)", fontsize=8)
     return figure
 
 

@@ -578,6 +578,16 @@ def test_a_heat_map_has_intervals_a_title_and_one_color_for_equal_numbers() -> N
         assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "black")
 
 
+def test_a_heat_map_calls_diverged_only_what_diverged() -> None:
+    summaries = [
+        replace(s, points=[replace(s.points[0], estimates={})]) if s.experiment.mixer == "rt" else s
+        for s in summaries_of(MANY, diverged=[("s5", "parity")])
+    ]
+    axes = draw_heat_map(summaries).axes[0]
+    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    assert [texts[0, 3], texts[1, 3], texts[0, 5]] == ["–", "–", "div."]
+
+
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
