@@ -55,9 +55,11 @@ class UnreadableError(ValueError):
 
 @contextmanager
 def calling_the_model() -> Iterator[None]:
-    """Turn what goes wrong in a model's own code into an ``UnreadableError`` of one line."""
+    """Turn what goes wrong in a model's own code into an ``UnreadableError`` of one line; want of memory stays that."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # a user's layer may fail in any way, on lengths that it was not trained at above all
         raise UnreadableError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 

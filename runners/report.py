@@ -260,8 +260,8 @@ def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
             if many:
                 rows.append((f"  {family}", [], []))
             rows += [(indent + s.experiment.mixer, _accuracies(s), s.costs.cells(short)) for s in of_family]
-        for name, limit in (("ceiling", members[0].ceiling), ("chance", members[0].chance)):
-            rows.append((f"  {name}", [f"{limit.sequence:.2g}", f"{limit.token:.2g}"], []))
+        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
+            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
     title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
     table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
     if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
