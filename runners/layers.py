@@ -13,7 +13,7 @@ from mixers.accounting import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs,
 from mixers.attention import Transformer
 from mixers.base import Layer, Shape
 from runners.experiment import building, find_mixer
-from runners.options import override
+from runners.options import applicable, override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,15 @@ def choose_layers(
     say: Callable[[str], None],
     strict: bool,
 ) -> list[Choice]:
-    """The named layers with the options given, and with ``figure`` as wide as meets the Transformer's.
+    """The named layers, each with what it has of the options given, and with ``figure`` as wide as meets the
+    Transformer's.
 
     Raises:
         ValueError: a layer cannot meet it within 2%, and ``strict`` does not let it be left out.
     """
-    choices = [Choice(mixer=mixer, config=override(find_mixer(mixer).Config, values), shape=shape) for mixer in mixers]
+    configs = {mixer: find_mixer(mixer).Config for mixer in mixers}
+    own = applicable("mixer", values, configs, say)
+    choices = [Choice(mixer=name, config=override(config, own[name]), shape=shape) for name, config in configs.items()]
     if figure is None:
         return choices
     known = asdict(Transformer.Config())

@@ -41,7 +41,7 @@ from runners.environment import find_devices, product_precision
 from runners.experiment import Experiment, building, call_as_in_training
 from runners.held_out import Reading, read_test
 from runners.layers import Choice, choose_layers, print_layers
-from runners.options import check_out, expand, find_task, override, parse, run_command, user_errors
+from runners.options import applicable, check_out, expand, find_task, override, parse, run_command, user_errors
 from runners.report import Display, Summary, count_seeds, print_comparison, print_summary, summarise, write_summary
 from runners.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS, ForeignFolderError, Watcher, finished, run_of, search
 from runners.store import Store, existing_storage
@@ -210,8 +210,9 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
     layers = _layers(options, mixer_values, say)
     precision = product_precision(find_devices(options.device)[0])
     experiments = []
-    for task in expand(options.task, TASKS):
-        for difficulty, task_config in settings(task, options, task_values):
+    configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
+    for task, values in applicable("task", task_values, configs, say).items():
+        for difficulty, task_config in settings(task, options, values):
             for layer in layers:
                 experiment = Experiment(
                     mixer=layer.mixer,

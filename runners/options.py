@@ -7,8 +7,9 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
@@ -78,7 +79,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
         The options, and for each of the fields ``mixer`` and ``task`` that ``base`` has the nested ones that were set.
 
     Raises:
-        ValueError: an unknown name, or an option that does not apply to every chosen mixer or task.
+        ValueError: an unknown name, or an option that applies to none of the chosen mixers or tasks.
     """
     groups = [f.name for f in fields(base) if f.name in FIND]
     given = [argument.partition("=")[0] for argument in arguments]
@@ -94,7 +95,7 @@ def parse(base: type, preset: Any, arguments: Sequence[str]) -> tuple[Any, dict[
         for group, (registry, find) in FIND.items()
         if group in groups
     }
-    options_of = {group: _common_options(group, classes) for group, classes in configs.items()}
+    options_of = {group: _nested_options(group, classes) for group, classes in configs.items()}
     hints, texts = get_type_hints(base), _texts(base)
     names_of = {group: f" Names: {', '.join(FIND[group][0])}." for group in groups}
     helps = {f.name: texts[f.name] + names_of.get(f.name, "") for f in fields(base)}
@@ -151,24 +152,37 @@ def override(config_class: type, values: dict[str, Any]) -> Any:
     return replace(config_class(), **values)
 
 
-def _common_options(group: str, classes: dict[str, type]) -> type:
-    """Dataclass of the options that all ``classes`` have, with the first one's defaults."""
-    if not classes:
-        return make_dataclass(f"{group.capitalize()}Options", [], frozen=True, kw_only=True)
-    first, *others = classes.values()
-    hints = get_type_hints(first)
-    shared = [
-        f.name for f in fields(first) if all(get_type_hints(other).get(f.name) == hints[f.name] for other in others)
-    ]
-    texts = _texts(first)
+def applicable(
+    group: str, values: dict[str, Any], configs: Mapping[str, type], say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Those of a group's options ``values`` that each of its members has; says to which members one does not apply."""
+    for option in values:
+        if lacking := [member for member, config in configs.items() if option not in _defaults(config)]:
+            say(f"{_flag(group, option)} does not apply to {group} {', '.join(lacking)}")
+    return {
+        member: {option: value for option, value in values.items() if option in _defaults(config)}
+        for member, config in configs.items()
+    }
 
-    def option(name: str) -> tuple[str, Any, Any]:
-        defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in classes.values()))
-        about = tyro.conf.arg(help=texts.get(name, ""), help_behavior_hint=f"(default: {defaults})")
-        default = field(default_factory=lambda: _defaults(first)[name])  # it may be a list
-        return name, Annotated[hints[name], about, tyro.conf.FlagConversionOff], default
 
-    return make_dataclass(f"{group.capitalize()}Options", [option(name) for name in shared], frozen=True, kw_only=True)
+def _nested_options(group: str, classes: dict[str, type]) -> type:
+    """Dataclass of the options that any of ``classes`` has, with the first one's default, but for those whose types
+    differ.
+    """
+    made = []
+    for name in dict.fromkeys(f.name for config in classes.values() for f in fields(config)):
+        owners = {member: config for member, config in classes.items() if name in _defaults(config)}
+        first, *others = owners.values()
+        kind = get_type_hints(first)[name]
+        if any(get_type_hints(other)[name] != kind for other in others):
+            continue
+        defaults = ", ".join(dict.fromkeys(str(_defaults(config)[name]) for config in owners.values()))
+        whose = "" if len(owners) == len(classes) else f"; {group} {', '.join(owners)} alone"
+        hint = f"(default: {defaults}{whose})"
+        about = tyro.conf.arg(help=_texts(first).get(name, ""), help_behavior_hint=hint)
+        default = field(default_factory=partial(getattr, first(), name))  # it may be a list
+        made.append((name, Annotated[kind, about, tyro.conf.FlagConversionOff], default))
+    return make_dataclass(f"{group.capitalize()}Options", made, frozen=True, kw_only=True)
 
 
 def _texts(options_class: type) -> dict[str, str]:
@@ -235,16 +249,18 @@ def _explain_unknown(option: str, configs: dict[str, dict[str, type]]) -> str:
     field_name = name.replace("-", "_")
     if not configs[group]:
         return f"--{group} has no value: name one"
-    lacking = {member: c for member, c in configs[group].items() if field_name not in _defaults(c)}
-    if not lacking:
-        return f"{option} means different things to {group} {', '.join(configs[group])}: give them one at a time"
-    known = ", ".join(f"--{group}.{f.replace('_', '-')}" for c in list(lacking.values())[:1] for f in _defaults(c))
-    return f"{option} does not apply to {group} {', '.join(lacking)}: its options are {known or 'none'}"
+    members = configs[group]
+    if having := [member for member, config in members.items() if field_name in _defaults(config)]:
+        return f"{option} means different things to {group} {', '.join(having)}: give them one at a time"
+    known = ", ".join(dict.fromkeys(_flag(group, name) for config in members.values() for name in _defaults(config)))
+    return f"{option} does not apply to {group} {', '.join(members)}: the options are {known or 'none'}"
+
+
+def _flag(group: str, option: str) -> str:
+    return f"--{group}.{option.replace('_', '-')}"
 
 
 def _given(group: str, options: Any, arguments: Sequence[str]) -> dict[str, Any]:
     """Those of a group's options that ``arguments`` name; the others are left to each class."""
     names = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    return {
-        f.name: getattr(options, f.name) for f in fields(options) if f"--{group}.{f.name.replace('_', '-')}" in names
-    }
+    return {f.name: getattr(options, f.name) for f in fields(options) if _flag(group, f.name) in names}

@@ -82,6 +82,13 @@ def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest
     assert states == [str(16 * 8 + 16), str(16 * 4 + 16)]
 
 
+def test_a_list_says_which_layers_an_option_leaves_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    mad.main(["--list", "--mixer", "linear-attention", "lstm", *HEADS, *SMALL])
+    text = capsys.readouterr().out
+    assert "--mixer.heads does not apply to mixer lstm" in text
+    assert rows(text)["linear-attention"][2] == str(16 * 8 + 16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

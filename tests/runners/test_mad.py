@@ -52,12 +52,12 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             "--mixer.window does not apply to mixer rt",
         ),
         (
-            ["--mixer", "rt", "transformer", "--task", "compression", "--mixer.block", "3"],
-            "--mixer.block does not apply to mixer transformer",
+            ["--mixer", "lstm", "transformer", "--task", "compression", "--mixer.block", "3"],
+            "--mixer.block does not apply to mixer lstm, transformer: the options are --mixer.heads, --mixer.qk-norm",
         ),
         (
-            ["--mixer", "rt", "--task", "compression", "copying", "--task.vocab-size", "32"],
-            "--task.vocab-size does not apply to task copying",
+            ["--mixer", "rt", "--task", "compression", "copying", "--task.degree", "3"],
+            "--task.degree does not apply to task compression, copying",
         ),
         (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "mixer 'rt': heads: 5 must divide"),
         (["--mixer", "rt", "--task", "compression", "--steps", "x"], "--steps"),
@@ -132,6 +132,22 @@ def test_nested_options_reach_the_layer_and_the_task() -> None:
     assert experiment.mixer_config.block == 4
     assert experiment.task_config.vocab_size == 32
     assert experiment.difficulty == "custom"
+
+
+def test_options_apply_to_the_layers_and_tasks_that_have_them_and_a_line_names_the_others() -> None:
+    command = ["--mixer", "rt", "lstm", "--task", "compression", "copying"]
+    given = ["--mixer.block", "4", "--mixer.heads", "8", "--task.vocab-size", "32"]
+    lines: list[str] = []
+    plain, changed = plan(command)[1], plan([*command, *given], lines.append)[1]
+    assert lines == [
+        "--mixer.heads does not apply to mixer lstm",
+        "--mixer.block does not apply to mixer lstm",
+        "--task.vocab-size does not apply to task copying",
+    ]
+    assert [(e.mixer_config.block, e.mixer_config.heads) for e in changed if e.mixer == "rt"] == [(4, 8)] * 2
+    assert [e.task_config.vocab_size for e in changed if e.task == "compression"] == [32] * 2
+    same = [(e.mixer, e.task) for e, before in zip(changed, plain, strict=True) if e.name == before.name]
+    assert same == [("lstm", "copying")]
 
 
 def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() -> None:

@@ -43,6 +43,11 @@ def test_a_command_that_nobody_reads_ends_silently(command: str, unbuffered: str
     [
         (Options(mixer=(), task=()), [], {"--width": "(default: 128)", "--lr": "(default: 0.0001 0.0005 0.001)"}),
         (Options(mixer=(), task=()), ["--mixer", "rt", "gla"], {"--mixer.heads": "(default: 16, 4)"}),
+        (
+            Options(mixer=(), task=()),
+            ["--mixer", "lstm", "rt", "transformer"],
+            {"--mixer.heads": "(default: 16; mixer rt, transformer alone)"},
+        ),
         (Config(), [], {"--steps": "(default: 25000)", "--mixer.block": "(default: 1)"}),
     ],
 )
@@ -84,6 +89,19 @@ def test_options_of_a_layer_that_are_not_given_are_left_to_it(
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Listing=Listing))
     _, nested = parse(Options, Options(mixer=(), task=()), ["--mixer", "layers_of_others:Listing", *given])
     assert nested["mixer"] == expected
+
+
+def test_an_option_of_two_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Transformer):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Transformer.Config):
+            sizes: int = 1
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Listing=Listing, Other=Other))
+    names = ["rt", "layers_of_others:Listing", "layers_of_others:Other"]
+    meaning = "--mixer.sizes means different things to mixer layers_of_others:Listing, layers_of_others:Other: give"
+    with pytest.raises(ValueError, match=meaning):
+        parse(Options, Options(mixer=(), task=()), ["--mixer", *names, "--mixer.sizes", "3"])
 
 
 def test_a_wrong_value_is_told_what_may_be_given() -> None:
