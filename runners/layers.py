@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -90,8 +89,11 @@ def print_layers(choices: Sequence[Choice], console: Console) -> None:
     table.add_column("mixer", overflow="fold")
     for heading in ("width\n/ MLP", *HEADINGS):
         table.add_column(heading, justify="right", no_wrap=True)
+    families: dict[str, list[Choice]] = {}
+    for choice in choices:
+        families.setdefault(choice.layer.family, []).append(choice)
     with console.status("counting") as status:
-        for family, members in groupby(choices, key=lambda choice: choice.layer.family):
+        for family, members in families.items():
             table.add_row(Text(family, "bold"))
             for choice in members:
                 status.update(f"counting {choice.mixer}")

@@ -82,6 +82,15 @@ def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest
     assert states == [str(16 * 8 + 16), str(16 * 4 + 16)]
 
 
+def test_a_list_has_each_family_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the table of results, though layers from outside come last."""
+    mad.main(["--list", "--mixer", "transformer", "lstm", "sliding-attention", *SMALL])
+    families = ["attention", "transformer", "sliding-attention", "recurrent net", "lstm"]
+    lines = capsys.readouterr().out.splitlines()
+    firsts = [line.strip("│").split("│")[0].strip() for line in lines if line.startswith("│")]
+    assert [first for first in firsts if first in families] == families
+
+
 def test_a_list_says_which_layers_an_option_leaves_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     mad.main(["--list", "--mixer", "linear-attention", "lstm", *HEADS, *SMALL])
     text = capsys.readouterr().out
