@@ -121,7 +121,7 @@ class Ensemble:
             with product_autocast(self.device):
                 logits: Tensor = vmap(one, in_dims=(0, 0 if tokens.ndim == 3 else None))(self.named(params_RP), tokens)
         except RuntimeError as error:
-            if "vmap" in str(error):
+            if any(sign in str(error) for sign in ("vmap", "Batching rule")):
                 error.add_note(
                     "All runs are trained at once by torch.func.vmap; CONTRIBUTING.md says what a layer may do."
                 )

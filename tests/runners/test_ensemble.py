@@ -126,12 +126,23 @@ class Branching(Transformer):
         return super().forward(x_BTD) if x_BTD.sum() > 0 else x_BTD
 
 
-def test_a_layer_that_cannot_be_stacked_is_told_the_rule() -> None:
-    layer = Branching.Config(heads=2)
-    runs = Ensemble(
-        lambda: LanguageModel(Branching, layer, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu")
-    )
-    with pytest.raises(RuntimeError, match="data-dependent") as caught:
+class Gated(Transformer):
+    """Contains a layer of PyTorch that cannot be computed for all runs."""
+
+    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.lstm = nn.LSTM(shape.width, shape.width, batch_first=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        outputs_BTD: Tensor = self.lstm(x_BTD)[0]
+        return outputs_BTD
+
+
+@pytest.mark.parametrize(("layer", "message"), [(Branching, "data-dependent"), (Gated, "aten::lstm")])
+def test_a_layer_that_cannot_be_stacked_is_told_the_rule(layer: type[Transformer], message: str) -> None:
+    config = layer.Config(heads=2)
+    runs = Ensemble(lambda: LanguageModel(layer, config, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=message) as caught:
         runs.train_step(*batches(len(RUNS))[0])
     assert "CONTRIBUTING" in caught.value.__notes__[0]
 
