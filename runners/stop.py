@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells have it."""
 SECONDS_OF_ONE_WISH = 3.0
 """Within so many a SIGINT repeats the first: launchers hand theirs on to processes that had it from the terminal."""
 
@@ -21,7 +21,7 @@ class StoppedError(RuntimeError):
 
     def __init__(self, step: int, asked: Sequence[int]) -> None:
         super().__init__(f"stopped after step {step}: the same command goes on from there")
-        self.status = INTERRUPTED if signal.SIGINT in asked else 1
+        self.status = INTERRUPTED if signal.SIGINT in asked else 128 + signal.SIGTERM
 
 
 @contextmanager

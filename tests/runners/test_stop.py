@@ -38,7 +38,7 @@ def test_signals_are_heeded_again_and_again_and_only_a_later_ctrl_c_is_not_held_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize(("asked", "status"), [([signal.SIGINT], 130), ([signal.SIGTERM], 1), ([], 1)])
+@pytest.mark.parametrize(("asked", "status"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([], 143)])
 def test_a_command_that_was_stopped_says_so_in_one_line(
     capsys: pytest.CaptureFixture[str], asked: list[int], status: int
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
     assert_equal(whole, resumed)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_after_the_step_and_training_goes_on_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:

@@ -314,7 +314,7 @@ def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -
     assert got["validation_loss"] == expected["validation_loss"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     config = configured(texts, tmp_path, checkpoint_every=100)
     before = signal.getsignal(number)
