@@ -45,6 +45,10 @@ class Shape:
         return float(self.layers**-0.5)
 
 
+class ContractError(ValueError):
+    """A layer does not do what ``Layer`` asks of it."""
+
+
 class Layer(nn.Module, ABC):
     """One whole layer ``z = layer(x)``, residual branches and MLP included, causal over positions.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.base import Layer
+from mixers.base import ContractError, Layer
 from runners.environment import product_autocast, product_precision
 
 POSITIONS = 32
@@ -21,10 +21,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Share of the largest output by which rounding may change one; ten times that between steps and the whole."""
 CLOSED = 1e-2
 """Parameters no larger hide what they multiply, as in a gate or an output projection that starts at zero."""
-
-
-class ContractError(ValueError):
-    """A layer does not do what ``mixers.base.Layer`` asks of it."""
 
 
 def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]) -> None:

@@ -16,8 +16,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from mixers.backbone import Backbone
+from mixers.base import ContractError
 from mixers.runs import over_runs
-from runners.contract import ContractError
 from runners.environment import product_autocast
 from tasks.base import IGNORE
 

@@ -30,10 +30,10 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.accounting import Figure
-from mixers.base import Layer, Shape
+from mixers.base import ContractError, Layer, Shape
 from runners.charts import plot_comparison
 from runners.checkpoint import DamagedFileError, load_tensors, read_json
-from runners.contract import POSITIONS, ContractError, check_foreign
+from runners.contract import POSITIONS, check_foreign
 from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run

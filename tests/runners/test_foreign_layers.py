@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from mixers import MIXERS
 from mixers.attention import Transformer
-from mixers.base import Shape
+from mixers.base import ContractError, Shape
 from runners import mad
-from runners.contract import ContractError, check_layer
+from runners.contract import check_layer
 from runners.experiment import find_mixer
 
 CPU = torch.device("cpu")
