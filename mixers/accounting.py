@@ -274,8 +274,14 @@ def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) 
     try:
         return figure()
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
-        log.warning("%s of %s not counted: %s: %s", what, layer_class.__name__, type(error).__name__, error)
+        log_once(f"{what} of {layer_class.__name__} not counted: {type(error).__name__}: {error}")
         return None
+
+
+@cache
+def log_once(message: str) -> None:
+    """Warn of what a command meets again at every task."""
+    log.warning(message)
 
 
 @contextmanager

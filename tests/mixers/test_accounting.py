@@ -181,6 +181,7 @@ def test_costs_are_counted_once_and_put_into_words(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_counted_is_unknown_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    accounting.log_once.cache_clear()  # other tests may have met a layer of this name
     figures = costs(GPUOnly, GPUOnly.Config(), SHAPE)
     assert (figures.state_floats, figures.flops_per_token) == (None, None)
     assert figures.cells()[1:] == ["?", "?", "?"]

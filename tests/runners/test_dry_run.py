@@ -140,6 +140,19 @@ def test_what_cannot_be_counted_is_a_question_mark(
     assert last == "0 of 12 runs are finished; the others take ? FLOPs"
 
 
+def test_what_cannot_be_counted_is_said_once_for_all_tasks(
+    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stepless(Transformer):
+        def step(self, *_: Any) -> Any:
+            raise NotImplementedError("no step form")
+
+    monkeypatch.setitem(MIXERS, "stepless", Stepless)
+    tasks = ["--task", "in-context-recall", "mqar", "--task.train-examples", "64", "--batch-size", "16"]
+    dry_run(*tasks, "--mixer", "stepless", "--out", str(tmp_path))
+    assert caplog.messages == ["state of Stepless not counted: NotImplementedError: no step form"]
+
+
 def test_a_damaged_store_is_one_clear_line(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "studies.journal"
     path.write_text("no journal\nat all\n")
