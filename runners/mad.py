@@ -182,6 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_comparison(summaries, console)
         console.print(f"chart: {figure}", soft_wrap=True)
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
+    if options.wandb == "offline" and (logs := options.out / "wandb").exists():
+        console.print(f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*", soft_wrap=True)
 
 
 @contextmanager

@@ -206,6 +206,7 @@ def test_wandb_offline_writes_runs_without_a_network(
     command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
     mad.main([*command, "--wandb", "offline", "--out", str(tmp_path)])
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 2
+    assert capsys.readouterr().out.endswith(f"upload them: wandb sync {tmp_path}/wandb/offline-run-*\n")
 
 
 @pytest.mark.usefixtures("logged_out")
