@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
+from mixers.accounting import log_once
 from mixers.base import ContractError, Layer
 from runners.environment import product_autocast, product_precision
 
@@ -34,7 +35,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     """Call a layer several times on two sequences, in the precision of training.
 
     Once as it is, and once more with random values for parameters that are next to zero, so that it is of no further
-    use. What is not finite is left to training.
+    use. What is not finite is left to training. Parameters that get no gradient are a warning.
 
     Raises:
         ContractError: outputs have another shape than inputs, differ from call to call, or depend on later positions
@@ -48,6 +49,8 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         )
     draw, layer = torch.Generator().manual_seed(0), layer.to(device)
     _check_outputs(mixer, layer, device, positions, draw)
+    if unused := _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device)):
+        log_once(f"mixer {mixer!r}: no gradient reaches {', '.join(unused)}, which count as parameters all the same")
     closed = [p for p in layer.parameters() if p.numel() and p.abs().max() < CLOSED]
     for parameter in closed:
         parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
@@ -99,6 +102,21 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
                 f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer that has no such "
                 "form raises NotImplementedError in init_state"
             )
+
+
+@torch.enable_grad()
+def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
+    """Names of parameters that outputs do not depend on, as far as gradients know."""
+    names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
+    anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)
+    try:
+        with product_autocast(x_BTD.device):
+            z_BTD = layer(x_BTD + anchor)
+        _, *gradients = torch.autograd.grad(z_BTD.sum() + anchor, [anchor, *parameters], allow_unused=True)
+    except Exception as error:
+        error.add_note(f"while mixer {mixer!r} was called, and its gradients computed")
+        raise
+    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
 def _steps(layer: Layer, x_BTD: Tensor) -> list[Tensor]:

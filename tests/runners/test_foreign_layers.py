@@ -74,15 +74,28 @@ def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
     assert caught.value.__notes__ == ["while mixer 'faulty' was called"]
 
 
+def test_so_is_what_its_backward_pass_raises() -> None:
+    class Backwardless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Tensor) -> Tensor:
+            return z.clone()
+
+    layer = faulty(Backwardless.apply)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+    with pytest.raises(NotImplementedError) as caught:
+        check_layer("faulty", layer, CPU)
+    assert caught.value.__notes__ == ["while mixer 'faulty' was called, and its gradients computed"]
+
+
 def test_outputs_that_are_not_finite_are_left_to_training() -> None:
     layer = faulty(lambda z: z * torch.nan)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
     check_layer("faulty", layer, CPU)
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_no_layer_of_the_project_would_be_refused(name: str) -> None:
+def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU)
+    assert caplog.messages == []
 
 
 @pytest.mark.gpu
@@ -190,6 +203,24 @@ def test_frozen_parameters_are_refused() -> None:
     layer = of_others()
     layer.mlp.up.weight.requires_grad_(False)
     assert "parameter 'mlp.up.weight' does not require a gradient" in refusal(layer)
+
+
+def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A gate that starts closed gets one."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, x_BTD) + self.gate * x_BTD + self.fixed.detach()
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    layer = of_others(forward=forward, init_state=none)
+    layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
+    layer.spare = torch.nn.Linear(16, 16)
+    for _task in range(2):
+        check_layer("other", layer, CPU)
+    names = "fixed, spare.weight, spare.bias"
+    assert caplog.messages == [f"mixer 'other': no gradient reaches {names}, which count as parameters all the same"]
 
 
 class Usual(Transformer):
