@@ -4,7 +4,8 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,25 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         DamagedFileError: the file is damaged.
     """
+    with _reading(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()[_INFO])  # noqa: SIM118
+
+
+def load_info(path: Path) -> dict[str, Any]:
+    """The ``info`` alone of what ``save_tensors`` wrote.
+
+    Raises:
+        DamagedFileError: the file is damaged.
+    """
+    with _reading(path) as file:
+        info: dict[str, Any] = json.loads(file.metadata()[_INFO])
+        return info
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()[_INFO])  # noqa: SIM118
+            yield file
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from optuna.storages import BaseStorage
@@ -14,7 +15,7 @@ from mixers.accounting import attempt, count_parameters, count_state, countable,
 from runners.contract import check_foreign
 from runners.ensemble import Run
 from runners.experiment import Experiment, call_as_in_training
-from runners.search import finished_of
+from runners.search import finished_of, run_of, saved_step
 
 FOOTNOTE = (
     "parameters of the model; state of its layers in floats after a sequence; FLOPs of a training step: three times "
@@ -28,6 +29,7 @@ class Forecast:
 
     Attributes:
         finished: runs of the grid that are done, and would not be run again.
+        saved: steps of the others that checkpoints hold.
         steps: optimizer steps of a run.
         parameters: of the model.
         state_floats: floats that the layers carry after a training sequence.
@@ -35,14 +37,15 @@ class Forecast:
     """
 
     finished: int
+    saved: int
     steps: int
     parameters: int
     state_floats: int | None
     flops: int | None
 
 
-def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None) -> Forecast:
-    """What an experiment would take, and what of it is done in a storage, if there is one.
+def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None, folder: Path) -> Forecast:
+    """What an experiment would take, and what of it is done in a storage, if there is one, or saved in a folder.
 
     A layer that runs alone on the CPU is also tried as before training; the error of one that cannot be is passed on.
 
@@ -62,8 +65,10 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
     if forward is not None:
         check_foreign(experiment.mixer, lambda: experiment.build().stack[0], torch.device("cpu"), lambda: length)
         call_as_in_training(experiment, experiment.build, min(counted), torch.device("cpu"))
+    done = [] if storage is None else [run_of(trial) for trial in finished_of(grid, experiment, storage)]
     return Forecast(
-        finished=0 if storage is None else len(finished_of(grid, experiment, storage)),
+        finished=len(done),
+        saved=sum(saved_step(experiment, run, folder) for run in grid if run not in done),
         steps=protocol.total_steps(examples),
         parameters=count_parameters(model),
         state_floats=attempt("state", layer, lambda: sum(count_state(y, [length])[length] for y in model.stack)),
@@ -72,31 +77,38 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
 
 
 def print_forecast(
-    experiments: Sequence[Experiment], grid: Sequence[Run], storage: BaseStorage | None, console: Console
+    experiments: Sequence[Experiment],
+    grid: Sequence[Run],
+    storage: BaseStorage | None,
+    folder: Path,
+    console: Console,
 ) -> None:
     """Under each task one row a layer, then what is left to do of all."""
     table = Table(title="would be trained", title_justify="left")
     table.add_column("task\n  mixer", overflow="fold")
     for heading in ("finished\n/ runs", "steps", "parameters", "state", "FLOPs\n/ step"):
         table.add_column(heading, justify="right")
-    finished, flops = 0, 0.0
+    finished, saved, steps, flops = 0, 0, 0, 0.0
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.mixer} on {experiment.task}")
             if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
                 table.add_row(Text(experiment.setting, "bold"))
-            found = forecast(experiment, grid, storage)
+            found = forecast(experiment, grid, storage, folder)
             runs = (f"{found.finished:,} / {len(grid):,}", f"{found.steps:,}")
             figures = (found.parameters, found.state_floats, found.flops)
             cells = ("?" if figure is None else short(figure) for figure in figures)
             table.add_row(f"  {experiment.mixer}", *runs, *cells)
-            finished += found.finished
-            flops += (len(grid) - found.finished) * found.steps * (math.nan if found.flops is None else found.flops)
+            finished, saved = finished + found.finished, saved + found.saved
+            to_take = (len(grid) - found.finished) * found.steps
+            steps += to_take
+            flops += (to_take - found.saved) * (math.nan if found.flops is None else found.flops)
     points, seeds = len({(run.lr, run.weight_decay) for run in grid}), len({run.seed for run in grid})
     console.print(table)
     console.print(
         f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n"
         f"{finished:,} of {len(experiments) * len(grid):,} runs are finished; "
-        f"the others take {'?' if math.isnan(flops) else f'{flops:.3g}'} FLOPs"
+        + (f"of the others {saved:,} of {steps:,} steps are saved, the rest takes " if saved else "the others take ")
+        + f"{'?' if math.isnan(flops) else f'{flops:.3g}'} FLOPs"
     )

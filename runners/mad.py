@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         grid = list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
         storage = options.storage or str(options.out / "studies.journal")
         if options.dry_run:
-            print_forecast(experiments, grid, existing_storage(storage), console)
+            print_forecast(experiments, grid, existing_storage(storage), options.out, console)
             return
         check_login(options.wandb)
         devices = find_devices(options.device)[: len(experiments) * len(grid)]

@@ -20,11 +20,11 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mixers.accounting import costs
-from runners.checkpoint import load_tensors, save_tensors, write_json
+from runners.checkpoint import load_info, save_tensors, write_json
 from runners.ensemble import Run
 from runners.environment import device_name, versions
 from runners.experiment import Experiment
-from runners.store import Store
+from runners.store import Store, run_folder
 from runners.train import CurvePoint, Result, train
 
 LR_BOUNDS = (1e-8, 10.0)
@@ -238,14 +238,19 @@ def _equal_progress(taken: Taken, experiment: Experiment, store: Store) -> list[
     """Trials that can be trained together: those whose checkpoints stand at the same step."""
 
     def step(pair: tuple[Trial, Run]) -> int:
-        path = _checkpoint(experiment, pair[1], store)
-        return int(load_tensors(path)[1]["step"]) if path.exists() else 0
+        return saved_step(experiment, pair[1], store.folder)
 
     return [list(group) for _, group in groupby(sorted(taken, key=step), step)]
 
 
-def _checkpoint(experiment: Experiment, run: Run, store: Store) -> Path:
-    return store.run_folder(experiment, run) / "checkpoint.safetensors"
+def saved_step(experiment: Experiment, run: Run, folder: Path) -> int:
+    """The step after which a run of a results folder would go on; 0 where there is no checkpoint."""
+    path = _checkpoint(experiment, run, folder)
+    return int(load_info(path)["step"]) if path.exists() else 0
+
+
+def _checkpoint(experiment: Experiment, run: Run, folder: Path) -> Path:
+    return run_folder(folder, experiment, run) / "checkpoint.safetensors"
 
 
 def _run(
@@ -258,7 +263,7 @@ def _run(
 ) -> None:
     """Train an ensemble of trials and tell Optuna each result."""
     trials, runs = [trial for trial, _ in taken], [run for _, run in taken]
-    checkpoints = [_checkpoint(experiment, run, store) for run in runs]
+    checkpoints = [_checkpoint(experiment, run, store.folder) for run in runs]
     task, protocol = experiment.instance, experiment.protocol
     watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))))
     reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]

@@ -83,11 +83,16 @@ class Store:
 
     def run_folder(self, experiment: Experiment, run: Run) -> Path:
         """Folder of one run's model, configuration and checkpoint."""
-        return self.folder / "runs" / experiment.run_id(run)
+        return run_folder(self.folder, experiment, run)
 
     def study_folder(self, experiment: Experiment) -> Path:
         """Folder of a study's summary and figures."""
         return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+
+
+def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
+    """Folder of one run below a results folder."""
+    return folder / "runs" / experiment.run_id(run)
 
 
 def existing_storage(storage: str) -> BaseStorage | None:

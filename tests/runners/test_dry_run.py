@@ -1,5 +1,6 @@
 """What --dry-run says of a command, and that it leaves no trace."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from runners import mad
 from runners.dry_run import forecast
 from runners.ensemble import Run
 from runners.mad import plan
+from runners.stop import StoppedError
+from runners.train import Stepper
 from tasks import TASKS
 
 TINY = [
@@ -87,6 +90,32 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
     assert last.startswith("2 of 12 runs are finished")
 
 
+def test_it_says_what_stopped_runs_have_saved(
+    dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*COMMAND, "--mixer", "transformer", "--lr", "1e-3", "--out", str(tmp_path)]
+    _, before = dry_run(*command)
+    run, taken = Stepper.run, []
+
+    def stop_after_two(self: Stepper, epoch: int, steps: int) -> None:
+        run(self, epoch, steps)
+        taken.append(steps)
+        if sum(taken) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Stepper, "run", stop_after_two)
+    with pytest.raises(StoppedError):
+        mad.main(command)
+    rows, last = dry_run(*command)
+    assert rows["transformer"][:2] == ["0 / 2", "3"]
+    whole = float(before.split()[-2])
+    start = "0 of 2 runs are finished; of the others 4 of 6 steps are saved, the rest takes "
+    assert last.startswith(start)
+    assert float(last.removeprefix(start).split()[0]) == pytest.approx(whole / 3, rel=0.01)
+    mad.main(command)
+    assert dry_run(*command)[1] == "2 of 2 runs are finished; the others take 0 FLOPs"
+
+
 def test_a_storage_that_could_not_be_made_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         mad.main([*COMMAND, "--mixer", "rt", "--storage", f"sqlite:///{tmp_path}/none/studies.db", "--dry-run"])
@@ -111,10 +140,10 @@ def test_figures_are_those_of_formulas(dry_run: Callable[..., Any], tmp_path: Pa
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("task", ["in-context-recall", "compression"])
-def test_figures_are_those_of_the_model_that_is_trained(mixer: str, task: str) -> None:
+def test_figures_are_those_of_the_model_that_is_trained(mixer: str, task: str, tmp_path: Path) -> None:
     values = ["--mixer.implementation", "naive", "--mixer.block", "3"] if mixer == "rt" else []
     (experiment,) = plan(["--mixer", mixer, "--task", task, *values, *TINY])[1]
-    model, found = experiment.build().requires_grad_(False), forecast(experiment, GRID, None)
+    model, found = experiment.build().requires_grad_(False), forecast(experiment, GRID, None, tmp_path)
     assert found.flops == 3 * 16 * operations(model, torch.zeros(1, 16, dtype=torch.long))
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (found.finished, found.steps) == (0, 3)
