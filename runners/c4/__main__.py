@@ -26,7 +26,7 @@ from runners.c4.config import PRESETS, Config
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
-from runners.c4.downstream import HUB, read_items
+from runners.c4.downstream import HUB, print_scores, read_items
 from runners.c4.model import build, layer_of
 from runners.c4.search import best, points_of, print_results, search, study_file
 from runners.c4.sources import find_files
@@ -130,8 +130,8 @@ def _train(config: Config, options: dict[str, Any], corpus: Corpus, here: World,
     console.print(
         f"validation cross-entropy {result['validation_loss']:.4f} nats a token, run {folder}", soft_wrap=True
     )
-    for name, scores in result.get("downstream", {}).items():
-        console.print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in scores.items()))
+    if "downstream" in result:
+        print_scores(result["downstream"], console)
     if here.is_first:
         chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
         plot_curves(_runs_on(corpus, config.out), chart)

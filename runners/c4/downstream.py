@@ -14,9 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from mixers.backbone import LanguageModel
 from runners.c4.data import end_of_text
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 HUB = "hub"
 NORMAL_95 = 1.959963984540054
+MEANS = ("accuracy", "normalised_accuracy", "chance", "gold_nats_per_token", "gold_bits_per_byte")
+"""Figures of ``Scores`` that the table shows, also as means over the sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class Scores:
         normalised_accuracy: the same with log-probabilities divided by the characters of the continuation, the space
             before its first word not counted (``acc_norm`` of lm-evaluation-harness).
         normalised_accuracy_interval: 95% Wilson score interval of ``normalised_accuracy``.
+        chance: accuracy of drawing a choice, each with the same probability.
         gold_nats_per_token: cross-entropy of the right continuations, over all their tokens.
         gold_nats: cross-entropy of a right continuation as a whole, mean over the questions.
         gold_bits_per_byte: cross-entropy of the right continuations over all their UTF-8 bytes, spaces included.
@@ -67,6 +73,7 @@ class Scores:
     accuracy_interval: tuple[float, float]
     normalised_accuracy: float
     normalised_accuracy_interval: tuple[float, float]
+    chance: float
     gold_nats_per_token: float
     gold_nats: float
     gold_bits_per_byte: float
@@ -103,6 +110,7 @@ def evaluate_items(
         accuracy_interval=wilson_interval(right, len(items)),
         normalised_accuracy=right_normalised / len(items),
         normalised_accuracy_interval=wilson_interval(right_normalised, len(items)),
+        chance=fmean(1 / len(item.continuations) for item in items),
         gold_nats_per_token=nats / gold_tokens,
         gold_nats=nats / len(items),
         gold_bits_per_byte=nats / math.log(2) / gold_bytes,
@@ -121,6 +129,28 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = NORMAL_95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
+    """One row a set, ``Scores`` by name, and a row of their means."""
+    table = Table(
+        title="downstream: accuracy (normalised: by length), cross-entropy of the right choice", title_justify="left"
+    )
+    table.add_column("set", overflow="fold")
+    for heading in ("items", "accuracy (95%)", "normal-\nised", "chance", "nats/\ntoken", "bits/\nbyte"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    means = {name: fmean(score[name] for score in scores.values()) for name in MEANS}
+    for name, score in scores.items():
+        low, high = score["accuracy_interval"]
+        accuracy, *others = _cells(score)
+        table.add_row(name, str(score["items"]), f"{accuracy} ({low:.3f}–{high:.3f})", *others)
+    table.add_section()
+    table.add_row("mean", "", *_cells(means))
+    console.print(table)
+
+
+def _cells(figures: dict[str, float]) -> list[str]:
+    return [f"{figures[name]:.3f}" for name in MEANS]
 
 
 def read_items(source: str | Path) -> dict[str, list[Item]]:

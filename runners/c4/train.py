@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.data import Corpus, load_tokenizer
 from runners.c4.distributed import World, whole
-from runners.c4.downstream import Item, evaluate_items, read_items
+from runners.c4.downstream import Item, Scores, evaluate_items, read_items
 from runners.c4.evaluate import log_spaced, validation_loss
 from runners.c4.model import build
 from runners.c4.step import Stepper, learning_rate
@@ -141,8 +141,9 @@ def _result(
 
 
 def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], world: World) -> dict[str, Any]:
-    """Scores of the last checkpoint on the questions of each set; those of the same questions are kept in a file."""
-    path, digest = folder / "downstream.json", sha256(repr(items).encode()).hexdigest()
+    """Scores of the last checkpoint on the questions of each set; those of the same questions and figures are kept."""
+    path, figures = folder / "downstream.json", [field.name for field in fields(Scores)]
+    digest = sha256(repr((figures, items)).encode()).hexdigest()
     known = read_json(path)
     world.wait()
     if known is None or known["items"] != digest:

@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from rich.console import Console
 from scipy.stats import binomtest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from mixers.backbone import LanguageModel
-from runners.c4.downstream import HUB_SETS, Item, evaluate_items, read_items, wilson_interval
+from runners.c4.downstream import HUB_SETS, Item, evaluate_items, print_scores, read_items, wilson_interval
 
 LETTERS = "abcdefgh"
 WORDS = {"<|endoftext|>": 0, **{f"Ġ{letter}": i for i, letter in enumerate(LETTERS, start=1)}, "é": 9}
@@ -94,6 +95,7 @@ def test_scores_are_those_of_the_table(tokenizer: Tokenizer, batch_size: int) ->
     scores = score(model, tokenizer, items, batch_size)
     assert scores["items"] == 60
     assert scores["accuracy"] == right / 60
+    assert scores["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
     assert scores["normalised_accuracy"] == right_normalised / 60
     assert scores["gold_nats"] == pytest.approx(total / 60, rel=1e-5)
     assert scores["gold_nats_per_token"] == pytest.approx(total / tokens, rel=1e-5)
@@ -154,6 +156,25 @@ def test_a_model_that_gives_nan_is_never_right(tokenizer: Tokenizer, gold: int) 
 def test_intervals_are_wilsons(right: int, count: int) -> None:
     oracle = binomtest(right, count).proportion_ci(method="wilson")
     assert wilson_interval(right, count) == pytest.approx((oracle.low, oracle.high), abs=1e-12)
+
+
+def test_a_row_for_each_set_and_their_mean_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    score = {
+        "items": 10042,
+        "accuracy": 0.25,
+        "accuracy_interval": [0.1951, 0.3143],
+        "normalised_accuracy": 0.265,
+        "normalised_accuracy_interval": [0.2087, 0.3302],
+        "chance": 0.25,
+        "gold_nats_per_token": 11.2004,
+        "gold_nats": 44.1,
+        "gold_bits_per_byte": 3.0468,
+    }
+    print_scores({"openbookqa": score, "winogrande": {**score, "accuracy": 0.75, "chance": 0.5}}, Console(width=80))
+    rows = [line.split() for line in capsys.readouterr().out.replace("│", "").splitlines()]
+    shown = ["0.265", "0.250", "11.200", "3.047"]
+    assert ["openbookqa", "10042", "0.250", "(0.195–0.314)", *shown] in rows
+    assert ["mean", "0.500", "0.265", "0.375", "11.200", "3.047"] in rows
 
 
 RECORD = {"id": "s-0", "contexts": ["Q: a?", "Q: a?"], "continuations": [" yes", " no"], "gold": 1}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from runners.c4.config import Config  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
 from runners.c4.data import Corpus, prepare  # noqa: E402
 from runners.c4.distributed import World  # noqa: E402
+from runners.c4.downstream import read_items  # noqa: E402
 from runners.c4.model import build  # noqa: E402
 from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.sources import SPLITS  # noqa: E402
@@ -261,6 +263,11 @@ def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path)
     written = kept.stat().st_mtime_ns
     assert scores(0) == first
     assert kept.stat().st_mtime_ns == written
+    before = sha256(
+        repr(read_items(tmp_path / "items")).encode()
+    ).hexdigest()  # of a version without one of the figures
+    kept.write_text(json.dumps({"items": before, "scores": {"pairs": {"items": 1, "accuracy": first["accuracy"]}}}))
+    assert scores(0) == first
     assert scores(1)["accuracy"] == 1 - first["accuracy"]
     assert scores(0, 1)["accuracy"] == 0.5
 
