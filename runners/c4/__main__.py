@@ -113,6 +113,17 @@ def _layer(config: Config, options: dict[str, Any]) -> Layer:
         return layer(layer_config, config.shape())
 
 
+def _has_steps(config: Config, options: dict[str, Any], device: torch.device) -> bool:
+    """Whether a layer goes from one position to the next by itself, as ``generate`` needs."""
+    try:
+        layer = _layer(config, options).to(device)
+        with device:
+            layer.step(torch.zeros(1, layer.shape.width), layer.init_state(1))
+    except Exception:  # a user's layer may fail in any way, and its training is done
+        return False
+    return True
+
+
 def _train(config: Config, options: dict[str, Any], corpus: Corpus, here: World, console: Console) -> None:
     """Train one run, or all of a search, and show what came out."""
     bar, wandb = Bar(console), Wandb(config.wandb, config.out)
@@ -135,7 +146,9 @@ def _train(config: Config, options: dict[str, Any], corpus: Corpus, here: World,
     if here.is_first:
         chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
         plot_curves(_runs_on(corpus, config.out), chart)
-        console.print(f"curves: {chart}\ngenerate: python -m runners.c4 generate {folder} --prompt ...", soft_wrap=True)
+        console.print(f"curves: {chart}", soft_wrap=True)
+        if _has_steps(config, options, here.device):
+            console.print(f"generate: python -m runners.c4 generate {folder} --prompt ...", soft_wrap=True)
         if config.search:
             console.print(f"dashboard: optuna-dashboard {study_file(config.out)}", soft_wrap=True)
 

@@ -611,6 +611,7 @@ def test_the_command_trains_plots_and_generates(
     assert "asked for" not in out
     (folder,) = (tmp_path / "c4").iterdir()
     assert "validation cross-entropy" in out
+    assert f"generate: python -m runners.c4 generate {folder} --prompt ..." in out
     assert len(list((tmp_path / "figures").glob("c4-*.png"))) == 1
     assert json.loads((folder / "run.json").read_text())["mixer_options"] == {"persistent_norm": False}
     command.main(["generate", str(folder), "--prompt", "kan lor", "--max-new-tokens", "5", "--device", "cpu"])
@@ -679,6 +680,26 @@ def test_a_layer_may_read_values_while_it_is_built(
         command.main([*arguments, "--layers=3"])
     error = "error: cannot build mixer 'layers_of_others:Decay': three are too many\n"
     assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize("form", ["init_state", "step"])
+def test_a_layer_without_steps_gets_no_hint_to_generate(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    def none(*_: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setitem(
+        sys.modules, "layers_of_others", SimpleNamespace(Whole=type("Whole", (Transformer,), {form: none}))
+    )
+    command.main([
+        "--mixer=layers_of_others:Whole", "--width=16", "--heads=2", "--layers=2", "--seq-len=12", "--batch-size=4",
+        "--steps=2", "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}", f"--data={texts}",
+        f"--tokenizer={texts / 'tokenizer' / 'tokenizer.json'}",
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert "curves: " in out
+    assert "generate" not in out
 
 
 @pytest.mark.usefixtures("logged_out")
