@@ -137,6 +137,9 @@ class _Trial:
         if row.step not in self.study.trials[self._trial.number].intermediate_values:
             self._trial.report(row.validation_loss, row.step)
 
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """Nothing: points are compared by their validation loss."""
+
     def finished(self, result: dict[str, Any]) -> None:
         """Nothing yet: ``tell`` also serves a run that was finished before."""
 

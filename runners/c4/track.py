@@ -49,8 +49,17 @@ class Bar:
             losses = f"loss {row.loss:.4f}, validation {row.validation_loss:.4f}"
             self._progress.console.print(f"step {row.step:>6}: {losses}, lr {row.lr:.2e}, {speed}")
 
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """Begin anew, with sets of questions in place of steps."""
+        self._progress.console.print(f"evaluating {name}: set {number} of {sets}", soft_wrap=True)
+        if number == 1:
+            self._progress.reset(self._task, total=sets, description="downstream")
+            self._progress.start()
+        self._progress.update(self._task, completed=number - 1, figures=name)
+
     def finished(self, result: dict[str, Any]) -> None:
         """Take it away."""
+        self._progress.update(self._task, completed=self._progress.tasks[0].total)
         self._progress.stop()
 
     def close(self) -> None:
@@ -88,6 +97,9 @@ class Wandb:
         if self._run is not None:
             values = {name: value for name, value in vars(row).items() if value is not None}
             self._run.log(values, step=row.step)
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """Nothing: the scores are part of the result."""
 
     def finished(self, result: dict[str, Any]) -> None:
         """Write the result and close."""

@@ -10,6 +10,7 @@ processes.
 import errno
 import math
 import re
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -70,6 +71,13 @@ class BusyError(RunError):
     """Another process is training the run."""
 
 
+class EvaluationStoppedError(StoppedError):
+    """Ctrl-C while a trained run answered questions."""
+
+    def __str__(self) -> str:
+        return "interrupted: the run is trained, the same command goes on with the downstream sets"
+
+
 class Watcher(Protocol):
     """Told what a run does, in the first process; draws progress, logs to a tracker."""
 
@@ -78,6 +86,9 @@ class Watcher(Protocol):
 
     def stepped(self, row: Row) -> None:
         """A step is done."""
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """The run is trained and begins a downstream set, the ``number``-th of ``sets``."""
 
     def finished(self, result: dict[str, Any]) -> None:
         """The run is done and its result stored."""
@@ -99,7 +110,7 @@ def train(
 
     Raises:
         RunError: the run diverged (also before), is another process's or of other code, or memory or disk are full.
-        StoppedError: it was asked to stop.
+        StoppedError: it was asked to stop, in training or after it.
         ValueError: the downstream items cannot be read.
     """
     folder = run_folder(config, options, corpus)
@@ -108,7 +119,7 @@ def train(
         try:
             result = _result(folder, config, options, corpus, world, watchers)
             if items:
-                result["downstream"] = _downstream(folder, config, items, world)
+                result["downstream"] = _downstream(folder, config, items, world, watchers)
             for watcher in watchers if world.is_first else ():
                 watcher.finished(result)
             return result
@@ -140,7 +151,9 @@ def _result(
     return _Run(folder, config, options, corpus, world, watchers).finish()
 
 
-def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], world: World) -> dict[str, Any]:
+def _downstream(
+    folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
+) -> dict[str, Any]:
     """Scores of the last checkpoint on the questions of each set; those of the same questions and figures are kept."""
     path, figures = folder / "downstream.json", [field.name for field in fields(Scores)]
     digest = sha256(repr((figures, items)).encode()).hexdigest()
@@ -149,10 +162,14 @@ def _downstream(folder: Path, config: Config, items: dict[str, list[Item]], worl
     if known is None or known["items"] != digest:
         model, _, tokenizer = checkpoints.load_model(folder, world.device)
         batch = config.micro_batch_size or config.batch_size // world.size
-        scores = {
-            name: asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
-            for name, questions in items.items()
-        }
+        scores = {}
+        try:
+            for number, (name, questions) in enumerate(items.items(), start=1):
+                for watcher in watchers if world.is_first else ():
+                    watcher.evaluating(name, number, len(items))
+                scores[name] = asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
+        except KeyboardInterrupt:
+            raise EvaluationStoppedError(config.steps, [signal.SIGINT]) from None
         if world.is_first:
             write_json(path, {"items": digest, "scores": scores})
         world.wait()

@@ -40,7 +40,7 @@ from runners.c4.model import build  # noqa: E402
 from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.sources import SPLITS  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
-from runners.c4.track import plot_curves  # noqa: E402
+from runners.c4.track import Bar, plot_curves  # noqa: E402
 from runners.c4.train import (  # noqa: E402
     BusyError,
     DivergedError,
@@ -137,6 +137,8 @@ class At:
     def stepped(self, row: Row) -> None:
         if row.step == self.step:
             self.act()
+
+    def evaluating(self, name: str, number: int, sets: int) -> None: ...
 
     def finished(self, result: dict[str, Any]) -> None: ...
 
@@ -270,6 +272,37 @@ def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path)
     assert scores(0) == first
     assert scores(1)["accuracy"] == 1 - first["accuracy"]
     assert scores(0, 1)["accuracy"] == 0.5
+
+
+@pytest.fixture
+def asked(texts: Path, tmp_path: Path) -> Config:
+    """A run with two downstream sets of one question each."""
+    question = {"id": 0, "gold": 0, "contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
+    (tmp_path / "items").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "items" / f"{name}.jsonl").write_text(json.dumps(question))
+    return configured(texts, tmp_path, downstream=str(tmp_path / "items"))
+
+
+def test_ctrl_c_after_training_says_what_is_left(asked: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runners.c4.train.evaluate_items", interrupted)
+    with pytest.raises(StoppedError, match="the run is trained, the same command goes on with the downstream") as stop:
+        run(asked)
+    assert stop.value.status == 130
+    monkeypatch.undo()
+    assert run(asked, [At(1, interrupt)])["downstream"].keys() == {"first", "second"}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_goes_on_after_training(asked: Config, capsys: pytest.CaptureFixture[str], terminal: bool) -> None:
+    run(asked, [Bar(Console(width=120, force_terminal=terminal, color_system=None))])
+    out = capsys.readouterr().out
+    assert out.index("step      8: ") < out.index("evaluating first: set 1 of 2\n")
+    assert "evaluating second: set 2 of 2\n" in out
+    assert "2/2" in out
 
 
 def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
