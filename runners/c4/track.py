@@ -115,9 +115,11 @@ class Wandb:
 
 
 def plot_curves(folders: Sequence[Path], path: Path) -> None:
-    """Training loss (thin) and validation loss (marks) of runs against tokens read, as PNG; the legend names each."""
+    """Training and validation loss of runs against tokens read, as PNG; the legend tells lines and runs apart."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    training: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}
+    validation: dict[str, Any] = {"marker": "o", "markersize": 3}
     for i, folder in enumerate(folders):
         rows, color, line = read_curve(folder), f"C{i % 10}", LINES[i // 10 % len(LINES)]
         measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
@@ -126,18 +128,18 @@ def plot_curves(folders: Sequence[Path], path: Path) -> None:
             [row.loss for row in rows],
             color=color,
             linestyle=line,
-            linewidth=0.6,
-            alpha=0.5,
+            **training,
         )
         axes.plot(
             [tokens for tokens, _ in measured],
             [loss for _, loss in measured],
             color=color,
             linestyle=line,
-            marker="o",
-            markersize=3,
             label=folder.name,
+            **validation,
         )
+    for name, kind in (("validation", validation), ("training, each step", training)):
+        axes.plot([], [], color="black", label=name, **kind)
     axes.set_xscale("log")
     axes.set_xlabel("tokens")
     axes.set_ylabel("cross-entropy (nats a token)")

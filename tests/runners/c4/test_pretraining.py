@@ -664,8 +664,14 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
     plot_curves(folders, tmp_path / "chart.png")
     legend = figures[0].axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == [folder.name for folder in folders]
-    assert len({(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}) == 12
+    *names, validation, training = [text.get_text() for text in legend.get_texts()]
+    assert names == [folder.name for folder in folders]
+    *lines, thick, thin = legend.get_lines()
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
+    assert (validation, training) == ("validation", "training, each step")
+    drawn_thin, drawn_thick = figures[0].axes[0].get_lines()[:2]
+    for shown, drawn in ((thick, drawn_thick), (thin, drawn_thin)):
+        assert (shown.get_linewidth(), shown.get_marker()) == (drawn.get_linewidth(), drawn.get_marker())
 
 
 def test_a_corpus_that_is_too_small_is_said_and_recorded(
