@@ -94,10 +94,12 @@ def main(arguments: Sequence[str]) -> None:
             model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options.sampling
         )
         sys.stdout.write(options.prompt)
-        for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+        try:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        finally:
+            sys.stdout.write("\n")
 
 
 def check_steps(model: LanguageModel) -> None:
@@ -146,15 +148,26 @@ def generate_tokens(
         sampling: how they are drawn.
         end: token at which to stop; it is not given out.
         known: tokens that the tokenizer knows; logits beyond are padding and never drawn.
+
+    Raises:
+        ValueError: the model's layers fail at a position, as those of limited length do.
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
     with device:
         states = model.init_state(1)
-    unread = list(prompt)
+    unread, position = list(prompt), 0
     for _ in range(max_new_tokens):
         for token in unread:
-            logits_BV, states = model.step(torch.tensor([token], device=device), states)
+            try:
+                logits_BV, states = model.step(torch.tensor([token], device=device), states)
+            except Exception as error:
+                name = type(model.stack[0]).__name__
+                raise ValueError(
+                    f"{name} cannot generate at position {position} ({type(error).__name__}: {error}): if that is its "
+                    "limit, lower --max-new-tokens or shorten --prompt"
+                ) from error
+            position += 1
         token = draw(logits_BV[0, :known].float().cpu(), sampling, generator)
         if token == end:
             return

@@ -204,6 +204,31 @@ def test_a_layer_without_steps_is_one_line(
     )
 
 
+def test_the_limit_of_a_layer_is_one_line_after_the_text(
+    checkpoint: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, table_PD = LanguageModel.step, torch.zeros(10, 32)
+    fitting = 10 - len(tokenizer.encode("the").ids) + 1  # the last one is not read
+
+    def limited(self: LanguageModel, tokens_B: torch.Tensor, states: list[Any]) -> Any:
+        table_PD[states[0]["k"].shape[1]]
+        return step(self, tokens_B, states)
+
+    arguments = [str(checkpoint), "--prompt", "the", "--device", "cpu", "--max-new-tokens"]
+    main([*arguments, str(fitting)])
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(LanguageModel, "step", limited)
+    main([*arguments, str(fitting)])
+    assert capsys.readouterr().out == whole
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "60"])
+    assert stop.value.code == 2
+    output, error = capsys.readouterr()
+    assert output == whole
+    assert error.startswith("error: Transformer cannot generate at position 10 (IndexError: index 10 is out of bounds")
+    assert error.count("\n") == 1
+
+
 def test_a_missing_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "step-00000001.safetensors"):
         assert str(path) in failure(lambda path=path: main([str(path), "--device", "cpu"]), capsys)  # type: ignore[misc]
