@@ -7,13 +7,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mixers.accounting import short
 from runners.bench.pretraining_cells import OURS, PHASES, QUADRATIC_TARGET, QUADRATIC_UP_TO, Cell, Phase, Target
-from runners.bench.report import LATENCY, Points, described, draw_latencies, exponent_of, measured
+from runners.bench.report import (
+    LATENCY,
+    SHORT,
+    Points,
+    described,
+    draw_latencies,
+    exponent_of,
+    finish_axes,
+    measured,
+    print_filled,
+)
 from runners.checkpoint import write_atomically
 from runners.environment import device_name
 
@@ -22,21 +30,18 @@ if TYPE_CHECKING:  # for it imports this module
 
 FORMS: dict[str, tuple[str, Callable[[float], str]]] = {
     "median_ms": ("ms", "{:.4g}".format),
-    "layer_ms": ("ms a layer", "{:.4g}".format),
+    "layer_ms": ("ms a\nlayer", "{:.4g}".format),
     "tokens_per_second": ("tok/s", lambda speed: short(round(speed))),
     "share_of_peak": ("of peak", "{:.1%}".format),
-    "of_transformer": ("of Transf.", "{:.2f}".format),
-    "peak_gib": ("peak GiB", "{:.3g}".format),
-    "setup_seconds": ("set-up s", "{:.3g}".format),
-    "cache_bytes": ("cache MiB", lambda size: f"{size / 2**20:.2f}"),
+    "of_transformer": ("of\nTransf.", "{:.2f}".format),
+    "peak_gib": ("peak\nGiB", "{:.3g}".format),
+    "setup_seconds": ("set-up\ns", "{:.3g}".format),
+    "cache_bytes": ("cache\nMiB", lambda size: f"{size / 2**20:.2f}"),
     "parameters": ("parameters", lambda number: short(round(number))),
     "error": ("error", "{:.1e}".format),
     "quadratic_share": ("quadratic share", "{:.2f}".format),
 }
 """Heading and form of a figure in the tables."""
-FIXED = 6
-"""Columns of cells that are never broken; the others may have a target below their figure."""
-SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
 LAYER_FIGURES = ("layer_ms", "tokens_per_second", "share_of_peak", "peak_gib", "setup_seconds", "error")
 TRAINING_FIGURES = ("tokens_per_second", "share_of_peak", "of_transformer", "peak_gib", "setup_seconds", "error")
 DECODE_FIGURES = ("tokens_per_second", "cache_bytes", "parameters", "peak_gib", "error")
@@ -143,31 +148,32 @@ def print_tables(bench: "PretrainingBench", console: Console) -> None:
             _print_cells(bench, console, title, cells, names)
     if rows := list(sweeps(bench)):
         lengths = sorted({n for row in rows for n in row["quadratic_share"]})
-        table = _table(f"latency against N, D {bench.options.widths[0]}, and over linear from N {lengths[0]} on")
-        for heading in ("", "B", "implementation", "exponent", *map(str, lengths), ""):
-            table.add_column(heading)
+        title = f"latency against N, D {bench.options.widths[0]}, and over linear from N {lengths[0]} on"
+        headings = ("what", "B", "implementation", "exponent", *map(str, lengths), "")
+        lines = []
         for row in rows:
             shares = row["quadratic_share"]
-            table.add_row(
+            lines.append((
                 SHORT[row["phase"]],
                 str(row["batch_size"]),
                 bench.implementations[row["implementation"]].label,
                 f"{row['exponent']:.2f}",
                 *(f"{shares[n]:.2f}" if n in shares else "" for n in lengths),
-                *(_note(target).strip() for target in row["targets"]),
-            )
-        console.print(table)
+                "".join(_note(target).strip() for target in row["targets"]),
+            ))  # fmt: skip
+        print_filled(headings, lines, console, title)
 
 
 def plot(bench: "PretrainingBench", path: Path) -> None:
     """Latency against N on logarithmic axes, a panel for each phase and batch; exponents in the legends."""
     shown = panels(bench) or [("forward", bench.options.batch_size)]
-    figure = Figure(figsize=(5.0 * len(shown), 4.5), layout="constrained")
+    figure = Figure(figsize=(5.0 * len(shown), 5.5), layout="constrained")
     figure.suptitle(f"{device_name(bench.clock.device)}: one layer, D {bench.options.widths[0]}")
     for axes, (phase, batch) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.set(title=f"{phase}, batch {batch}")
         curves = ((i.label, points(bench, phase, batch, name)) for name, i in bench.implementations.items())
-        draw_latencies(axes, curves, sorted(bench.options.lengths))
+        draw_latencies(axes, curves)
+        finish_axes(axes, sorted(bench.options.lengths))
     figure.axes[0].set_ylabel(LATENCY)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
@@ -175,11 +181,8 @@ def plot(bench: "PretrainingBench", path: Path) -> None:
 def _print_cells(
     bench: "PretrainingBench", console: Console, title: str, cells: Sequence[Cell], names: Sequence[str]
 ) -> None:
-    table = _table(title)
     headings = ("D", "B", "N", "what", "implementation", "ms", "spread", *(FORMS[name][0] for name in names), "")
-    for i, heading in enumerate(headings):
-        left = heading in ("what", "implementation", "")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=i < FIXED)
+    rows = []
     for i, cell in enumerate(cells):
         shown = cell_to_dict(bench, cell)
         notes = {target["figure"]: _note(target) for target in shown["targets"]}
@@ -194,19 +197,15 @@ def _print_cells(
             for name in ("median_ms", *names)
             if shown.get(name) is not None
         }
-        table.add_row(
+        rows.append((
             *(("",) * 4 if again else place),
             bench.implementations[cell.implementation].label,
             texts.get("median_ms", ""),
             f"{(shown['max_ms'] - shown['min_ms']) / shown['median_ms']:.1%}" if texts.get("median_ms") else "",
             *(texts.get(name, "") for name in names),
             "" if texts.get("median_ms") else shown["status"],
-        )
-    console.print(table)
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        ))  # fmt: skip
+    print_filled(headings, rows, console, title)
 
 
 def _note(target: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table
 
 from runners.bench.timing import PHASES, Phase
@@ -26,11 +27,17 @@ if TYPE_CHECKING:  # for it imports this module
 Points = list[tuple[int, list[float]]]
 """Lengths and the milliseconds of their repeats."""
 LATENCY = "latency, ms (median, range)"
+SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
+"""Phases in tables."""
+WORDS = ("phase", "what", "implementation", "min – max", "")
+"""Headings of columns that begin on the left; the others are of numbers."""
+FORMS = ("o-", "s--", "^-.", "D:")
+"""Marks and lines of a chart, one for each number of runs."""
 
 
-def points(bench: "DiagnosticsBench", phase: Phase, name: str) -> Points:
-    """Lengths and the milliseconds of their repeats, for the fewest runs."""
-    key = (phase, name, min(bench.options.runs))
+def points(bench: "DiagnosticsBench", phase: Phase, name: str, runs: int) -> Points:
+    """Lengths and the milliseconds of their repeats."""
+    key = (phase, name, runs)
     return [
         (cell.length, [1e3 * s for s in figures.seconds])
         for cell in bench.cells
@@ -42,7 +49,7 @@ def points(bench: "DiagnosticsBench", phase: Phase, name: str) -> Points:
 
 def exponent(bench: "DiagnosticsBench", phase: Phase, name: str) -> float | None:
     """Exponent of the latency in N for the fewest runs; needs two lengths."""
-    return exponent_of(points(bench, phase, name))
+    return exponent_of(points(bench, phase, name, min(bench.options.runs)))
 
 
 def exponent_of(known: Points) -> float | None:
@@ -114,59 +121,89 @@ def fit_exponent(lengths: Sequence[int], times: Sequence[float]) -> float:
 
 
 def print_table(bench: "DiagnosticsBench", console: Console) -> None:
-    """One row a cell: median and range of the repeats in ms, peak memory, error against float64, target or reason."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("phase", "N", "R", "implementation", "ms", "min – max", "peak GiB", "error", ""):
-        table.add_column(heading, justify="left" if heading in ("phase", "implementation", "") else "right")
+    """One row a cell: error against float64, peak memory, median and range of the repeats in ms, target or reason."""
+    rows = []
     cells = sorted(bench.cells, key=lambda cell: PHASES.index(cell.phase))
     for _, group in groupby(cells, key=lambda cell: cell.group):
         for i, cell in enumerate(group):
             shown = cell_to_dict(bench, cell)
             timed = shown["median_ms"] is not None
-            note = "" if timed else shown["status"]
-            if shown["target_ms"] is not None:
-                met = {True: "met", False: "missed", None: note}[shown["target_met"]]
-                note = f"target {shown['target_ms']:g} ms: {met}"
-            table.add_row(
-                *((cell.phase, str(cell.length), str(cell.runs)) if i == 0 else ("", "", "")),
+            note = f"{shown['min_ms']:.3f} – {shown['max_ms']:.3f}" if timed else shown["status"]
+            if shown["target_met"] is not None:
+                note += f"\ntarget {shown['target_ms']:g} ms: {'met' if shown['target_met'] else 'missed'}"
+            rows.append((
+                *((SHORT.get(cell.phase, cell.phase), str(cell.length), str(cell.runs)) if i == 0 else ("", "", "")),
                 bench.implementations[cell.implementation].label,
-                f"{shown['median_ms']:.3f}" if timed else "",
-                f"{shown['min_ms']:.3f} – {shown['max_ms']:.3f}" if timed else "",
-                "" if shown["peak_gib"] is None else f"{shown['peak_gib']:.3g}",
                 "" if shown["error"] is None else f"{shown['error']:.1e}",
+                "" if shown["peak_gib"] is None else f"{shown['peak_gib']:.3g}",
+                f"{shown['median_ms']:.3f}" if timed else "",
                 note,
-            )
-    console.print(table)
+            ))  # fmt: skip
+    print_filled(("phase", "N", "R", "implementation", "error", "GiB", "ms", "min – max"), rows, console)
+
+
+def print_filled(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str | None = None
+) -> None:
+    """A table without the columns that are empty throughout, wider than the console if it must be.
+
+    Only the last column may be broken further than its cells are.
+    """
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    kept = [i for i in range(len(headings)) if any(row[i] for row in rows)]
+    for i in kept:
+        side: JustifyMethod = "left" if headings[i] in WORDS else "right"
+        lines = "\n".join([headings[i], *(row[i] for row in rows)]).splitlines()
+        widest = max(map(len, lines)) if i < len(headings) - 1 else None
+        table.add_column(headings[i], justify=side, no_wrap=widest is not None, min_width=widest)
+    for row in rows:
+        table.add_row(*(row[i] for i in kept))
+    least = Measurement.get(console, console.options.update(max_width=1000), table).minimum
+    console.print(table, width=max(least, console.width), crop=False)
 
 
 def plot(bench: "DiagnosticsBench", path: Path) -> None:
-    """Latency against N on logarithmic axes, one panel a phase, for the fewest runs; exponents in the legends."""
+    """Latency against N on logarithmic axes, one panel a phase; exponents in the legends, those of the fewest runs."""
+    runs = sorted(set(bench.options.runs))
     phases = [phase for phase in PHASES if phase in bench.options.phases]
-    figure = Figure(figsize=(5.0 * len(phases), 4.5), layout="constrained")
-    figure.suptitle(
-        f"{device_name(bench.clock.device)}: one layer, batch {bench.options.batch_size}, R = {min(bench.options.runs)}"
-    )
+    figure = Figure(figsize=(5.0 * len(phases), 5.5), layout="constrained")
+    title = f"{device_name(bench.clock.device)}: one layer, batch {bench.options.batch_size}"
+    figure.suptitle(title if len(runs) > 1 else f"{title}, R = {runs[0]}")
     lengths = sorted({cell.length for cell in bench.cells})
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         axes.set(title=phase)
-        curves = ((i.label, points(bench, phase, name)) for name, i in bench.implementations.items())
-        draw_latencies(axes, curves, lengths)
+        for number, form in zip(runs, cycle(FORMS)):
+            draw_latencies(
+                axes,
+                (
+                    (i.label if number == runs[0] else "", points(bench, phase, name, number))
+                    for name, i in bench.implementations.items()
+                ),
+                form,
+            )
+            if len(runs) > 1:
+                axes.errorbar([], [], fmt=form, color="black", label=f"R = {number}")
+        finish_axes(axes, lengths)
     figure.axes[0].set_ylabel(LATENCY)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
-def draw_latencies(axes: Axes, curves: Iterable[tuple[str, Points]], lengths: Sequence[int]) -> None:
-    """Latency against N on logarithmic axes, with its exponent in the legend; each curve keeps its color if empty."""
-    axes.set(xlabel="sequence length N")
+def draw_latencies(axes: Axes, curves: Iterable[tuple[str, Points]], form: str = FORMS[0]) -> None:
+    """Latency against N, with its exponent in the label if there is one; each curve keeps its color if empty."""
     for i, (label, known) in enumerate(curves):
         if known:
             at, times = zip(*known, strict=True)
             middle, low, high = (np.array([of(repeats) for repeats in times]) for of in (median, min, max))
             fitted = exponent_of(known)
-            label += "" if fitted is None else f": $N^{{{fitted:.2f}}}$"
-            axes.errorbar(at, middle, (middle - low, high - middle), fmt="o-", capsize=2, color=f"C{i}", label=label)
+            label += f": $N^{{{fitted:.2f}}}$" if label and fitted is not None else ""
+            axes.errorbar(at, middle, (middle - low, high - middle), fmt=form, capsize=2, color=f"C{i}", label=label)
+
+
+def finish_axes(axes: Axes, lengths: Sequence[int]) -> None:
+    """Logarithmic axes, and a legend below them."""
+    axes.set(xlabel="sequence length N")
     if axes.has_data():
         axes.set(xscale="log", yscale="log")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from mixers.rt.layer import RecurrentTransformer
@@ -79,6 +81,46 @@ def test_little_memory_is_not_shown_as_none(
     monkeypatch.setattr(Clock, "peak_gib", lambda *_: 0.00123)
     main([*TINY, "--lengths", "16", "--phases", "forward", "--out", str(tmp_path)])
     assert capsys.readouterr().out.count(" 0.00123 ") == 3
+
+
+def test_the_table_fits_80_columns_and_has_none_for_memory_that_was_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*TINY, "--lengths", "16", "--implementations", "rt-naive", "--limit", "1e-12", "--out", str(tmp_path)])
+    table = capsys.readouterr().out.partition("stored in")[0]
+    assert "GiB" not in table
+    assert table.count("skipped: over 1e-12 s") == 3
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_narrow_terminal_takes_no_figure_from_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    main([*WIDE, "--parts", "layers", "--stack", "1", "--lengths", "16", "--out", str(tmp_path)])
+    table = capsys.readouterr().out.partition("stored in")[0]
+    assert "GiB" not in table
+    assert "…" not in table
+    for cell in stored(tmp_path)["cells"]:
+        assert f"{cell['error']:.1e}" in table
+
+
+def test_every_number_of_runs_is_drawn_and_the_legend_lies_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self) or path.write_bytes(b"\x89PNG"))
+    grid = ["--lengths", "16", "20", "--runs", "1", "2", "--together-at", "16", "--phases", "forward"]
+    main([*TINY, *grid, "--implementations", "rt-tiled", "transformer", "--out", str(tmp_path)])
+    (figure,) = figures
+    (axes,) = figure.axes
+    drawn = [(list(bars.lines[0].get_xdata()), bars.lines[0].get_marker()) for bars in axes.containers]
+    assert drawn == [*[([16, 20], "o")] * 2, ([], "o"), *[([16], "s")] * 2, ([], "s")]
+    labels = [text.get_text().partition(":")[0] for text in axes.get_legend().get_texts()]
+    assert labels == ["RT tiled", "Transformer", "R = 1", "R = 2"]
+    FigureCanvasAgg(figure).draw()
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
 
 
 def test_fitted_exponent() -> None:
@@ -156,7 +198,7 @@ def test_lengths_with_every_number_of_runs_come_first() -> None:
     bench.run(lambda description: None, lambda: None)
     assert [(cell.length, cell.runs) for cell in bench.figures] == [(20, 1), (20, 2), (16, 1), (24, 1)]
     assert [(cell.length, cell.runs) for cell in bench.cells] == [(16, 1), (20, 1), (20, 2), (24, 1)]
-    lengths = [length for length, _ in points(bench, "forward", "rt-tiled")]
+    lengths = [length for length, _ in points(bench, "forward", "rt-tiled", 1)]
     assert lengths == [16, 20, 24]
 
 
