@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+import tyro
 
 from runners.bench.accuracy import Oracle
 from runners.bench.report import plot, print_table, to_dict
@@ -14,13 +15,14 @@ from runners.bench.turns import LEAST_REPEATS, Bench, check_names, grouped, pars
 from runners.train import Protocol
 from tasks.recall import InContextRecall
 
+ON_CPU, ON_GPU = (", ".join(IMPLEMENTATIONS[kind]) for kind in ("cpu", "cuda"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Time the implementations of the diagnostic layer, checked against float64 first.
 
     Attributes:
-        implementations: what to time.
         phases: forward; forward+backward; step, the trainer's whole optimizer step.
         lengths: sequence lengths N.
         runs: numbers R of runs trained together.
@@ -36,7 +38,7 @@ class Options:
         out: folder of results.
     """
 
-    implementations: tuple[str, ...]
+    implementations: Annotated[tuple[str, ...], tyro.conf.arg(help=f"what to time, of {ON_CPU}; on a GPU of {ON_GPU}.")]
     phases: tuple[Phase, ...] = PHASES
     lengths: tuple[int, ...]
     runs: tuple[int, ...]

@@ -3,7 +3,9 @@
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import tyro
 
 from mixers.attention import Transformer
 from mixers.rt.layer import RecurrentTransformer
@@ -39,13 +41,15 @@ DECODERS = {
 }
 
 
+WAYS = "ways to compute a layer; training takes those that run as graphs on a GPU, and the Transformer."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Time layers at the width of language models, whole training steps, and decoding.
 
     Attributes:
         parts: layers; training steps of whole models; decode, a token by the step form of whole models.
-        implementations: ways to compute a layer; training takes those that run as graphs on a GPU, and the Transformer.
         widths: model widths D; the first is that of all but the comparison of widths.
         batches: sequences of a forward pass; forward+backward takes the smallest and --batch-size.
         lengths: sequence lengths N, with the smallest of the batches, and with --batch-size up to --most-tokens.
@@ -66,7 +70,7 @@ class Options:
     """
 
     parts: tuple[Part, ...] = ("layers", "training", "decode")
-    implementations: tuple[str, ...]
+    implementations: Annotated[tuple[str, ...], tyro.conf.arg(help=f"{WAYS} Names: {', '.join(LAYERS)}.")]
     widths: tuple[int, ...]
     batches: tuple[int, ...]
     lengths: tuple[int, ...]

@@ -15,6 +15,7 @@ from runners.bench import accuracy, timing, turns
 from runners.bench.__main__ import main
 from runners.bench.accuracy import Check, Oracle, check
 from runners.bench.diagnostics import PRESETS, Cell, DiagnosticsBench, parse
+from runners.bench.pretraining_cells import LAYERS
 from runners.bench.report import fit_exponent, points
 from runners.bench.timing import IMPLEMENTATIONS, Clock, LayerWork, Setting
 
@@ -121,6 +122,19 @@ def test_every_number_of_runs_is_drawn_and_the_legend_lies_below(
     assert labels == ["RT tiled", "Transformer", "R = 1", "R = 2"]
     FigureCanvasAgg(figure).draw()
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "names"), [("diagnostics", IMPLEMENTATIONS["cuda"] | IMPLEMENTATIONS["cpu"]), ("pretraining", LAYERS)]
+)
+def test_help_names_the_implementations(
+    benchmark: str, names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main([benchmark, "--device", "cpu", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").replace(";", " ").split()
+    assert names.keys() <= set(words)
 
 
 def test_fitted_exponent() -> None:
