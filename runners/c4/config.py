@@ -44,8 +44,7 @@ class Config:
         heads: heads of layers that have any, in place of the table's.
         seq_len: target tokens of a sequence.
         batch_size: sequences a step, of all processes together.
-        micro_batch_size: sequences of one forward pass in one process; unless given, all that the process has of a
-            step.
+        micro_batch_size: sequences of one forward pass in a process; unless given, all of its share of a step.
         steps: optimizer steps; the paper's 25,000 are for 300M, its 150M models read about half the tokens.
         lr: peak learning rate.
         beta1: decay of AdamW's first moment.
@@ -68,8 +67,7 @@ class Config:
         out: folder of results.
         wandb: Weights & Biases mode.
         search: train the paper's grid of learning rates and beta2 in place of one run.
-        dry_run: print parameters, operations, memory, steps and tokens, and train nothing; --device cuda states the
-            memory of training on a GPU where there is none.
+        dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda is of a GPU, there or not.
         preset: paper, or tiny, which trains in two minutes on a CPU.
     """
 

@@ -121,6 +121,8 @@ def refusal(config: Config, world: int) -> str:
     return ""
 
 
-def test_the_help_explains_every_option() -> None:
-    explained = {parameter.arg_name for parameter in docstring_parser.parse(Config.__doc__ or "").params}
-    assert explained == {field.name for field in fields(Config)}
+def test_the_help_explains_every_option_in_one_line() -> None:
+    """It keeps the line breaks of the docstring, wherever they fall in a terminal."""
+    explained = {p.arg_name: p.description for p in docstring_parser.parse(Config.__doc__ or "").params}
+    assert explained.keys() == {field.name for field in fields(Config)}
+    assert not [text for text in explained.values() if "\n" in str(text)]
