@@ -296,8 +296,10 @@ def _run(
 def _record(
     trial: Trial, run: Run, result: Result, experiment: Experiment, store: Store, device: torch.device, members: int
 ) -> None:
-    """Write a run's files, then its attributes."""
+    """Write a run's files, then its attributes; half-written files of a process that was killed go."""
     folder = store.run_folder(experiment, run)
+    for leftover in folder.glob(".*"):
+        leftover.unlink()
     record: dict[str, Any] = {
         "config": {**experiment.to_dict(), "run": asdict(run)},
         "fingerprint": experiment.fingerprint,

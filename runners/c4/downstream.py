@@ -1,9 +1,10 @@
 """The paper's six multiple-choice sets, zero-shot: PIQA, HellaSwag, ARC-Easy, OpenBookQA, SciQ and WinoGrande.
 
 Every choice is a continuation of a context, and the model's answer is the choice with the largest score. Prompts are
-those of lm-evaluation-harness, except that OpenBookQA's stem stands in the frame of ARC's and that SciQ without a
-supporting text begins with the question. From the hub the validation split is read, of all six sets: the answers to the
-test splits of PIQA, HellaSwag and WinoGrande are not public.
+those of lm-evaluation-harness, except that PIQA's begins with "Goal:" (there "Question:"), that OpenBookQA's stem
+stands in the frame of ARC's and that SciQ without a supporting text begins with the question. From the hub the
+validation split is read, of all six sets: the answers to the test splits of PIQA, HellaSwag and WinoGrande are not
+public.
 """
 
 import gzip

@@ -94,6 +94,14 @@ def test_more_seeds_run_only_what_is_missing(store: Store) -> None:
     assert watcher.started_runs[2:] == [Run(lr=1e-4, weight_decay=0.0, seed=1)]
 
 
+def test_what_a_killed_process_left_half_written_goes(store: Store) -> None:
+    folder = store.run_folder(experiment(), GRID[0])
+    folder.mkdir(parents=True)
+    (folder / ".checkpoint-abc.safetensors").write_bytes(b"half")
+    search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_queue_that_a_killed_command_left_is_nobody_elses(store: Store) -> None:
     study = open_study(experiment(), store)
     for run in GRID[1:4]:
