@@ -19,11 +19,11 @@ from rich.console import Console
 
 from mixers.attention import Transformer
 from mixers.base import Shape
-from runners import mad, report
+from runners import mad, progress
 from runners.devices import Crew, CrewError
 from runners.ensemble import Run
 from runners.experiment import Experiment
-from runners.report import Display
+from runners.progress import Display
 from runners.search import search
 from runners.store import Store
 from runners.train import CurvePoint, Metrics, Protocol
@@ -205,7 +205,7 @@ def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluati
 ) -> None:
     """Of steps that take two seconds."""
     text, now = io.StringIO(), [0.0]
-    monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Display(Console(file=text, width=200, force_terminal=False)) as display:
         monkeypatch.setattr(display._progress, "get_time", lambda: now[0])
         display.started(EXPERIMENT, GRID, 20_000)

@@ -15,7 +15,7 @@ from mixers.base import Layer
 from runners import mad
 from runners.dry_run import forecast
 from runners.ensemble import Run
-from runners.mad import plan
+from runners.plan import plan
 from runners.stop import StoppedError
 from runners.train import Stepper
 from tasks import TASKS

@@ -17,7 +17,7 @@ from runners.checkpoint import DamagedFileError, load_tensors, save_tensors
 from runners.ensemble import Ensemble, Run
 from runners.experiment import Experiment
 from runners.held_out import Reading, read_test
-from runners.report import Display
+from runners.progress import Display
 from runners.search import search
 from runners.store import Store
 from runners.train import Protocol, Resident

@@ -16,7 +16,8 @@ from mixers import MIXERS
 from mixers.accounting import FOOTNOTE
 from mixers.base import Layer
 from runners import mad
-from runners.mad import plan
+from runners import plan as plan_module
+from runners.plan import plan
 from runners.report import Summary, print_comparison
 from runners.search import describe
 from tasks.base import Accuracy
@@ -45,7 +46,7 @@ def test_the_registry_is_in_order_of_families() -> None:
 def test_list_shows_the_whole_registry(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mad, "MIXERS", {name: MIXERS[name] for name in ("transformer", "lstm")})
+    monkeypatch.setattr(plan_module, "MIXERS", {name: MIXERS[name] for name in ("transformer", "lstm")})
     monkeypatch.chdir(tmp_path)
     mad.main(["--list", *SMALL])
     text = capsys.readouterr().out

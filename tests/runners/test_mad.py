@@ -25,8 +25,8 @@ from runners.charts import draw_bars, draw_heat_map, plot_comparison
 from runners.ensemble import Run
 from runners.experiment import find_mixer
 from runners.held_out import Reading
-from runners.mad import Options, plan
 from runners.options import parse
+from runners.plan import Options, plan
 from runners.report import METRICS, TEST_METRICS, Estimate, Point, Summary, print_comparison, print_summary, summarise
 from runners.search import DISTRIBUTIONS
 from runners.train import Protocol

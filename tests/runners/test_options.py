@@ -12,8 +12,8 @@ import pytest
 
 from mixers.attention import Transformer
 from runners.c4.config import Config
-from runners.mad import Options
 from runners.options import parse
+from runners.plan import Options
 
 ROOT = Path(__file__).parents[2]
 
