@@ -173,15 +173,12 @@ def plot(bench: "DiagnosticsBench", path: Path) -> None:
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         axes.set(title=phase)
         for number, form in zip(runs, cycle(FORMS)):
-            draw_latencies(
-                axes,
-                (
-                    (i.label if number == runs[0] else "", points(bench, phase, name, number))
-                    for name, i in bench.implementations.items()
-                ),
-                form,
-            )
-            if len(runs) > 1:
+            curves = [
+                (i.label if number == runs[0] else "", points(bench, phase, name, number))
+                for name, i in bench.implementations.items()
+            ]
+            draw_latencies(axes, curves, form)
+            if len(runs) > 1 and any(known for _, known in curves):  # logarithmic axes of nothing cannot be drawn
                 axes.errorbar([], [], fmt=form, color="black", label=f"R = {number}")
         finish_axes(axes, lengths)
     figure.axes[0].set_ylabel(LATENCY)

@@ -199,6 +199,12 @@ def test_what_is_too_slow_is_skipped_with_its_longer_inputs(tmp_path: Path, monk
     assert len(prepared) == 1
 
 
+def test_a_chart_of_several_numbers_of_runs_has_room_for_nothing(tmp_path: Path) -> None:
+    grid = ["--lengths", "16", "--together-at", "16", "--runs", "1", "2", "--implementations", "rt-naive"]
+    main([*TINY, *grid, "--limit", "1e-9", "--out", str(tmp_path)])
+    assert [cell["median_ms"] for cell in stored(tmp_path)["cells"]] == [None] * 6
+
+
 def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "CHEAP_SECONDS", 0.0)
     arguments = ["--lengths", "16", "32", "--phases", "forward", "--implementations", "rt-tiled", "--budget", "1e-3"]
