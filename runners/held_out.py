@@ -37,15 +37,24 @@ def read_test(experiment: Experiment, runs: Sequence[Run], store: Store, device:
     """Readings of finished runs, by run.
 
     Raises:
-        DamagedFileError: a run that was not read before has lost its parameters.
+        DamagedFileError: a run that was not read before has lost its parameters, or what was read is damaged.
     """
     paths = {run: store.run_folder(experiment, run) / "test.json" for run in runs}
-    known = {run: Reading(**values) for run, path in paths.items() if (values := read_json(path)) is not None}
+    known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
     if unread := [run for run in runs if run not in known]:
         for run, reading in _read(experiment, unread, store, device).items():
             write_json(paths[run], asdict(reading))
             known[run] = reading
     return known
+
+
+def _known(path: Path) -> Reading | None:
+    """What was read before, if it was."""
+    values = read_json(path)
+    try:
+        return None if values is None else Reading(**values)
+    except TypeError as error:  # JSON, but not of a reading
+        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
 def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:

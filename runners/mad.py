@@ -16,10 +16,10 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Processes get what is to do without the data that the experiments hold, and a tracker of their own.
     to_do = ([replace(e) for e in experiments], grid, store.folder, store.url, together)
     work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
+    say_once = cache(partial(console.print, soft_wrap=True, markup=False))
     summaries = []
     known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
     with (
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
             trials = search(experiment, grid, store, devices[0], together, watcher)
-            read = partial(_read_test, experiment, store, devices[0], console)
+            read = partial(_read_test, experiment, store, devices[0], say_once)
             summary = summarise(experiment, trials, read)
             folder = store.study_folder(experiment)
             write_summary(summarise(experiment, finished(experiment, store), read, chosen_among=trials), folder)
@@ -158,13 +159,13 @@ class Watchers:
 
 
 def _read_test(
-    experiment: Experiment, store: Store, device: torch.device, console: Console, runs: Sequence[Run]
+    experiment: Experiment, store: Store, device: torch.device, say: Callable[[str], None], runs: Sequence[Run]
 ) -> dict[Run, Reading]:
     """Readings of the chosen point's runs; without its model there are none, and that is said."""
     try:
         return read_test(experiment, runs, store, device)
     except DamagedFileError as error:
-        console.print(f"no test accuracy: {error}", soft_wrap=True)
+        say(f"no test accuracy: {error}")
         return {}
 
 

@@ -96,6 +96,13 @@ def test_lost_parameters_are_an_error_that_says_what_to_do(store: Store) -> None
             read_test(EXPERIMENT, [RUNS[0], run], store, CPU)
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"accuracy": 1.0}'])
+def test_a_damaged_reading_is_an_error_that_says_what_to_do(store: Store, content: str) -> None:
+    (store.run_folder(EXPERIMENT, RUNS[0]) / "test.json").write_text(content)
+    with pytest.raises(DamagedFileError, match=r"is damaged .*: delete it and run the same command again"):
+        read_test(EXPERIMENT, RUNS, store, CPU)
+
+
 def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         *("--mixer", "transformer", "--mixer.heads", "2", "--task", "in-context-recall", "--task.length", "16"),
@@ -116,4 +123,4 @@ def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: p
             path.unlink()
     capsys.readouterr()
     mad.main(command)
-    assert "no test accuracy: " in capsys.readouterr().out
+    assert capsys.readouterr().out.count("no test accuracy: ") == 1
