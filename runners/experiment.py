@@ -150,14 +150,20 @@ def call_as_in_training(
 ) -> None:
     """Call a model on one sequence for all runs at once, here for two; what goes wrong names the mixer.
 
+    Of a layer from outside the backward pass, too: it may fail for all runs where it does not for one.
+
     Raises:
         ContractError: the model's buffers depend on the seed.
     """
+    foreign = experiment.mixer not in MIXERS
     two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
     runs = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
     try:
-        with torch.no_grad():
-            runs.logits(runs.params_RP, torch.zeros(2, 1, positions, dtype=torch.int64, device=device))
+        with torch.set_grad_enabled(foreign):
+            params_RP = runs.params_RP.requires_grad_(foreign)
+            logits_RBTV = runs.logits(params_RP, torch.zeros(2, 1, positions, dtype=torch.int64, device=device))
+            if foreign:
+                torch.autograd.grad(logits_RBTV.sum(), params_RP)
     except Exception as error:
         error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
         raise

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.attention import Transformer
@@ -84,6 +85,23 @@ def test_so_is_what_its_backward_pass_raises() -> None:
     with pytest.raises(NotImplementedError) as caught:
         check_layer("faulty", layer, CPU)
     assert caught.value.__notes__ == ["while mixer 'faulty' was called, and its gradients computed"]
+
+
+def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Recomputed(Transformer):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            z_BTD: Tensor = checkpoint(super().forward, x_BTD, use_reentrant=False)
+            return z_BTD
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Recomputed))
+    command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", "--out"]
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(RuntimeError, match="vmap") as caught:
+            mad.main([*command, str(tmp_path / "out"), *more])
+        assert caught.value.__notes__[-1].startswith("while mixer 'layers_of_others:L' was called for all runs at once")
+        assert not (tmp_path / "out").exists()
 
 
 def test_outputs_that_are_not_finite_are_left_to_training() -> None:
