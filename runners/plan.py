@@ -149,7 +149,7 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     preset, preset_values = PRESETS[options.preset]
     own = task in preset.task
     values = {**preset_values, **values} if own else values
-    base = override(task_class.Config, values)
+    base = _configured(task, values)
     named = {
         f"{name.replace('_', '-')}-{value}": {**values, name: value}
         for name, sweep in task_class.sweeps.items()
@@ -163,16 +163,21 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     as_preset = own and base == override(task_class.Config, preset_values)
     label = "baseline" if base == task_class.Config() else options.preset if as_preset else "custom"
     suffix = "-custom" if values else ""
-    return [
-        (label, base) if name == "baseline" else (name + suffix, override(task_class.Config, named[name]))
-        for name in chosen
-    ]
+    return [(label, base) if name == "baseline" else (name + suffix, _configured(task, named[name])) for name in chosen]
 
 
 def first_layer(experiment: Experiment) -> Layer:
     """The first layer of a model that leaves no trace in random numbers; errors name the mixer."""
     with torch.random.fork_rng(devices=[]), building(experiment.mixer):
         return experiment.build().stack[0]
+
+
+def _configured(task: str, values: dict[str, Any]) -> Any:
+    """A task's settings; of several tasks, one may refuse values that others take, and its name is told."""
+    try:
+        return override(find_task(task).Config, values)
+    except ValueError as error:
+        raise ValueError(f"task {task}: {error}") from error
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:

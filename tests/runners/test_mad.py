@@ -56,6 +56,10 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             "--mixer.block does not apply to mixer lstm, transformer: the options are --mixer.heads, --mixer.qk-norm",
         ),
         (
+            ["--mixer", "rt", "--task", "parity", "selective-copying", "--task.length", "16"],
+            "task selective-copying: length is 16: 16 tokens to copy",
+        ),
+        (
             ["--mixer", "rt", "--task", "compression", "copying", "--task.degree", "3"],
             "--task.degree does not apply to task compression, copying",
         ),
