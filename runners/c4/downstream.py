@@ -11,6 +11,7 @@ import gzip
 import json
 import math
 import re
+import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,21 +134,22 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
 
 
 def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
-    """One row a set, ``Scores`` by name, and a row of their means."""
+    """One row a set, ``Scores`` by name, and a row of their means; wider than the console if it must be."""
     table = Table(
         title="downstream: accuracy (normalised: by length), cross-entropy of the right choice", title_justify="left"
     )
-    table.add_column("set", overflow="fold")
-    for heading in ("items", "accuracy (95%)", "normal-\nised", "chance", "nats/\ntoken", "bits/\nbyte"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("set", no_wrap=True, min_width=10)
+    widths = {"items": 5, "accuracy (95%)": 19, "normal-\nised": 7, "chance": 6, "nats/\ntoken": 6, "bits/\nbyte": 5}
+    for heading, width in widths.items():
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
     means = {name: fmean(score[name] for score in scores.values()) for name in MEANS}
     for name, score in scores.items():
         low, high = score["accuracy_interval"]
         accuracy, *others = _cells(score)
-        table.add_row(name, str(score["items"]), f"{accuracy} ({low:.3f}–{high:.3f})", *others)
+        table.add_row(textwrap.fill(name, 10), str(score["items"]), f"{accuracy} ({low:.3f}–{high:.3f})", *others)
     table.add_section()
     table.add_row("mean", "", *_cells(means))
-    console.print(table)
+    console.print(table, crop=False)
 
 
 def _cells(figures: dict[str, float]) -> list[str]:

@@ -158,7 +158,8 @@ def test_intervals_are_wilsons(right: int, count: int) -> None:
     assert wilson_interval(right, count) == pytest.approx((oracle.low, oracle.high), abs=1e-12)
 
 
-def test_a_row_for_each_set_and_their_mean_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_row_for_each_set_and_their_mean_fit_80_columns(capsys: pytest.CaptureFixture[str], columns: int) -> None:
     score = {
         "items": 10042,
         "accuracy": 0.25,
@@ -170,7 +171,9 @@ def test_a_row_for_each_set_and_their_mean_fit_80_columns(capsys: pytest.Capture
         "gold_nats": 44.1,
         "gold_bits_per_byte": 3.0468,
     }
-    print_scores({"openbookqa": score, "winogrande": {**score, "accuracy": 0.75, "chance": 0.5}}, Console(width=80))
+    print_scores(
+        {"openbookqa": score, "winogrande": {**score, "accuracy": 0.75, "chance": 0.5}}, Console(width=columns)
+    )
     rows = [line.split() for line in capsys.readouterr().out.replace("│", "").splitlines()]
     shown = ["0.265", "0.250", "11.200", "3.047"]
     assert ["openbookqa", "10042", "0.250", "(0.195–0.314)", *shown] in rows
