@@ -52,7 +52,7 @@ LONGEST_NAME = 100
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    arguments, console = sys.argv[1:] if arguments is None else arguments, Console()
+    arguments, console = sys.argv[1:] if arguments is None else arguments, Console(markup=False)
     say = partial(console.print, soft_wrap=True)
     with user_errors(ValueError, OSError):
         if "--list" in arguments:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Processes get what is to do without the data that the experiments hold, and a tracker of their own.
     to_do = ([replace(e) for e in experiments], grid, store.folder, store.url, together)
     work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
-    say_once = cache(partial(console.print, soft_wrap=True, markup=False))
+    say_once = cache(partial(console.print, soft_wrap=True))
     summaries = []
     known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
     with (
@@ -179,7 +179,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     best = f", the best of {seeds} seeds on validation" if seeds > 1 else ""
     title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
     there = folder / "diagnosis.json"
-    say = partial(console.print, soft_wrap=True, markup=False)
+    say = partial(console.print, soft_wrap=True)
     if (read_json(there) or {}).get("title") != title:
         from runners.diagnose import diagnose  # slow to import
         from runners.probe import UnreadableError

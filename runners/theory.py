@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         check_seed(options.seed)
-    console, folder = Console(), options.out / "theory"
+    console, folder = Console(markup=False), options.out / "theory"
     checks = [*check_simulation(options.seed), *check_gradient(options.seed), check_path_lengths()]
     table = Table(title="theorems of arXiv:2604.21215, float64", title_justify="left")
     for heading in ("check", "setting"):

@@ -283,7 +283,8 @@ def run_benchmark(
         device = find_devices(options.device)[0]
         folder = options.out / "bench"
         folder.mkdir(parents=True, exist_ok=True)
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    console = Console(markup=False, width=width)
     path = folder / f"{name}-{_slug(device_name(device))}.json"
     bench = bench_class(options, device, shlex.join(["python", "-m", "runners.bench", name, *arguments]))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config, options = read(arguments)
         if config.dry_run:
             find_files(config.data)
-            console, found = Console(), cost(config, options, vocabulary(config.tokenizer))
+            console, found = Console(markup=False), cost(config, options, vocabulary(config.tokenizer))
             if ACTIVATIONS in found.memory:  # the layer runs without a GPU
                 check_foreign(
                     config.mixer, lambda: _layer(config, options), torch.device("cpu"), lambda: config.seq_len
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 console.print(f"the search trains {len(points_of(config))} such runs")
             return
         with world(config.device) as here:
-            console = Console(quiet=not here.is_first)
+            console = Console(markup=False, quiet=not here.is_first)
             config.check(here.size)
             if here.is_first:
                 check_login(config.wandb)

@@ -203,6 +203,13 @@ def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str
     assert rows(first) == rows(second)
 
 
+def test_brackets_in_a_path_are_no_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "a[bold]b[" / "c]"
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
+    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--out", str(out)])
+    assert f"\nstored in {out}" in capsys.readouterr().out
+
+
 def test_wandb_offline_writes_runs_without_a_network(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
