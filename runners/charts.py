@@ -15,30 +15,31 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from runners.checkpoint import write_atomically
-from runners.report import FEW, Summary, count_mixers, count_seeds, grouped
+from runners.report import span
+from runners.standings import FEW, Standing, count_mixers, grouped
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
 """Characters of a mixer's name before it is broken into lines."""
 
 
-def plot_comparison(summaries: Sequence[Summary], path: Path) -> None:
+def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
     """Sequence and token accuracy on test by task and mixer, with ceiling and chance, as PNG."""
-    figure = draw_heat_map(summaries) if count_mixers(summaries) > FEW else draw_bars(summaries)
+    figure = draw_heat_map(standings) if count_mixers(standings) > FEW else draw_bars(standings)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
-def draw_bars(summaries: Sequence[Summary]) -> Figure:
+def draw_bars(standings: Sequence[Standing]) -> Figure:
     """A panel for each accuracy with a group of bars for each setting; whiskers are 95% intervals within [0, 1]."""
-    settings = list(dict.fromkeys((s.experiment.task, s.experiment.difficulty) for s in summaries))
-    mixers = list(dict.fromkeys(s.experiment.mixer for s in summaries))
+    settings = list(dict.fromkeys((s.task, s.difficulty) for s in standings))
+    mixers = list(dict.fromkeys(s.mixer for s in standings))
     figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
     for axes, metric in zip(figure.subplots(2, 1, sharex=True), ("sequence", "token"), strict=True):
         width = 0.8 / len(mixers)
-        for s in summaries:
-            estimate = s.test(f"{metric}_accuracy")
-            slot = mixers.index(s.experiment.mixer)
-            x = settings.index((s.experiment.task, s.experiment.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
+        for s in standings:
+            estimate = s.accuracy(metric)
+            slot = mixers.index(s.mixer)
+            x = settings.index((s.task, s.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
             if estimate is not None:
                 mean, half_width = estimate.mean, estimate.half_width or 0.0
                 low, high = max(0.0, mean - half_width), min(1.0, mean + half_width)
@@ -55,10 +56,10 @@ def draw_bars(summaries: Sequence[Summary]) -> Figure:
         axes.set_ylim(0, 1.09)
         axes.set_ylabel(f"{metric} accuracy (test)")
         axes.set_xticks(range(len(settings)), [f"{task}\n{difficulty}" for task, difficulty in settings], fontsize=8)
-    if (seeds := count_seeds(summaries)) > 1:
-        figure.supxlabel(
-            f"bars and numbers: means over {seeds} seeds; whiskers: 95% t-intervals within [0, 1]", fontsize=8
-        )
+    seeds = [s.seeds for s in standings]
+    if max(seeds) > 1:
+        note = f"bars and numbers: means over {span(seeds)} seeds; whiskers: 95% t-intervals within [0, 1]"
+        figure.supxlabel(note, fontsize=8)
     _add_legend(figure, mixers)
     return figure
 
@@ -81,29 +82,29 @@ def _broken(mixer: str) -> str:
     return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE))
 
 
-def draw_heat_map(summaries: Sequence[Summary]) -> Figure:
+def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     """A panel for each accuracy: a row a mixer, grouped by family, between ceiling and chance; a column a setting."""
-    settings = list(dict.fromkeys(s.setting for s in summaries))
-    mixers = {s.experiment.mixer: s.family for s in grouped(summaries, "family")}
-    diverged = {(s.experiment.mixer, s.setting) for s in summaries if s.chosen is None}
+    settings = list(dict.fromkeys(s.setting for s in standings))
+    mixers = {s.mixer: s.family for s in grouped(standings, "family")}
+    diverged = {(s.mixer, s.setting) for s in standings if s.test is None}
     rows = ["ceiling", *mixers, "chance"]
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]
     sizes = np.array([1, *(size for _, size in families), 1])
     ends = sizes.cumsum() - 0.5
-    seeds = count_seeds(summaries)
-    height = 2.8 + (0.28 if seeds == 1 else 0.36) * len(rows)
+    seeds = [s.seeds for s in standings]
+    height = 2.8 + (0.28 if max(seeds) == 1 else 0.36) * len(rows)
     figure = Figure(figsize=(4 + max(4, len(settings)), height), layout="constrained")
-    over = "1 seed" if seeds == 1 else f"means over {seeds} seeds ± half the 95% t-interval"
+    over = "1 seed" if max(seeds) == 1 else f"means over {span(seeds)} seeds ± half the 95% t-interval"
     figure.suptitle(f"test accuracy of the points chosen on validation\n{over}", fontsize=11)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(panels, ("sequence", "token"), strict=True):
         accuracies = np.full((len(rows), len(settings)), np.nan)
         half_widths = np.full_like(accuracies, np.nan)
-        for s in summaries:
+        for s in standings:
             column = settings.index(s.setting)
             accuracies[[0, -1], column] = getattr(s.ceiling, metric), getattr(s.chance, metric)
-            if estimate := s.test(f"{metric}_accuracy"):
-                row = rows.index(s.experiment.mixer)
+            if estimate := s.accuracy(metric):
+                row = rows.index(s.mixer)
                 accuracies[row, column] = estimate.mean
                 if estimate.half_width is not None:
                     half_widths[row, column] = estimate.half_width

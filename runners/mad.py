@@ -39,8 +39,9 @@ from runners.layers import print_layers
 from runners.options import run_command, user_errors
 from runners.plan import Options, chosen_layers, first_layer, plan
 from runners.progress import Display
-from runners.report import Summary, count_seeds, print_comparison, print_summary, summarise, write_summary
+from runners.report import Summary, print_summary, summarise, write_summary
 from runners.search import ForeignFolderError, Watcher, finished, run_of, search
+from runners.standings import Standing, print_comparison
 from runners.store import Store, existing_storage
 from runners.track import Tracker, check_login
 from runners.train import SECONDS_BETWEEN_CHECKPOINTS, CurvePoint, Result
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     to_do = ([replace(e) for e in experiments], grid, store.folder, store.url, together)
     work = partial(work_off, *to_do, Tracker(options.wandb, options.out))
     say_once = cache(partial(console.print, soft_wrap=True))
-    summaries = []
+    standings = []
     known_errors = (SplitOverlapError, DamagedFileError, ForeignFolderError, CrewError, OSError)
     with (
         user_errors(*known_errors),
@@ -100,12 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_summary(summary, console)
             _diagnose(summary, store, devices[0], console)
             console.print(f"stored in {folder}\n", soft_wrap=True)
-            summaries.append(summary)
-    if len(summaries) > 1:
+            standings.append(Standing.of(summary.to_dict()))
+    if len(standings) > 1:
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         with user_errors(OSError):
-            plot_comparison(summaries, figure)
-        print_comparison(summaries, console)
+            plot_comparison(standings, figure)
+        print_comparison(standings, console)
         console.print(f"chart: {figure}", soft_wrap=True)
     console.print(f"studies: {store.url}\ndashboard: optuna-dashboard {store.url}", soft_wrap=True)
     if options.wandb == "offline" and (logs := options.out / "wandb").exists():
@@ -175,7 +176,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
         return
     experiment, run = summary.experiment, run_of(summary.chosen_trial)
     folder, model_path = store.study_folder(experiment), store.run_folder(experiment, run) / "model.safetensors"
-    seeds = count_seeds([summary])
+    seeds = summary.seeds
     best = f", the best of {seeds} seeds on validation" if seeds > 1 else ""
     title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
     there = folder / "diagnosis.json"

@@ -1,21 +1,18 @@
 """Results for people: tables, and the progress that is shown on the way."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from optuna.trial import FrozenTrial
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
-from mixers.accounting import FOOTNOTE, HEADINGS, Costs, costs, short
+from mixers.accounting import Costs, costs
 from runners.checkpoint import write_json
 from runners.ensemble import Run
 from runners.experiment import Experiment
@@ -41,8 +38,6 @@ COLUMNS = (
 """Headings of a study's table, and what stands under them."""
 TestReader = Callable[[Sequence[Run]], Mapping[Run, Reading]]
 """Readings of a point's runs, all or none: ``runners.held_out.read_test`` of a study."""
-FEW = 4
-"""Up to so many mixers are compared without their families."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +87,7 @@ class Summary:
             "study": self.experiment.name,
             "config": self.experiment.to_dict(),
             "fingerprint": self.experiment.fingerprint,
+            "family": self.experiment.layer.family,
             "points": [asdict(point) for point in self.points],
             "chosen": self.chosen,
             "ceiling": asdict(self.ceiling),
@@ -100,26 +96,14 @@ class Summary:
         }
 
     @property
-    def setting(self) -> str:
-        """The task, and its difficulty where that is not the baseline."""
-        return self.experiment.setting
-
-    @property
-    def family(self) -> str:
-        """Kind of layer."""
-        return self.experiment.layer.family
-
-    @property
     def costs(self) -> Costs:
         """What one layer costs."""
         return costs(self.experiment.layer, self.experiment.mixer_config, self.experiment.shape)
 
-    def test(self, metric: str) -> Estimate | None:
-        """A test metric of the chosen point."""
-        if self.chosen is None:
-            return None
-        estimates = self.points[self.chosen].estimates
-        return None if estimates is None else estimates.get(f"test_{metric}")
+    @property
+    def seeds(self) -> int:
+        """How many runs a mean is over, at most."""
+        return max((len(point.seeds) for point in self.points), default=0)
 
 
 def summarise(
@@ -194,7 +178,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(_points(name, summary, summary.points, COLUMNS[:3]))
         if finite:
             console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
-    _print_intervals([summary], console)
+    print_intervals([summary.seeds], console)
     ceiling, chance = summary.ceiling, summary.chance
     if summary.chosen is None:
         console.print("chosen: none, every point diverged")
@@ -228,80 +212,15 @@ def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequ
     return table
 
 
-def grouped(summaries: Sequence[Summary], attribute: Literal["setting", "family"]) -> list[Summary]:
-    """Summaries with those of one setting or family together, otherwise in the order given."""
-    value_of = attrgetter(attribute)
-    values = list(dict.fromkeys(map(value_of, summaries)))
-    return sorted(summaries, key=lambda s: values.index(value_of(s)))
+def print_intervals(seeds: Collection[int], console: Console) -> None:
+    """What stands behind a ±, if there is any; means are over so many seeds."""
+    if max(seeds) > 1:
+        console.print(f"±: half the 95% t-interval of the mean over {span(seeds)} seeds, not clipped to [0, 1]")
 
 
-def print_comparison(summaries: Sequence[Summary], console: Console) -> None:
-    """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
-
-    More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
-    """
-    many = count_mixers(summaries) > FEW
-    levels = ("task", "family", "mixer") if many else ("task", "mixer")
-    tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
-    indent = "  " * (len(levels) - 1)
-    rows: list[tuple[str | Text, list[str], list[str]]] = []
-    for setting, of_setting in groupby(grouped(grouped(summaries, "family"), "setting"), attrgetter("setting")):
-        members = list(of_setting)
-        rows.append((Text(setting, "bold"), [], []))
-        for family, of_family in groupby(members, attrgetter("family")):
-            if many:
-                rows.append((f"  {family}", [], []))
-            rows += [(indent + s.experiment.mixer, _accuracies(s), s.costs.cells(short)) for s in of_family]
-        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
-            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
-    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
-    table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
-    if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
-        console.print(table)
-    else:
-        of_mixers = {s.experiment.mixer: s.costs.cells(short) for s in grouped(summaries, "family")}
-        console.print(
-            _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
-            _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
-        )
-    _print_intervals(summaries, console)
-    console.print(f"costs: {FOOTNOTE}")
-
-
-def count_mixers(summaries: Sequence[Summary]) -> int:
-    """How many mixers are compared."""
-    return len({s.experiment.mixer for s in summaries})
-
-
-def count_seeds(summaries: Sequence[Summary]) -> int:
-    """How many runs a mean is over."""
-    return max((len(point.seeds) for s in summaries for point in s.points), default=0)
-
-
-def _print_intervals(summaries: Sequence[Summary], console: Console) -> None:
-    """What stands behind a ±, if there is any."""
-    if (seeds := count_seeds(summaries)) > 1:
-        console.print(f"±: half the 95% t-interval of the mean over {seeds} seeds, not clipped to [0, 1]")
-
-
-def _accuracies(summary: Summary) -> list[str]:
-    if summary.chosen is None:
-        return ["diverged", ""]
-    estimates = summary.test("sequence_accuracy"), summary.test("token_accuracy")
-    return ["" if estimate is None else estimate.text() for estimate in estimates]
-
-
-def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:
-    """What each row is of, then its figures; a line above the names of tasks."""
-    table = Table(title=title, title_justify="left")
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for label, cells in rows:
-        if isinstance(label, Text):
-            table.add_section()
-        table.add_row(label, *cells)
-    return table
+def span(counts: Collection[int]) -> str:
+    """``3``, or ``2 to 3``."""
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

@@ -18,8 +18,9 @@ from mixers.base import Layer
 from runners import mad
 from runners import plan as plan_module
 from runners.plan import plan
-from runners.report import Summary, print_comparison
+from runners.report import Summary
 from runners.search import describe
+from runners.standings import Standing, print_comparison
 from tasks.base import Accuracy
 
 HEADS = ["--mixer.heads", "2"]
@@ -179,7 +180,7 @@ def test_a_narrow_terminal_gets_the_costs_in_a_table_of_their_own(width: int, ta
         experiment=replace(experiment), points=[], chosen=None, chosen_trial=None, ceiling=none, chance=none
     )
     console = Console(width=width, file=io.StringIO())
-    print_comparison([summary], console)
+    print_comparison([Standing.of(summary.to_dict())], console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert text.count("┏") == tables

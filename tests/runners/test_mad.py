@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scipy import stats
 from mixers import MIXERS
 from mixers.accounting import Costs
 from mixers.base import Shape
-from runners import mad, report
+from runners import mad
 from runners.c4.config import Config
 from runners.charts import draw_bars, draw_heat_map, plot_comparison
 from runners.ensemble import Run
@@ -27,8 +28,9 @@ from runners.experiment import find_mixer
 from runners.held_out import Reading
 from runners.options import parse
 from runners.plan import Options, plan
-from runners.report import METRICS, TEST_METRICS, Estimate, Point, Summary, print_comparison, print_summary, summarise
+from runners.report import METRICS, TEST_METRICS, Estimate, Point, Summary, print_summary, summarise
 from runners.search import DISTRIBUTIONS
+from runners.standings import Standing, print_comparison
 from runners.train import Protocol
 from tasks import TASKS
 from tasks.base import Accuracy
@@ -298,7 +300,7 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
             assert estimate.half_width == pytest.approx(upper - np.mean(values))
     assert summary.chosen == 2
     assert summary.chosen_trial is trials[4 + 2]  # seed 1, validation score 0.9
-    sequence_accuracy = summary.test("sequence_accuracy")
+    sequence_accuracy = Standing.of(summary.to_dict()).accuracy("sequence")
     assert sequence_accuracy is not None
     assert sequence_accuracy.mean == pytest.approx(0.4)
     assert [point.estimates is not None and "test_loss" in point.estimates for point in summary.points] == [
@@ -457,43 +459,36 @@ SORTED = [("recurrent net", "lstm"), ("recurrent net", "lru"), ("recurrent atten
 SORTED += [("recurrent attention", "staircase"), ("state space", "s5")]
 
 
-def summaries_of(
+def standings_of(
     mixers: Sequence[str], diverged: Sequence[tuple[str, str]] = (), half_width: float | None = None
-) -> list[Summary]:
+) -> list[Standing]:
     """The n-th has a test sequence accuracy of n percent, the token accuracy is half a unit higher.
 
     A mean with a ``half_width`` is over 3 seeds.
     """
-    seeds = [0] if half_width is None else [0, 1, 2]
-    summaries = []
-    for n, experiment in enumerate(plan(["--mixer", *mixers, "--task", "parity", "mqar", "--width", "16"])[1]):
-        dead = (experiment.mixer, experiment.task) in diverged
+    standings = []
+    for n, (task, mixer) in enumerate(product(("parity", "mqar"), mixers)):
         estimates = {m: Estimate(mean=n / 100 + 0.5 * ("token" in m), half_width=half_width) for m in TEST_METRICS}
-        point = Point(
-            lr=1e-3,
-            weight_decay=0.0,
-            seeds=seeds,
-            estimates=None if dead else estimates,
-            diverged={0: 7} if dead else {},
-        )
-        summaries.append(
-            Summary(
-                experiment=experiment,
-                points=[point],
-                chosen=None if dead else 0,
-                chosen_trial=None,
+        standings.append(
+            Standing(
+                mixer=mixer,
+                family=MIXERS[mixer].family,
+                task=task,
+                difficulty="baseline",
+                test=None if (mixer, task) in diverged else estimates,
+                seeds=1 if half_width is None else 3,
                 ceiling=Accuracy(sequence=0.98, token=0.9912),  # two digits would put a perfect run above it
-                chance=Accuracy(sequence=0.2, token=0.3 if experiment.task == "mqar" else 0.5),
+                chance=Accuracy(sequence=0.2, token=0.3 if task == "mqar" else 0.5),
+                costs=Costs(parameters=1, state_floats=None, flops_per_token=None),
             )
         )
-    return summaries
+    return standings
 
 
-def compared(summaries: Sequence[Summary], width: int, monkeypatch: pytest.MonkeyPatch) -> list[list[list[str]]]:
+def compared(standings: Sequence[Standing], width: int) -> list[list[list[str]]]:
     """Cells of each row of each table of a comparison, below the headings."""
-    monkeypatch.setattr(report, "costs", lambda *_: Costs(parameters=1, state_floats=None, flops_per_token=None))
     console = Console(width=width, file=io.StringIO())
-    print_comparison(summaries, console)
+    print_comparison(standings, console)
     assert isinstance(console.file, io.StringIO)
     tables = [table.splitlines() for table in console.file.getvalue().split("┏")[1:]]
     return [[[c.strip() for c in row.strip("│").split("│")] for row in rows if row.startswith("│")] for rows in tables]
@@ -501,7 +496,7 @@ def compared(summaries: Sequence[Summary], width: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mixers", [MANY, MANY[:4]])
 def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyPatch, mixers: tuple[str, ...]) -> None:
-    (table,) = compared(summaries_of(mixers), 200, monkeypatch)
+    (table,) = compared(standings_of(mixers), 200)
     named = [pair for pair in SORTED if pair[1] in mixers]
     families = dict.fromkeys(family for family, _ in named)
     rows = [name for family in families for name in (family, *(mixer for f, mixer in named if f == family))]
@@ -519,7 +514,7 @@ def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyP
 
 def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     note = "±: half the 95% t-interval of the mean over 2 seeds, not clipped to [0, 1]"
-    (summary, _) = summaries_of(["rt"])
+    (experiment,) = plan(["--mixer", "rt", "--task", "parity", "--width", "16"])[1]
     estimates = {name: Estimate(mean=0.1 + i, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
     points = [
         Point(lr=5e-4, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={0: 7, 1: 8}),
@@ -531,7 +526,11 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     rows = {}
     for width in (80, 120):
         console = Console(width=width, file=io.StringIO())
-        print_summary(replace(summary, points=points, chosen=1), console)
+        limit = Accuracy(sequence=1.0, token=1.0)
+        summary = Summary(
+            experiment=experiment, points=points, chosen=1, chosen_trial=None, ceiling=limit, chance=limit
+        )
+        print_summary(summary, console)
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()
         assert max(map(len, lines)) <= width
@@ -545,24 +544,24 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "4.1"]]
 
 
-def test_the_comparison_is_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    summaries = summaries_of(["feedback-transformer", *MANY], half_width=0.01)
-    (whole,) = compared(summaries, 200, monkeypatch)
-    accuracies, costs = compared(summaries, 80, monkeypatch)
+def test_the_comparison_is_whole_at_80_columns() -> None:
+    standings = standings_of(["feedback-transformer", *MANY], half_width=0.01)
+    (whole,) = compared(standings, 200)
+    accuracies, costs = compared(standings, 80)
     assert accuracies == [row[:3] for row in whole]
     assert costs == [[name, *cells[2:]] for name, *cells in whole[: len(whole) // 2] if cells[2]]
 
 
 def test_a_comparison_says_over_how_many_seeds_its_intervals_are(capsys: pytest.CaptureFixture[str]) -> None:
     for half_width, said in ((None, False), (1.3, True)):
-        print_comparison(summaries_of(["rt", "s5"], half_width=half_width), Console())
+        print_comparison(standings_of(["rt", "s5"], half_width=half_width), Console())
         assert ("±: half the 95% t-interval of the mean over 3 seeds" in capsys.readouterr().out) == said
 
 
 def test_whiskers_end_at_0_and_1_and_numbers_stand_above_them() -> None:
     for half_width in (1.3, 0.1, None):
-        summaries = summaries_of(["rt", "s5"], half_width=half_width)
-        figure = draw_bars(summaries)
+        standings = standings_of(["rt", "s5"], half_width=half_width)
+        figure = draw_bars(standings)
         figure.draw_without_rendering()
         axes = figure.axes[1]
         ends = [
@@ -582,10 +581,8 @@ def test_whiskers_end_at_0_and_1_and_numbers_stand_above_them() -> None:
 @pytest.mark.parametrize("length", [5, 30, 90])
 def test_the_legend_fits_whatever_the_mixers_are_called(length: int) -> None:
     names = {mixer: f"{mixer}{'_' * length}.module:Layer{'x' * length}" for mixer in MANY[:4]}
-    summaries = [
-        replace(s, experiment=replace(s.experiment, mixer=names[s.experiment.mixer])) for s in summaries_of(MANY[:4])
-    ]
-    figure = draw_bars(summaries)
+    standings = [replace(s, mixer=names[s.mixer]) for s in standings_of(MANY[:4])]
+    figure = draw_bars(standings)
     figure.draw_without_rendering()
     (legend,) = figure.legends
     extent = legend.get_window_extent()
@@ -595,23 +592,20 @@ def test_the_legend_fits_whatever_the_mixers_are_called(length: int) -> None:
 
 
 def test_a_heat_map_has_intervals_a_title_and_one_color_for_equal_numbers() -> None:
-    summaries = summaries_of(MANY, half_width=0.25)
-    assert "means over 3 seeds ±" in draw_heat_map(summaries).get_suptitle()
-    assert draw_heat_map(summaries_of(MANY)).get_suptitle().endswith("1 seed")
+    standings = standings_of(MANY, half_width=0.25)
+    assert "means over 3 seeds ±" in draw_heat_map(standings).get_suptitle()
+    assert draw_heat_map(standings_of(MANY)).get_suptitle().endswith("1 seed")
     for shift in (-0.001, 0.001):
         estimates = {m: Estimate(mean=0.5 + shift, half_width=0.25) for m in TEST_METRICS}
-        summaries = [replace(s, points=[replace(s.points[0], estimates=estimates)]) for s in summaries]
-        texts = {text.get_position(): text for axes in draw_heat_map(summaries).axes for text in axes.texts}
+        standings = [replace(s, test=estimates) for s in standings]
+        texts = {text.get_position(): text for axes in draw_heat_map(standings).axes for text in axes.texts}
         assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.25", "white")
         assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "black")
 
 
 def test_a_heat_map_calls_diverged_only_what_diverged() -> None:
-    summaries = [
-        replace(s, points=[replace(s.points[0], estimates={})]) if s.experiment.mixer == "rt" else s
-        for s in summaries_of(MANY, diverged=[("s5", "parity")])
-    ]
-    axes = draw_heat_map(summaries).axes[0]
+    standings = [replace(s, test={}) if s.mixer == "rt" else s for s in standings_of(MANY, diverged=[("s5", "parity")])]
+    axes = draw_heat_map(standings).axes[0]
     texts = {text.get_position(): text.get_text() for text in axes.texts}
     assert [texts[0, 3], texts[1, 3], texts[0, 5]] == ["–", "–", "div."]
 
@@ -619,11 +613,9 @@ def test_a_heat_map_calls_diverged_only_what_diverged() -> None:
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
-    summaries = [
-        s for s in summaries_of(MANY, diverged=[("s5", "mqar")]) if (s.experiment.mixer, s.setting) != ("rt", "mqar")
-    ]
-    plot_comparison(summaries, tmp_path / "many.png")
-    plot_comparison([s for s in summaries if s.experiment.mixer != "s5"], tmp_path / "few.png")
+    standings = [s for s in standings_of(MANY, diverged=[("s5", "mqar")]) if (s.mixer, s.setting) != ("rt", "mqar")]
+    plot_comparison(standings, tmp_path / "many.png")
+    plot_comparison([s for s in standings if s.mixer != "s5"], tmp_path / "few.png")
     assert {path.name for path in tmp_path.iterdir()} == {"many.png", "few.png"}
     heat_map, bars = drawn
     assert not any(axes.images for axes in bars.axes)

@@ -1,0 +1,78 @@
+"""Finished studies beside one another, as a table and a chart: other layers, or one layer with other settings.
+
+    python -m runners.compare
+    python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
+
+Nothing is trained: all of it stands in the ``summary.json`` of each study, which ``runners.mad`` writes.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from runners.charts import plot_comparison
+from runners.checkpoint import read_json
+from runners.options import check_out, cli, not_understood, run_command, user_errors
+from runners.standings import print_comparison, told_apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tabulate and draw finished studies beside one another.
+
+    Attributes:
+        studies: folders of studies, or their summary.json; all in the results folder unless given.
+        out: folder of results.
+    """
+
+    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    out: Path = Path("results")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; what goes wrong is one line and exit status 2."""
+    console = Console(markup=False)
+    with user_errors(ValueError, OSError):
+        options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
+        if unknown:
+            raise ValueError(not_understood(unknown[0]))
+        check_out(options.out)
+        summaries = read_summaries(options.studies or sorted((options.out / "studies").glob("*/summary.json")))
+        if not summaries:
+            raise ValueError(
+                f"{options.out / 'studies'} has no finished study: train with runners.mad, or name folders"
+            )
+        standings = told_apart(summaries)
+        print_comparison(standings, console)
+        digest = hashlib.sha256("".join(summary["study"] for summary in summaries).encode()).hexdigest()
+        figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
+        plot_comparison(standings, figure)
+    console.print(f"chart: {figure}", soft_wrap=True)
+
+
+def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Summaries of studies, from their folders or files, each once.
+
+    Raises:
+        ValueError: there is none, or one of an earlier version.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        file = path / "summary.json" if path.is_dir() else path
+        summary = read_json(file)
+        if summary is None:
+            raise ValueError(f"{file} is not there: name folders of studies that are finished")
+        if not isinstance(summary, dict) or "family" not in summary:
+            raise ValueError(f"{file} is none of a study, or of an earlier version: run its command again")
+        found[summary["study"]] = summary
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    run_command(main, "interrupted")

@@ -1,0 +1,190 @@
+"""Finished studies beside one another, and the table of a comparison."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from mixers.accounting import FOOTNOTE, HEADINGS, Costs, short
+from runners.report import TEST_METRICS, Estimate, print_intervals
+from tasks.base import Accuracy
+
+FEW = 4
+"""Up to so many mixers are compared without their families."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a finished study brings into a comparison.
+
+    Attributes:
+        mixer: what its row is called.
+        family: kind of layer.
+        task: what it was trained on.
+        difficulty: of the task.
+        test: estimates of the chosen point by name, as far as there are any; None if every point diverged.
+        seeds: runs that a mean is over, at most.
+        ceiling: of the test split.
+        chance: of the test split.
+        costs: of one layer.
+    """
+
+    mixer: str
+    family: str
+    task: str
+    difficulty: str
+    test: dict[str, Estimate] | None
+    seeds: int
+    ceiling: Accuracy
+    chance: Accuracy
+    costs: Costs
+
+    @staticmethod
+    def of(summary: dict[str, Any]) -> "Standing":
+        """That of ``Summary.to_dict()``, also as read from a file."""
+        config, points, chosen, costs = (summary[name] for name in ("config", "points", "chosen", "costs"))
+        estimates = (None if chosen is None else points[chosen]["estimates"]) or {}
+        found = {name: Estimate(**estimates[name]) for name in TEST_METRICS if name in estimates}
+        by_length = {
+            name: None if figures is None else {int(length): figure for length, figure in figures.items()}
+            for name, figures in costs.items()
+            if name != "parameters"
+        }
+        return Standing(
+            mixer=config["mixer"],
+            family=summary["family"],
+            task=config["task"],
+            difficulty=config["difficulty"],
+            test=None if chosen is None else found,
+            seeds=max((len(point["seeds"]) for point in points), default=0),
+            ceiling=Accuracy(**summary["ceiling"]),
+            chance=Accuracy(**summary["chance"]),
+            costs=Costs(parameters=costs["parameters"], **by_length),
+        )
+
+    @property
+    def setting(self) -> str:
+        """The task, and its difficulty where that is not the baseline."""
+        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
+
+    def accuracy(self, metric: str) -> Estimate | None:
+        """Sequence or token accuracy on the test split."""
+        return None if self.test is None else self.test.get(f"test_{metric}_accuracy")
+
+    def accuracies(self) -> list[str]:
+        """Cells of a table."""
+        if self.test is None:
+            return ["diverged", ""]
+        estimates = self.accuracy("sequence"), self.accuracy("token")
+        return ["" if estimate is None else estimate.text() for estimate in estimates]
+
+
+def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
+    """Standings whose mixers and difficulties name the settings in which those of one name differ."""
+    configs = [summary["config"] for summary in summaries]
+    of_layer = [
+        dict(_leaves({name: config[name] for name in ("mixer_config", "shape", "protocol", "precision")}))
+        for config in configs
+    ]
+    of_task = [dict(_leaves(config["task_config"])) for config in configs]
+    mixers = _differences([config["mixer"] for config in configs], of_layer)
+    tasks = _differences([(config["task"], config["difficulty"]) for config in configs], of_task)
+    standings = [
+        replace(
+            Standing.of(summary),
+            mixer=f"{summary['config']['mixer']} ({mixer})" if mixer else summary["config"]["mixer"],
+            difficulty=", ".join(filter(None, (summary["config"]["difficulty"], task))),
+        )
+        for summary, mixer, task in zip(summaries, mixers, tasks, strict=True)
+    ]
+    rows = Counter((s.mixer, s.setting) for s in standings)
+    return [  # what is left is code or data
+        replace(s, mixer=f"{s.mixer} {summary['fingerprint'][:8]}") if rows[s.mixer, s.setting] > 1 else s
+        for s, summary in zip(standings, summaries, strict=True)
+    ]
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values at the ends of nested settings."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield name.replace("_", "-"), value
+
+
+def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
+    """In words, those settings of each that are not the same for all of its name."""
+    values: dict[Any, dict[str, set[str]]] = {}
+    for name, setting in zip(names, settings, strict=True):
+        for key, value in setting.items():
+            values.setdefault(name, {}).setdefault(key, set()).add(repr(value))
+    return [
+        ", ".join(f"{key} {value}" for key, value in setting.items() if len(values[name][key]) > 1)
+        for name, setting in zip(names, settings, strict=True)
+    ]
+
+
+def grouped(standings: Sequence[Standing], attribute: Literal["setting", "family"]) -> list[Standing]:
+    """Standings with those of one setting or family together, otherwise in the order given."""
+    value_of = attrgetter(attribute)
+    values = list(dict.fromkeys(map(value_of, standings)))
+    return sorted(standings, key=lambda s: values.index(value_of(s)))
+
+
+def print_comparison(standings: Sequence[Standing], console: Console) -> None:
+    """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
+
+    More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
+    """
+    many = count_mixers(standings) > FEW
+    levels = ("task", "family", "mixer") if many else ("task", "mixer")
+    tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
+    indent = "  " * (len(levels) - 1)
+    rows: list[tuple[str | Text, list[str], list[str]]] = []
+    for setting, of_setting in groupby(grouped(grouped(standings, "family"), "setting"), attrgetter("setting")):
+        members = list(of_setting)
+        rows.append((Text(setting, "bold"), [], []))
+        for family, of_family in groupby(members, attrgetter("family")):
+            if many:
+                rows.append((f"  {family}", [], []))
+            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
+        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
+            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
+    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
+    table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
+    if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+        console.print(table)
+    else:
+        of_mixers = {s.mixer: s.costs.cells(short) for s in grouped(standings, "family")}
+        console.print(
+            _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
+            _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
+        )
+    print_intervals([s.seeds for s in standings], console)
+    console.print(f"costs: {FOOTNOTE}")
+
+
+def count_mixers(standings: Sequence[Standing]) -> int:
+    """How many mixers are compared."""
+    return len({s.mixer for s in standings})
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:
+    """What each row is of, then its figures; a line above the names of tasks."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, cells in rows:
+        if isinstance(label, Text):
+            table.add_section()
+        table.add_row(label, *cells)
+    return table

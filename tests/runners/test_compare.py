@@ -1,0 +1,134 @@
+"""Finished studies beside one another: which, and what their rows are called."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import compare, mad
+from runners.plan import plan
+from runners.report import Estimate, Point, Summary, span
+from runners.standings import Standing, told_apart
+from tasks.base import Accuracy
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+def summary_of(*arguments: str, seeds: int = 1) -> dict[str, Any]:
+    """Of a study as it stands in its file, with made-up results."""
+    (experiment,) = plan([*arguments])[1]
+    estimates = {f"test_{split}_accuracy": Estimate(mean=0.25, half_width=None) for split in ("sequence", "token")}
+    made = Summary(
+        experiment=experiment,
+        points=[Point(lr=1e-3, weight_decay=0.0, seeds=[*range(seeds)], estimates=estimates, diverged={})],
+        chosen=0,
+        chosen_trial=None,
+        ceiling=Accuracy(sequence=1.0, token=1.0),
+        chance=Accuracy(sequence=0.0, token=0.5),
+    )
+    read: dict[str, Any] = json.loads(json.dumps(made.to_dict()))
+    return read
+
+
+RT = ("--mixer", "rt", "--task", "parity")
+
+
+def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
+    standings = told_apart(
+        [
+            summary_of(*RT),
+            summary_of(*RT, "--mixer.block", "4"),
+            summary_of(*RT, "--mixer.block", "4", "--width", "64"),
+            summary_of("--mixer", "transformer", "--task", "parity"),
+            summary_of(*RT, "--task.length", "32"),
+            summary_of(*RT, "--task.length", "48"),
+        ]
+    )
+    assert [(s.mixer, s.setting) for s in standings] == [
+        ("rt (block 1, width 128)", "parity"),
+        ("rt (block 4, width 128)", "parity"),
+        ("rt (block 4, width 64)", "parity"),
+        ("transformer", "parity"),
+        ("rt (block 1, width 128)", "parity (custom, length 32)"),
+        ("rt (block 1, width 128)", "parity (custom, length 48)"),
+    ]
+
+
+def test_studies_of_the_same_settings_are_told_apart_by_their_fingerprints() -> None:
+    one = summary_of(*RT)
+    other = {**copy.deepcopy(one), "fingerprint": "0123456789", "study": "of other code"}
+    assert [s.mixer for s in told_apart([one, other])] == [f"rt {one['fingerprint'][:8]}", "rt 01234567"]
+
+
+def test_a_standing_is_the_same_from_a_file_and_from_memory() -> None:
+    (experiment,) = plan(["--mixer", "lstm", "--task", "parity", "--width", "16"])[1]
+    limit = Accuracy(sequence=1.0, token=1.0)
+    for chosen, estimates in ((None, None), (0, {"test_token_accuracy": Estimate(mean=0.5, half_width=0.1)})):
+        point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=estimates, diverged={})
+        summary = Summary(
+            experiment=experiment, points=[point], chosen=chosen, chosen_trial=None, ceiling=limit, chance=limit
+        )
+        standing = Standing.of(summary.to_dict())
+        assert standing == Standing.of(json.loads(json.dumps(summary.to_dict())))
+        assert (standing.family, standing.seeds, standing.costs) == ("recurrent net", 2, summary.costs)
+        assert standing.accuracy("sequence") is None
+        assert standing.accuracy("token") == (estimates or {}).get("test_token_accuracy")
+        assert standing.accuracies() == (["diverged", ""] if chosen is None else ["", "0.5000 ± 0.1000"])
+
+
+def test_seeds_in_words() -> None:
+    assert [span([3]), span([3, 3]), span([5, 2, 3])] == ["3", "3", "2 to 5"]
+
+
+def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--task", "parity", "--task.length", "24", "--task.train-examples", "32", "--task.eval-examples", "16"]
+    small += ["--width", "16", "--mlp-width", "16", "--steps", "2", "--evaluations", "1", "--batch-size", "16"]
+    rt = ["--mixer", "rt", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)]
+    mad.main([*rt, *small])
+    mad.main([*rt, *small, "--mixer.block", "2", "--seeds", "2"])
+    capsys.readouterr()
+    compare.main(["--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert sorted(rows) == sorted(["parity (custom)", "rt (block 1)", "rt (block 2)", "ceiling", "chance"])
+    assert "over 1 to 2 seeds" in text
+    assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
+    (folder,) = {path.parent for path in tmp_path.glob("studies/*/summary.json") if '"block": 2' in path.read_text()}
+    compare.main([str(folder), str(folder / "summary.json"), "--out", str(tmp_path)])
+    rows = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert rows == ["parity (custom)", "rt", "ceiling", "chance"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "has no finished study: train with runners.mad, or name folders"),
+        (lambda folder: (folder / "studies" / "a").mkdir(parents=True), "has no finished study"),
+        (lambda folder: write(folder / "studies" / "a" / "summary.json", "{}"), "is none of a study"),
+        (lambda folder: write(folder / "studies" / "a" / "summary.json", "[torn"), "is damaged"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], message: str
+) -> None:
+    make(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        compare.main(["--out", str(tmp_path)])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path / "nothing")])
+    assert "nothing is not there: name folders of studies that are finished" in capsys.readouterr().err
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
