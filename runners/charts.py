@@ -20,7 +20,9 @@ from runners.standings import FEW, Standing, count_mixers, grouped
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
-"""Characters of a mixer's name before it is broken into lines."""
+"""Characters of a name before it is broken into lines."""
+LONGEST_TICK = 20
+"""Those of a setting under its bars."""
 
 
 def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
@@ -55,8 +57,9 @@ def draw_bars(standings: Sequence[Standing]) -> Figure:
             axes.hlines(getattr(s.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
         axes.set_ylim(0, 1.09)
         axes.set_ylabel(f"{metric} accuracy (test)")
-        axes.set_xticks(range(len(settings)), [f"{task}\n{difficulty}" for task, difficulty in settings], fontsize=8)
-    seeds = [s.seeds for s in standings]
+        ticks = [f"{task}\n{textwrap.fill(words, LONGEST_TICK, break_on_hyphens=False)}" for task, words in settings]
+        axes.set_xticks(range(len(settings)), ticks, fontsize=8)
+    seeds = _seeds(standings)
     if max(seeds) > 1:
         note = f"bars and numbers: means over {span(seeds)} seeds; whiskers: 95% t-intervals within [0, 1]"
         figure.supxlabel(note, fontsize=8)
@@ -77,9 +80,14 @@ def _add_legend(figure: Figure, mixers: Sequence[str]) -> None:
 
 
 def _broken(mixer: str) -> str:
-    """A long import path in several lines."""
+    """A long name in several lines."""
     lines = [mixer] if len(mixer) <= LONGEST_LINE else mixer.replace(":", ":\n").splitlines()
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE))
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE, break_on_hyphens=False))
+
+
+def _seeds(standings: Sequence[Standing]) -> list[int]:
+    """How many seeds the means are over, where there are any."""
+    return [s.seeds for s in standings if s.test] or [1]
 
 
 def draw_heat_map(standings: Sequence[Standing]) -> Figure:
@@ -91,8 +99,10 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]
     sizes = np.array([1, *(size for _, size in families), 1])
     ends = sizes.cumsum() - 0.5
-    seeds = [s.seeds for s in standings]
-    height = 2.8 + (0.28 if max(seeds) == 1 else 0.36) * len(rows)
+    labels, columns = [_broken(row) for row in rows], [_broken(setting) for setting in settings]
+    seeds = _seeds(standings)
+    lines = max(label.count("\n") for label in labels) + 1
+    height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(rows)
     figure = Figure(figsize=(4 + max(4, len(settings)), height), layout="constrained")
     over = "1 seed" if max(seeds) == 1 else f"means over {span(seeds)} seeds ± half the 95% t-interval"
     figure.suptitle(f"test accuracy of the points chosen on validation\n{over}", fontsize=11)
@@ -119,14 +129,14 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if interval else 8)
         axes.hlines(ends[:-1], -0.5, len(settings) - 0.5, colors="white", linewidth=2)
         axes.set_title(f"{metric} accuracy", fontsize=10)
-        axes.set_xticks(range(len(settings)), settings, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        axes.set_xticks(range(len(settings)), columns, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
         axes.tick_params(length=0)
-    panels[0].set_yticks(range(len(rows)), [_broken(row) for row in rows], fontsize=8)
+    panels[0].set_yticks(range(len(rows)), labels, fontsize=8)
     side = panels[1].secondary_yaxis("right")
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)
     if np.isnan(accuracies).any():
-        figure.supxlabel("grey: every grid point diverged (div.), or no test accuracy was read (–)", fontsize=8)
+        figure.supxlabel("grey: every grid point diverged (div.), or there is no test accuracy (–)", fontsize=8)
     return figure
 
 

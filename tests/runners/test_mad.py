@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -495,7 +495,7 @@ def compared(standings: Sequence[Standing], width: int) -> list[list[list[str]]]
 
 
 @pytest.mark.parametrize("mixers", [MANY, MANY[:4]])
-def test_the_comparison_is_sorted_by_task_and_family(monkeypatch: pytest.MonkeyPatch, mixers: tuple[str, ...]) -> None:
+def test_the_comparison_is_sorted_by_task_and_family(mixers: tuple[str, ...]) -> None:
     (table,) = compared(standings_of(mixers), 200)
     named = [pair for pair in SORTED if pair[1] in mixers]
     families = dict.fromkeys(family for family, _ in named)
@@ -601,6 +601,26 @@ def test_a_heat_map_has_intervals_a_title_and_one_color_for_equal_numbers() -> N
         texts = {text.get_position(): text for axes in draw_heat_map(standings).axes for text in axes.texts}
         assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.25", "white")
         assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "black")
+
+
+def test_no_two_labels_of_a_chart_overlap_however_many_settings_they_name() -> None:
+    words = ", ".join(f"some-setting-{n} {n}" for n in range(6))
+    for mixers, draw in ((MANY[:4], draw_bars), (MANY, draw_heat_map)):
+        named = [replace(s, mixer=f"{s.mixer} ({words})", difficulty=f"custom, {words}") for s in standings_of(mixers)]
+        figure = draw(named)
+        figure.draw_without_rendering()
+        axes = figure.axes[-1] if draw is draw_bars else figure.axes[0]
+        labels = [axes.get_xticklabels() if draw is draw_bars else [], axes.get_yticklabels()]
+        for extents in ([label.get_window_extent() for label in side] for side in labels):
+            assert not any(one.overlaps(other) for one, other in combinations(extents, 2))
+            assert all(figure.bbox.x0 <= extent.x0 and extent.x1 <= figure.bbox.x1 for extent in extents)
+
+
+def test_means_are_over_the_seeds_of_what_has_not_diverged() -> None:
+    for mixers, draw in ((MANY[:2], draw_bars), (MANY, draw_heat_map)):
+        diverged, *others = standings_of(mixers, half_width=0.1)
+        figure = draw([replace(diverged, test=None, seeds=0), *others])
+        assert " 0 to" not in figure.get_supxlabel() + figure.get_suptitle()
 
 
 def test_a_heat_map_calls_diverged_only_what_diverged() -> None:
