@@ -60,17 +60,22 @@ def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Summaries of studies, from their folders or files, each once.
 
     Raises:
-        ValueError: there is none, or one of an earlier version.
+        ValueError: there is none, or one of an earlier version, or two of one study that are not the same.
     """
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
         file = path / "summary.json" if path.is_dir() else path
+        if file.is_file() and file.name != "summary.json":
+            raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
         summary = read_json(file)
         if summary is None:
             raise ValueError(f"{file} is not there: name folders of studies that are finished")
         if not isinstance(summary, dict) or "family" not in summary:
-            raise ValueError(f"{file} is none of a study, or of an earlier version: run its command again")
-        found[summary["study"]] = summary
+            raise ValueError(
+                f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
+            )
+        if found.setdefault(summary["study"], summary) != summary:
+            raise ValueError(f"{file} and another summary of {summary['study']} differ: name one of them")
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""Results for people: tables, and the progress that is shown on the way."""
+"""Results of a study: its summary, and its table for people."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -214,8 +214,8 @@ def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequ
 
 def print_intervals(seeds: Collection[int], console: Console) -> None:
     """What stands behind a ±, if there is any; means are over so many seeds."""
-    if max(seeds) > 1:
-        console.print(f"±: half the 95% t-interval of the mean over {span(seeds)} seeds, not clipped to [0, 1]")
+    if several := [count for count in seeds if count > 1]:
+        console.print(f"±: half the 95% t-interval of the mean over {span(several)} seeds, not clipped to [0, 1]")
 
 
 def span(counts: Collection[int]) -> str:

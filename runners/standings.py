@@ -30,7 +30,7 @@ class Standing:
         task: what it was trained on.
         difficulty: of the task.
         test: estimates of the chosen point by name, as far as there are any; None if every point diverged.
-        seeds: runs that a mean is over, at most.
+        seeds: runs that its means are over.
         ceiling: of the test split.
         chance: of the test split.
         costs: of one layer.
@@ -63,7 +63,7 @@ class Standing:
             task=config["task"],
             difficulty=config["difficulty"],
             test=None if chosen is None else found,
-            seeds=max((len(point["seeds"]) for point in points), default=0),
+            seeds=0 if chosen is None else len(points[chosen]["seeds"]),
             ceiling=Accuracy(**summary["ceiling"]),
             chance=Accuracy(**summary["chance"]),
             costs=Costs(parameters=costs["parameters"], **by_length),
@@ -87,14 +87,18 @@ class Standing:
 
 
 def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
-    """Standings whose mixers and difficulties name the settings in which those of one name differ."""
+    """Standings whose mixers and difficulties name the settings in which those of one name differ, and the training of
+    all.
+    """
     configs = [summary["config"] for summary in summaries]
-    of_layer = [
-        dict(_leaves({name: config[name] for name in ("mixer_config", "shape", "protocol", "precision")}))
-        for config in configs
+    of_layer = [dict(_leaves({name: config[name] for name in ("mixer_config", "shape")})) for config in configs]
+    of_training = [
+        dict(_leaves({**_trained(config["protocol"]), "precision": config["precision"]})) for config in configs
     ]
     of_task = [dict(_leaves(config["task_config"])) for config in configs]
-    mixers = _differences([config["mixer"] for config in configs], of_layer)
+    layers = _differences([config["mixer"] for config in configs], of_layer)
+    trainings = _differences(["all"] * len(configs), of_training)
+    mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
     tasks = _differences([(config["task"], config["difficulty"]) for config in configs], of_task)
     standings = [
         replace(
@@ -111,6 +115,12 @@ def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
     ]
 
 
+def _trained(protocol: dict[str, Any]) -> dict[str, Any]:
+    """A protocol with its length in steps or in epochs, whichever counts."""
+    idle = "steps" if protocol["steps"] is None else "epochs"
+    return {name: value for name, value in protocol.items() if name != idle}
+
+
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Names and values at the ends of nested settings."""
     for name, value in values.items():
@@ -122,12 +132,15 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
     """In words, those settings of each that are not the same for all of its name."""
-    values: dict[Any, dict[str, set[str]]] = {}
+    of_name: dict[Any, list[dict[str, Any]]] = {}
     for name, setting in zip(names, settings, strict=True):
-        for key, value in setting.items():
-            values.setdefault(name, {}).setdefault(key, set()).add(repr(value))
+        of_name.setdefault(name, []).append(setting)
     return [
-        ", ".join(f"{key} {value}" for key, value in setting.items() if len(values[name][key]) > 1)
+        ", ".join(
+            f"{key} {value}"
+            for key, value in setting.items()
+            if any(key not in other or other[key] != value for other in of_name[name])
+        )
         for name, setting in zip(names, settings, strict=True)
     ]
 

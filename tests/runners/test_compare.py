@@ -57,6 +57,41 @@ def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
     ]
 
 
+def test_rows_of_several_layers_name_the_training_in_which_they_differ() -> None:
+    standings = told_apart(
+        [
+            summary_of(*RT),
+            summary_of(*RT, "--steps", "500"),
+            summary_of("--mixer", "transformer", "--task", "parity", "--steps", "500"),
+        ]
+    )
+    assert [s.mixer for s in standings] == ["rt (epochs 200)", "rt (steps 500)", "transformer (steps 500)"]
+
+
+def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
+    summaries = [
+        summary_of("--mixer", "staircase", "--task", "parity", "--mixer.steps", steps, "--steps", "500")
+        for steps in ("2", "4")
+    ]
+    assert [s.mixer for s in told_apart(summaries)] == ["staircase (steps 2)", "staircase (steps 4)"]
+
+
+def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:
+    summary = summary_of(*RT)
+    summary["points"].append({**summary["points"][0], "lr": 1e-4, "seeds": [0, 1, 2]})
+    assert Standing.of(summary).seeds == 1
+
+
+def test_one_study_with_other_results_in_two_folders_is_refused(tmp_path: Path) -> None:
+    summary = summary_of(*RT)
+    files = [tmp_path / name / "summary.json" for name in ("one", "same", "other")]
+    for file, content in zip(files, (summary, summary, {**summary, "chosen": None}), strict=True):
+        write(file, json.dumps(content))
+    assert compare.read_summaries(files[:2]) == [summary]
+    with pytest.raises(ValueError, match="differ: name one of them"):
+        compare.read_summaries(files)
+
+
 def test_studies_of_the_same_settings_are_told_apart_by_their_fingerprints() -> None:
     one = summary_of(*RT)
     other = {**copy.deepcopy(one), "fingerprint": "0123456789", "study": "of other code"}
@@ -73,7 +108,8 @@ def test_a_standing_is_the_same_from_a_file_and_from_memory() -> None:
         )
         standing = Standing.of(summary.to_dict())
         assert standing == Standing.of(json.loads(json.dumps(summary.to_dict())))
-        assert (standing.family, standing.seeds, standing.costs) == ("recurrent net", 2, summary.costs)
+        assert (standing.family, standing.seeds) == ("recurrent net", 0 if chosen is None else 2)
+        assert standing.costs == summary.costs
         assert standing.accuracy("sequence") is None
         assert standing.accuracy("token") == (estimates or {}).get("test_token_accuracy")
         assert standing.accuracies() == (["diverged", ""] if chosen is None else ["", "0.5000 ± 0.1000"])
@@ -94,7 +130,7 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     text = capsys.readouterr().out
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
     assert sorted(rows) == sorted(["parity (custom)", "rt (block 1)", "rt (block 2)", "ceiling", "chance"])
-    assert "over 1 to 2 seeds" in text
+    assert "mean over 2 seeds" in text
     assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
     (folder,) = {path.parent for path in tmp_path.glob("studies/*/summary.json") if '"block": 2' in path.read_text()}
     compare.main([str(folder), str(folder / "summary.json"), "--out", str(tmp_path)])
@@ -127,6 +163,13 @@ def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         compare.main([str(tmp_path / "nothing")])
     assert "nothing is not there: name folders of studies that are finished" in capsys.readouterr().err
+
+
+def test_nobody_is_told_to_delete_what_is_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "study" / "diagnosis.png", "an image")
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path / "study" / "diagnosis.png")])
+    assert "diagnosis.png is no summary.json: name folders" in capsys.readouterr().err
 
 
 def write(path: Path, text: str) -> None:
