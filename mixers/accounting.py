@@ -8,7 +8,6 @@ recurrences, scans, Fourier transforms and triangular solves count nothing. Embe
 layer.
 """
 
-import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixers.attention import Transformer
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, log_once
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.hyena import Hyena
 from mixers.lstm import LSTM
@@ -58,8 +57,6 @@ LOOPING: dict[type[Layer], Callable[[Any], int]] = {
 }
 """Layers that loop over positions, so many at a time: what their plain forward pass computes, and what it keeps for the
 backward, is a quadratic polynomial in the number of rounds."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,12 +273,6 @@ def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) 
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         log_once(f"{what} of {layer_class.__name__} not counted: {type(error).__name__}: {error}")
         return None
-
-
-@cache
-def log_once(message: str) -> None:
-    """Warn of what a command meets again at every task."""
-    log.warning(message)
 
 
 @contextmanager

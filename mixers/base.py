@@ -5,10 +5,11 @@ D model width, H heads, K head dim (H * K = D), F hidden width of the MLP, V voc
 L layers, P parameters of one run.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.runs import over_batch, over_runs
+
+log = logging.getLogger(__name__)
 
 State = dict[str, Tensor]
 """What a layer carries from one position to the next while decoding; every tensor is batch-first.
@@ -43,6 +46,12 @@ class Shape:
     @property
     def residual_scale(self) -> float:
         return float(self.layers**-0.5)
+
+
+@cache
+def log_once(message: str) -> None:
+    """Warn of what a process may meet many times."""
+    log.warning(message)
 
 
 class ContractError(ValueError):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.accounting import log_once
-from mixers.base import ContractError, Layer
+from mixers.base import ContractError, Layer, log_once
 from runners.environment import product_autocast, product_precision
 
 POSITIONS = 32

@@ -58,7 +58,7 @@ def _known(path: Path) -> Reading | None:
 
 
 def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
-    kept = [_kept_parameters(store.run_folder(experiment, run) / "model.safetensors") for run in runs]
+    kept = [kept_parameters(experiment, run, store) for run in runs]
     members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
     for name, rows in members.named(members.params_RP).items():
         for row, parameters in zip(rows, kept, strict=True):
@@ -72,7 +72,13 @@ def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: tor
     }
 
 
-def _kept_parameters(path: Path) -> dict[str, Tensor]:
+def kept_parameters(experiment: Experiment, run: Run, store: Store) -> dict[str, Tensor]:
+    """What training left of a finished run, by name: its parameters alone, each once.
+
+    Raises:
+        DamagedFileError: it is not there any more, or cannot be read.
+    """
+    path = store.run_folder(experiment, run) / "model.safetensors"
     try:
         return load_tensors(path)[0]
     except (FileNotFoundError, DamagedFileError) as error:

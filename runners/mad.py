@@ -27,14 +27,14 @@ from rich.console import Console
 
 from mixers.base import ContractError
 from runners.charts import plot_comparison
-from runners.checkpoint import DamagedFileError, load_tensors, read_json
+from runners.checkpoint import DamagedFileError, read_json
 from runners.contract import POSITIONS, check_foreign
 from runners.devices import Crew, CrewError, work_off
 from runners.dry_run import print_forecast
 from runners.ensemble import Run
 from runners.environment import find_devices
 from runners.experiment import Experiment, call_as_in_training
-from runners.held_out import Reading, read_test
+from runners.held_out import Reading, kept_parameters, read_test
 from runners.layers import print_layers
 from runners.options import run_command, user_errors
 from runners.plan import Options, chosen_layers, first_layer, plan
@@ -175,7 +175,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     if summary.chosen_trial is None:
         return
     experiment, run = summary.experiment, run_of(summary.chosen_trial)
-    folder, model_path = store.study_folder(experiment), store.run_folder(experiment, run) / "model.safetensors"
+    folder = store.study_folder(experiment)
     seeds = summary.seeds
     best = f", the best of {seeds} seeds on validation" if seeds > 1 else ""
     title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
@@ -185,15 +185,12 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
         from runners.diagnose import diagnose  # slow to import
         from runners.probe import UnreadableError
 
-        if not model_path.exists():
-            say(f"no diagnosis: {model_path} is gone")
-            return
         model = experiment.build()
         try:
-            model.load_state_dict(load_tensors(model_path)[0], strict=False)  # it has parameters alone, each once
+            model.load_state_dict(kept_parameters(experiment, run, store), strict=False)
             diagnose(model.to(device), experiment.instance, folder, title)
-        except DamagedFileError:
-            say(f"no diagnosis: {model_path} is damaged; another --out trains it anew")
+        except DamagedFileError as error:
+            say(f"no diagnosis: {error}")
             return
         except UnreadableError as error:
             say(f"no diagnosis: {experiment.mixer} on {experiment.setting} cannot be read on the test split: {error}")

@@ -1,14 +1,12 @@
 """Which implementation computes a Recurrent Transformer layer, and one entry to those of the recurrence alone."""
 
 import importlib.util
-import logging
-from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mixers.base import product_dtype
+from mixers.base import log_once, product_dtype
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.tiled import tiled_backward, tiled_forward
 from mixers.runs import Method, Optionals, Tensors, over_runs
@@ -16,8 +14,6 @@ from mixers.runs import Method, Optionals, Tensors, over_runs
 Chosen = Literal["naive", "tiled", "chunked", "triton"]
 Implementation = Literal["auto"] | Chosen
 WIDEST_OF_TRITON = 256
-
-log = logging.getLogger(__name__)
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
@@ -76,7 +72,7 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
     if implementation in ("chunked", "triton"):
         reason = _unsupported(implementation, x, hidden, heads, block)
         if reason is not None:
-            _log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
+            log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
             return "tiled"
     return implementation
 
@@ -90,8 +86,3 @@ def _unsupported(implementation: str, x: Tensor, hidden: int, heads: int, block:
     if implementation == "chunked":
         return chunked.unsupported(width, heads, block, dtype, x.device)
     return fused.unsupported(width, heads, hidden, block, dtype, x.device)
-
-
-@cache
-def _log_once(message: str) -> None:
-    log.warning(message)

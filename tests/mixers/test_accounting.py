@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mixers import MIXERS, accounting
 from mixers.accounting import LENGTHS, TOLERANCE, Costs, costs, count, count_flops, count_parameters, count_state, match
 from mixers.attention import Transformer
-from mixers.base import MLP, Layer, Shape, State
+from mixers.base import MLP, Layer, Shape, State, log_once
 
 WIDTH, HIDDEN, HEADS = 32, 64, 4
 SHAPE = Shape(width=WIDTH, mlp_width=HIDDEN)
@@ -181,7 +181,7 @@ def test_costs_are_counted_once_and_put_into_words(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_counted_is_unknown_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    accounting.log_once.cache_clear()  # other tests may have met a layer of this name
+    log_once.cache_clear()  # other tests may have met a layer of this name
     figures = costs(GPUOnly, GPUOnly.Config(), SHAPE)
     assert (figures.state_floats, figures.flops_per_token) == (None, None)
     assert figures.cells()[1:] == ["?", "?", "?"]

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from mixers.attention import Transformer, alibi_slopes
-from mixers.base import Shape
+from mixers.base import Shape, log_once
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.recurrence import _log_once, choose, recurrence
+from mixers.rt.recurrence import choose, recurrence
 from mixers.rt.tiled import tiles
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
@@ -192,7 +192,7 @@ def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_bac
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("triton")
-    _log_once.cache_clear()
+    log_once.cache_clear()
     q = torch.zeros(1, 4, 96)
     assert choose("auto", q, 64, 4, 1) == "tiled"
     assert choose("naive", q, 64, 4, 1) == "naive"

@@ -1,6 +1,7 @@
 """The test split: what it says, of whom it is read, and how often."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -118,9 +119,11 @@ def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: p
     }
     assert len(read) == 2
     assert not any("test" in name for at in read for name in at)
-    for path in tmp_path.glob("runs/*/*.*"):
-        if path.name in ("test.json", "model.safetensors"):
+    for path in tmp_path.glob("*/*/*.*"):
+        if path.name in ("test.json", "model.safetensors", "diagnosis.json"):
             path.unlink()
     capsys.readouterr()
     mad.main(command)
-    assert capsys.readouterr().out.count("no test accuracy: ") == 1
+    text = capsys.readouterr().out
+    for lost in ("no test accuracy: ", "no diagnosis: "):
+        assert len(re.findall(rf"{lost}.*/model.safetensors is gone or damaged", text)) == 1
