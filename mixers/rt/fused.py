@@ -7,6 +7,10 @@ mirrors this from the last chunk to the first: gradients of the persistent pairs
 there are no atomics and results repeat bitwise. Only activation gradients are sequential; weight gradients, gradients
 of queries and of temporary pairs are products over all positions after the loop.
 
+With blocks of several positions a step of the loop takes a whole block, or the chunk that is a part of a longer one,
+and the rows of a tile are positions of the same sequences. Attention inside a block, to temporary pairs, waits for
+nothing: it is done with that to earlier chunks.
+
 Few runs have too few tiles to fill a GPU, and the MLP's weights, which do not fit into one multiprocessor, would pass
 through each at every position. There several programs, the PARTS, walk through the same sequences: each has a part of
 the MLP's hidden layer, whose weights it holds on the chip where they fit, does everything else as the others do, and
@@ -22,17 +26,21 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mixers.products import group_sum, rows_products, through_gain
 from mixers.rt.exchange import mailbox
 from mixers.rt.kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel, rt_bwd_kernel, rt_fwd_kernel
 from mixers.rt.naive import Weights
 
+CHUNK = 16
+"""Positions between two launches of a loop."""
+
 
 def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why the kernels cannot take this case, in words; None if they can. ``dtype`` is that of q, k and v."""
-    if block != 1:
-        return f"blocks of {block} positions (kernels are written for blocks of 1)"
+    if block & (block - 1):
+        return f"blocks of {block} positions (kernels: powers of two)"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"{dtype} (kernels compute in float32 or bfloat16)"
     if D not in (64, 128, 256):
@@ -76,18 +84,19 @@ def _gpu(device: torch.device) -> _Gpu:
 
 
 def _tiles(
-    B: int, R: int, D: int, H: int, F: int, dtype: torch.dtype, device: torch.device
+    B: int, R: int, D: int, H: int, F: int, dtype: torch.dtype, device: torch.device, block: int = 1
 ) -> tuple[dict[str, Any], ...]:
-    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_{fwd,bwd}_kernel, query_bwd_kernel.
+    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_fwd_kernel, past_bwd_kernel, query_bwd_kernel.
 
-    Tiles of 16 sequences are the fastest while there are no more programs than multiprocessors; where there are half as
+    Tiles of 16 rows are the fastest while there are no more programs than multiprocessors; where there are half as
     many or less, several share a tile. Beyond, the forward is faster with tiles of 32; the backward, which spills
     registers with them, in several waves. Square weights are pinned where the three of them fit and leave as much room.
     """
     wide = dtype == torch.float32
     K = D // H
     multiprocessors, room, early_launch = _gpu(device)
-    tiles = R * triton.cdiv(B, 16)
+    step = min(block, CHUNK)
+    tiles = R * triton.cdiv(B * step, 16)
     early = early_launch and tiles <= multiprocessors
     M = 16 if tiles <= multiprocessors else 32
     pinned = 6 * D * D * (4 if wide else 2) <= room
@@ -97,22 +106,24 @@ def _tiles(
     W = 32 if wide else 64
     if pinned and parts > 1 and F // parts <= 128:
         W = F // parts  # at once, so that the part holds its slice of the MLP
-    shape = {"D": D, "K": K, "C": 16}
+    shape = {"D": D, "K": K, "C": CHUNK}
     warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
     launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
     loop = {
-        **shape, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
+        **shape, "STEP": step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
         "PARTS": parts, "WARPS": warps, "num_warps": warps, **launch,
     }  # fmt: skip
     if parts > 1:
         loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
     G = 2 if K == 8 else 1
     heads = {**shape, "G": G, "E": G * K, "J": 32}
+    past = {**heads, "num_warps": 1, **launch}
     return (
         {**loop, "M": M, "J": 128 // M},
         {**loop, "M": 16, "J": 4},
-        {**heads, "num_warps": 1, **launch},
-        {**heads, "C": 32, "num_warps": 2},
+        {**past, "BLOCK": block},
+        past,
+        {**heads, "C": 32, "num_warps": 2, "BLOCK": block},
     )
 
 
@@ -131,17 +142,18 @@ def triton_forward(
     Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight; x and weights float32.
     Products are computed in the dtype of q, k, v (float32 or bfloat16).
     """
-    R, B, T, D = x_RBTD.shape
+    R, B, length, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     reason = unsupported(D, H, F, block, dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
-    x, q, kt, vt = (y.contiguous() for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    x, q, kt, vt = (_padded(y, block) for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    T = x.shape[2]
     # In the order of the kernels; a new tensor in any dtype, for the backward is handed it.
     linear = (weights.wo_DD, weights.wk_DD, weights.wv_DD, weights.up_FD, weights.down_DF)
     w = torch.cat([y.flatten(1) for y in linear], 1).to(dtype)
     slopes = slopes_H.to(x)
-    loop, _, chunks, _ = _tiles(B, R, D, H, F, dtype, x.device)
+    loop, _, past, *_ = _tiles(B, R, D, H, F, dtype, x.device, block)
     C = loop["C"]
     z = torch.empty_like(x)
     a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
@@ -151,19 +163,19 @@ def triton_forward(
     m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
     o = x.new_empty(R, B, C, D)
     mlp_norm, kv_norm, k_norm = gains(weights)
-    programs = triton.cdiv(B, loop["M"]) * loop["PARTS"]
+    programs = triton.cdiv(B * loop["STEP"], loop["M"]) * loop["PARTS"]
     mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], x.device)
     for start in range(0, T, C):
         stop = min(start + C, T)
-        past_fwd_kernel[(R * B * H // chunks["G"],)](
-            q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **chunks
+        past_fwd_kernel[(R * B * H // past["G"],)](
+            q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **past
         )  # fmt: skip
         rt_fwd_kernel[programs, R](
             x, q, m, l, o, slopes, w, mlp_norm, kv_norm, k_norm,
             z, a, lse, n, nz, nk, r, g, slope, k, v, mail, B, T, start, stop, scale,
             F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    return z, (a, lse, n, nz, nk, r, g, slope, k, v, w)
+    return z[:, :, :length], (a, lse, n, nz, nk, r, g, slope, k, v, w)
 
 
 def triton_backward(
@@ -180,13 +192,14 @@ def triton_backward(
     saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
-    R, B, T, D = x_RBTD.shape
+    R, B, length, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     a, lse, n, nz, nk, r, g, slope, k, v, w = saved
-    dz, q, kt, vt = (y.contiguous() for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    dz, q, kt, vt = (_padded(y, block) for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
+    T = dz.shape[2]
     slopes = slopes_H.to(dz)
-    _, loop, chunks, queries = _tiles(B, R, D, H, F, dtype, dz.device)
-    C, tiles, groups = loop["C"], triton.cdiv(B, loop["M"]), R * B * H // chunks["G"]
+    _, loop, _, past, queries = _tiles(B, R, D, H, F, dtype, dz.device, block)
+    C, tiles, groups = loop["C"], triton.cdiv(B * loop["STEP"], loop["M"]), R * B * H // past["G"]
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
     dh = torch.empty_like(g)
@@ -199,9 +212,10 @@ def triton_backward(
     mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
+        later = max(stop, (start // block + 1) * block)
         past_bwd_kernel[(groups,)](
-            q, k, v, da, lse, delta, slopes, dk, dv, T, 1, start, stop, stop, T, start,
-            S=C, FIRST=True, SKEW=0, **chunks,
+            q, k, v, da, lse, delta, slopes, dk, dv, T, 1, start, stop, later, T, start,
+            S=C, FIRST=True, SKEW=0, **past,
         )  # fmt: skip
         rt_bwd_kernel[programs, R](
             dz, n, nz, k if weights.k_norm_D is None else nk, r, slope, q, k, v, a, lse, slopes, dk, dv,
@@ -227,7 +241,13 @@ def triton_backward(
         k_norm_D=None if weights.k_norm_D is None else group_sum(dgain),
         wv_DD=dwv,
     )
-    return dx, dq, dkt, dvt, gradients
+    return dx[:, :, :length], dq[:, :, :length], dkt[:, :, :length], dvt[:, :, :length], gradients
+
+
+def _padded(y_RBTD: Tensor, block: int) -> Tensor:
+    """``y`` with zeros after its last position, up to whole steps; what is added there changes nothing before it."""
+    missing = -y_RBTD.shape[2] % min(block, CHUNK)
+    return pad(y_RBTD, (0, 0, 0, missing)) if missing else y_RBTD.contiguous()
 
 
 def gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:

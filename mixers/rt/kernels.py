@@ -47,17 +47,44 @@ def _first_row(row, step, T):
     return (row // step).to(tl.int64) * T * step + row % step
 
 
+@triton.jit
+def _in_block(j, t, BLOCK: tl.constexpr):
+    """Whether the query at t sees the temporary pair of j."""
+    return (j <= t) & (j // BLOCK == t // BLOCK)
+
+
+@triton.jit
+def _attend(
+    q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """Softmax state after the pairs that are ``seen``; a row that has seen none before must see one of them."""
+    at_JE = row_J[:, None] * D + channel[None, :]
+    k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
+    v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
+    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ += bias_NJ
+    s_NJ = tl.where(seen_NJ, s_NJ, MASKED)
+    top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
+    p_NJ = tl.exp2(s_NJ - top_N[:, None])
+    shrink_N = tl.exp2(m_N - top_N)
+    l_N = l_N * shrink_N + tl.sum(p_NJ, 1)
+    o_NE = tl.dot(p_NJ.to(v_JE.dtype), v_JE, o_NE * shrink_N[:, None], input_precision="ieee")
+    return top_N, l_N, o_NE
+
+
 @triton.jit(do_not_specialize=["T", "begin", "start", "stop", "base"])
 def past_fwd_kernel(
     q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, step, begin, start, stop, base,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
+    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False, BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Softmax state (maximum m, sum l, value o) of positions start..stop over keys begin..start.
 
     The FIRST call for a position adds its temporary pair, others go on from the state, which is kept for S positions
-    from ``base`` on. Positions of a sequence are ``step`` rows apart: 1, or as many as there are sequences where
-    positions come first; then each further T positions work SKEW positions earlier, but from position 0 on as before.
+    from ``base`` on. With a BLOCK of several positions, whose first call is the only one, the keys end where the block
+    of ``start`` begins, and temporary pairs are those of a position's own block up to itself.
+    Positions of a sequence are ``step`` rows apart: 1, or as many as there are sequences where positions come first;
+    then each further T positions work SKEW positions earlier, but from position 0 on as before.
 
     A program serves G heads of one sequence: rows are (head, position), columns the E = G * K channels of the heads.
     Queries are zero outside their own head's channels, so one product gives the logits of all G heads, and
@@ -80,11 +107,10 @@ def past_fwd_kernel(
     first_row = _first_row(row, step, T)
     at_NE = (first_row + (start + at) * step)[:, None] * D + channel[None, :]
     q_NE = tl.load(q_ptr + at_NE, here, 0.0)
-    if FIRST:
+    if FIRST and BLOCK == 1:
         kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
         vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
-    unit = K**-0.5 * LOG2E
     H: tl.constexpr = D // K
     state_N = _first_row(row, step, S) + (start - base + at) * step
     if FIRST:
@@ -95,23 +121,25 @@ def past_fwd_kernel(
         m_N = tl.load(m_ptr + state_N * H + head, start + at < stop, 0.0)
         l_N = tl.load(l_ptr + state_N * H + head, start + at < stop, 1.0)
         o_NE = tl.load(o_ptr + state_N[:, None] * D + channel[None, :], here, 0.0)
-    for first in range(begin, start, J):
+    own = start // BLOCK * BLOCK  # where the block of the first position begins
+    for first in range(begin, own, J):
         j = first + tl.arange(0, J)
-        past = (j < start)[:, None]
-        at_JE = (first_row + j * step)[:, None] * D + channel[None, :]
-        k_JE = tl.load(k_ptr + at_JE, past, 0.0)
-        v_JE = tl.load(v_ptr + at_JE, past, 0.0)
-        s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
-        s_NJ += slope_N[:, None] * (j[None, :] - start - at[:, None])
-        s_NJ = tl.where((j < start)[None, :], s_NJ, MASKED)
-        top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
-        p_NJ = tl.exp2(s_NJ - top_N[:, None])
-        shrink_N = tl.exp2(m_N - top_N)
-        l_N = l_N * shrink_N + tl.sum(p_NJ, 1)
-        o_NE = tl.dot(p_NJ.to(v_JE.dtype), v_JE, o_NE * shrink_N[:, None], input_precision="ieee")
-        m_N = top_N
-    if FIRST:  # the temporary pair comes last, so that nothing waits for its loads before the loop
-        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit
+        bias_NJ = slope_N[:, None] * (j[None, :] - start - at[:, None])
+        m_N, l_N, o_NE = _attend(
+            q_NE, bias_NJ, (j < own)[None, :], m_N, l_N, o_NE,
+            k_ptr, v_ptr, first_row + j * step, j < own, channel, D, K,
+        )  # fmt: skip
+    if BLOCK > 1:
+        t = start + at
+        for first in range(own, stop, J):
+            j = first + tl.arange(0, J)
+            bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
+            m_N, l_N, o_NE = _attend(
+                q_NE, bias_NJ, _in_block(j[None, :], t[:, None], BLOCK), m_N, l_N, o_NE,
+                kt_ptr, vt_ptr, first_row + j * step, j < stop, channel, D, K,
+            )  # fmt: skip
+    elif FIRST:  # the temporary pair comes last, so that nothing waits for its loads before the loop
+        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (K**-0.5 * LOG2E)
         top_N = tl.maximum(m_N, s_N)
         p_N = tl.exp2(s_N - top_N)
         shrink_N = tl.exp2(m_N - top_N)
@@ -155,11 +183,12 @@ def rt_fwd_kernel(
     z_ptr, a_ptr, lse_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, g_ptr, slope_ptr, k_ptr, v_ptr, mail_ptr,
     B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
-    W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
-    PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+    STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr,
+    PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Positions start..stop of M sequences of one run, one after the other; W columns of the MLP at a time.
+    """Positions start..stop of M / STEP sequences of one run, STEP at a time; W columns of the MLP at a time.
 
+    The M rows of a tile are STEP positions of each sequence, which do not attend to each other's persistent pairs.
     The PARTS of a tile have the same but for the hidden layer of the MLP. What other programs read, one of them writes.
     Kept for the backward: rows as the norms leave them before their gains, n for the MLP, nz for keys and values, nk of
     keys; and r, the three reciprocal root mean squares of each position.
@@ -169,25 +198,28 @@ def rt_fwd_kernel(
     tile = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
     mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
-    m = tile * M + tl.arange(0, M)
-    row_M = run * B + tl.minimum(m, B - 1)  # beyond the last sequence: that one again, but not written
+    sequence_M = (tile * M + tl.arange(0, M)) // STEP
+    place_M = tl.arange(0, M) % STEP
+    row_M = run * B + tl.minimum(sequence_M, B - 1)  # beyond the last sequence: that one again, but not written
+    first_M = row_M * T + place_M
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
     # one sequence and all J keys, so its sums over K and J stay inside the thread.
     head = tl.max_contiguous(tl.arange(0, H), [1])
     hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
-    at_HM = (row_M * T * H)[None, :] + head[:, None]
-    at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
-    state_HM = (row_M * C * H)[None, :] + head[:, None]
-    state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
-    live_M = m < B
+    at_HM = (first_M * H)[None, :] + head[:, None]
+    at_HMK = (first_M * D)[None, :, None] + hk_H1K
+    pair_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    state_HM = ((row_M * C + place_M) * H)[None, :] + head[:, None]
+    state_HMK = ((row_M * C + place_M) * D)[None, :, None] + hk_H1K
+    live_M = sequence_M < B
     live_1M = live_M[None, :]
     live_1M1 = live_M[None, :, None]
     live_M1 = live_M[:, None]
     w = part * (F // PARTS) + tl.arange(0, W)
-    at_M = row_M * T * 3
-    at_MD = (row_M * T * D)[:, None] + d[None, :]
-    at_MW = (row_M * T * F)[:, None] + w[None, :]
+    at_M = first_M * 3
+    at_MD = (first_M * D)[:, None] + d[None, :]
+    at_MW = (first_M * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
     wo_ptr = w_ptr + run * (3 * D * D + 2 * F * D)
     wk_ptr = wo_ptr + D * D
@@ -200,6 +232,8 @@ def rt_fwd_kernel(
     if K_NORM:
         k_norm_D = tl.load(k_norm_ptr + run * D + d)
     slope_H = tl.load(slopes_ptr + head) * LOG2E
+    if STEP > 1:
+        shift_HM = slope_H[:, None] * place_M[None, :]
     wo_DD = _square(wo_ptr, D, 0, D, True) if PINNED else 0
     wk_DD = _square(wk_ptr, D, 0, D, True) if PINNED else 0
     wv_DD = _square(wv_ptr, D, 0, D, True) if PINNED else 0
@@ -212,12 +246,14 @@ def rt_fwd_kernel(
     rows = _fwd_rows(
         x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, start, 0, D, H
     )  # fmt: skip
-    for t in range(start, stop):
+    for t in range(start, stop, STEP):
         x_MD, q_HMK, m_HM, l_HM, o_HMK = rows
         q_HMK = q_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
+        if STEP > 1:  # distances are counted from t for all rows, which shifts the logits of each
+            m_HM += shift_HM
         for first in tl.range(start, t, J, num_stages=1):
             j = first + tl.arange(0, J)
-            at_HMJK = at_HMK[:, :, None, :] + (tl.minimum(j, t - 1) * D)[None, None, :, None]
+            at_HMJK = pair_HMK[:, :, None, :] + (tl.minimum(j, t - 1) * D)[None, None, :, None]
             k_HMJK = tl.load(k_ptr + at_HMJK).to(tl.float32)
             v_HMJK = tl.load(v_ptr + at_HMJK).to(tl.float32)
             s_HMJ = tl.sum(k_HMJK * q_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (j - t)[None, None, :]
@@ -229,6 +265,8 @@ def rt_fwd_kernel(
             o_HMK = o_HMK * shrink_HM[:, :, None] + tl.sum(p_HMJ[:, :, :, None] * v_HMJK, 2)
             m_HM = top_HM
         a_HMK = (o_HMK / l_HM[:, :, None]).to(cd)
+        if STEP > 1:
+            m_HM -= shift_HM
         if _writes(0, part, PARTS):
             tl.store(a_ptr + at_HMK + t * D, a_HMK, live_1M1)
             tl.store(lse_ptr + at_HM + t * H, m_HM + tl.log2(l_HM), live_1M)
@@ -250,13 +288,13 @@ def rt_fwd_kernel(
                 down_WD = tl.load(down_ptr + d[None, :] * F + (f + w)[:, None])
                 y_MD = _fwd_slice(y_MD, n_MD, up_DW, down_WD, g_ptr, slope_ptr, at_MW + t * F + f, live_M1)
         if PARTS > 1:
-            at_ME = send(y_MD, mail_ptr, t, part, M, D, PARTS, WARPS)
-        ahead = tl.minimum(t + 1, stop - 1)  # of the next position, read before the other parts are waited for
+            at_ME = send(y_MD, mail_ptr, t // STEP, part, M, D, PARTS, WARPS)
+        ahead = tl.minimum(t + STEP, stop - STEP)  # of the next step, read before the other parts are waited for
         rows = _fwd_rows(
             x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at_MD, at_HMK, state_HM, state_HMK, ahead, ahead - start, D, H
         )  # fmt: skip
         if PARTS > 1:
-            y_MD = received(at_ME, mail_ptr, t, M, D, PARTS, WARPS)
+            y_MD = received(at_ME, mail_ptr, t // STEP, M, D, PARTS, WARPS)
         z_MD = u_MD + scale * y_MD
         if _writes(2, part, PARTS):
             tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
@@ -284,6 +322,32 @@ def rt_fwd_kernel(
         tl.debug_barrier()  # the pair is read by other threads of this program from here on
 
 
+@triton.jit
+def _pull(
+    k_NE, v_NE, bias_NJ, seen_NJ, dk_NE, dv_NE,
+    q_ptr, da_ptr, lse_ptr, delta_ptr, row_J, here_J, channel, head, head_first,
+    D: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """dk, in units of 1 / sqrt(K), and dv with what the queries that have ``seen`` the pairs add."""
+    at_JE = row_J[:, None] * D + channel[None, :]
+    q_JE = tl.load(q_ptr + at_JE, here_J[:, None], 0.0)
+    da_JE = tl.load(da_ptr + at_JE, here_J[:, None], 0.0)
+    at_J = row_J * (D // K) + head_first
+    lse_NJ = tl.load(lse_ptr + at_J, here_J, 0.0)[None, :]
+    delta_NJ = tl.load(delta_ptr + at_J, here_J, 0.0)[None, :]
+    if G == 2:
+        is_first = (head == head_first)[:, None]
+        lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, here_J, 0.0)[None, :])
+        delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, here_J, 0.0)[None, :])
+    s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ += bias_NJ
+    p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ - lse_NJ), 0.0)
+    ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
+    dv_NE = tl.dot(p_NJ.to(da_JE.dtype), da_JE, dv_NE, input_precision="ieee")
+    dk_NE = tl.dot(ds_NJ.to(q_JE.dtype), q_JE, dk_NE, input_precision="ieee")
+    return dk_NE, dv_NE
+
+
 @triton.jit(do_not_specialize=["T", "start", "stop", "begin", "end", "base"])
 def past_bwd_kernel(
     q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, step, start, stop, begin, end, base,
@@ -297,7 +361,6 @@ def past_bwd_kernel(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
-    H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
     row = tl.program_id(0) // (D // (G * K))
     early = row // step * SKEW
@@ -323,24 +386,13 @@ def past_bwd_kernel(
     else:
         dk_NE = tl.load(dk_ptr + at_NE, here, 0.0)
         dv_NE = tl.load(dv_ptr + at_NE, here, 0.0)
-    is_first = (head == head_first)[:, None]
     for first in range(begin, end, J):
         i = first + tl.arange(0, J)
-        at_JE = (first_row + i * step)[:, None] * D + channel[None, :]
-        q_JE = tl.load(q_ptr + at_JE, (i < end)[:, None], 0.0)
-        da_JE = tl.load(da_ptr + at_JE, (i < end)[:, None], 0.0)
-        at_J = (first_row + i * step) * H + head_first
-        lse_NJ = tl.load(lse_ptr + at_J, i < end, 0.0)[None, :]
-        delta_NJ = tl.load(delta_ptr + at_J, i < end, 0.0)[None, :]
-        if G == 2:
-            lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, i < end, 0.0)[None, :])
-            delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, i < end, 0.0)[None, :])
-        s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
-        s_NJ += slope_N[:, None] * (start + at[:, None] - i[None, :])
-        p_NJ = tl.where((i < end)[None, :], tl.exp2(s_NJ - lse_NJ), 0.0)
-        ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
-        dv_NE = tl.dot(p_NJ.to(da_JE.dtype), da_JE, dv_NE, input_precision="ieee")
-        dk_NE = tl.dot(ds_NJ.to(q_JE.dtype), q_JE, dk_NE, input_precision="ieee")
+        bias_NJ = slope_N[:, None] * (start + at[:, None] - i[None, :])
+        dk_NE, dv_NE = _pull(
+            k_NE, v_NE, bias_NJ, (i < end)[None, :], dk_NE, dv_NE,
+            q_ptr, da_ptr, lse_ptr, delta_ptr, first_row + i * step, i < end, channel, head, head_first, D, K, G,
+        )  # fmt: skip
     tl.store(dk_ptr + at_NE, dk_NE, here)
     tl.store(dv_ptr + at_NE, dv_NE, here)
 
@@ -385,10 +437,10 @@ def rt_bwd_kernel(
     dx_ptr, da_ptr, delta_ptr, du_ptr, dh_ptr, dy_ptr, dkv_ptr, dgain_ptr, mail_ptr,
     B, T, start, stop, scale,
     D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
-    W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr,
-    PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+    STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr,
+    PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Positions stop - 1 down to start of M sequences of one run.
+    """Positions start..stop of M / STEP sequences of one run, the last STEP of them first; rows as rt_fwd_kernel.
 
     Writes dx; what earlier positions pull (da, and delta = da . a of each head); and the rows whose products with what
     the forward kept are the weight gradients: (s du, a), (dh, n), (s dz, gelu(h)), (d[k, v], nz). The gradient of the
@@ -399,24 +451,28 @@ def rt_bwd_kernel(
     tile = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
     mail_ptr += (run * (tl.num_programs(0) // PARTS) + tile) * (PARTS * M * D)
-    m = tile * M + tl.arange(0, M)
-    row_M = run * B + tl.minimum(m, B - 1)  # beyond the last sequence: that one again, but not written
+    sequence_M = (tile * M + tl.arange(0, M)) // STEP
+    place_M = tl.arange(0, M) % STEP
+    row_M = run * B + tl.minimum(sequence_M, B - 1)  # beyond the last sequence: that one again, but not written
+    first_M = row_M * T + place_M
     d = tl.arange(0, D)
     # In-chunk attention has heads first and claims no contiguity over them: Triton then gives a thread whole heads of
     # one sequence and all J keys, so its sums over K and J stay inside the thread.
     head = tl.max_contiguous(tl.arange(0, H), [1])
     hk_H1K = head[:, None, None] * K + tl.arange(0, K)[None, None, :]
-    at_HM = (row_M * T * H)[None, :] + head[:, None]
-    at_HMK = (row_M * T * D)[None, :, None] + hk_H1K
-    state_HMK = (row_M * C * D)[None, :, None] + hk_H1K
-    live_M = m < B
+    at_HM = (first_M * H)[None, :] + head[:, None]
+    at_HMK = (first_M * D)[None, :, None] + hk_H1K
+    query_HM = (row_M * T * H)[None, :] + head[:, None]
+    query_HMK = (row_M * T * D)[None, :, None] + hk_H1K
+    state_HMK = ((row_M * C + place_M) * D)[None, :, None] + hk_H1K
+    live_M = sequence_M < B
     live_1M = live_M[None, :]
     live_1M1 = live_M[None, :, None]
     live_M1 = live_M[:, None]
     w = part * (F // PARTS) + tl.arange(0, W)
-    at_M = row_M * T * 3
-    at_MD = (row_M * T * D)[:, None] + d[None, :]
-    at_MW = (row_M * T * F)[:, None] + w[None, :]
+    at_M = first_M * 3
+    at_MD = (first_M * D)[:, None] + d[None, :]
+    at_MW = (first_M * F)[:, None] + w[None, :]
     cd = k_ptr.dtype.element_ty
     wo_ptr = w_ptr + run * (3 * D * D + 2 * F * D)
     wk_ptr = wo_ptr + D * D
@@ -429,6 +485,8 @@ def rt_bwd_kernel(
     if K_NORM:
         k_norm_HK = tl.load(k_norm_ptr + run * D + head[:, None] * K + tl.arange(0, K)[None, :])
     slope_H = tl.load(slopes_ptr + head) * LOG2E
+    if STEP > 1:
+        shift_HM = slope_H[:, None] * place_M[None, :]
     wo_DD = _square(wo_ptr, D, 0, D, False) if PINNED else 0
     wk_DD = _square(wk_ptr, D, 0, D, False) if PINNED else 0
     wv_DD = _square(wv_ptr, D, 0, D, False) if PINNED else 0
@@ -441,26 +499,28 @@ def rt_bwd_kernel(
     dk_norm_HMK = tl.zeros([H, M, K], tl.float32)
     rows = _bwd_rows(
         dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_M, at_MD, at_HMK, at_MW,
-        state_HMK, stop - 1, stop - 1 - start, D, F,
+        state_HMK, stop - STEP, stop - STEP - start, D, F,
     )  # fmt: skip
-    for back in range(stop - start):
-        t = stop - 1 - back
+    for back in range(0, stop - start, STEP):
+        t = stop - STEP - back
         nk_HMK, v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, first_MW, r_mlp_M, n_MD, a_HMK = rows
         k_HMK = nk_HMK.to(tl.float32)
         if K_NORM:
             k_HMK = (k_HMK * k_norm_HK[:, None, :]).to(cd).to(tl.float32)
         k_HMK *= K**-0.5 * LOG2E
         v_HMK = v_HMK.to(tl.float32)
-        for first in tl.range(t + 1, stop, J, num_stages=1):
+        for first in tl.range(t + STEP, stop, J, num_stages=1):
             i = first + tl.arange(0, J)
             at_J = tl.minimum(i, stop - 1)
-            at_HMJ = at_HM[:, :, None] + (at_J * H)[None, None, :]
-            at_HMJK = at_HMK[:, :, None, :] + (at_J * D)[None, None, :, None]
+            at_HMJ = query_HM[:, :, None] + (at_J * H)[None, None, :]
+            at_HMJK = query_HMK[:, :, None, :] + (at_J * D)[None, None, :, None]
             q_HMJK = tl.load(q_ptr + at_HMJK).to(tl.float32)
             da_HMJK = tl.load(da_ptr + at_HMJK).to(tl.float32)
             lse_HMJ = tl.load(lse_ptr + at_HMJ)
             delta_HMJ = tl.load(delta_ptr + at_HMJ)
             s_HMJ = tl.sum(q_HMJK * k_HMK[:, :, None, :], 3) + slope_H[:, None, None] * (t - i)[None, None, :]
+            if STEP > 1:
+                s_HMJ += shift_HM[:, :, None]
             p_HMJ = tl.where((i < stop)[None, None, :], tl.exp2(s_HMJ - lse_HMJ), 0.0)
             ds_HMJ = p_HMJ * (tl.sum(da_HMJK * v_HMK[:, :, None, :], 3) - delta_HMJ)
             dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
@@ -474,7 +534,7 @@ def rt_bwd_kernel(
             dk_HMK = r_k_M[None, :, None] * (dk_HMK - nk_HMK * dot_M[None, :, None])
         dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
         dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
-        at_dkv = ((row_M * T + t) * 2 * D)[:, None] + d[None, :]
+        at_dkv = ((first_M + t) * 2 * D)[:, None] + d[None, :]
         if _writes(0, part, PARTS):
             tl.store(dkv_ptr + at_dkv, dk_MD, live_M1)
         if _writes(1, part, PARTS):
@@ -499,14 +559,14 @@ def rt_bwd_kernel(
                 slope_MW = tl.load(slope_ptr + at_MW + t * F + f)
                 dn_MD = _bwd_slice(dn_MD, dy_MD, down_DW, up_WD, slope_MW, dh_ptr + at_MW + t * F + f, live_M1)
         if PARTS > 1:
-            at_ME = send(dn_MD, mail_ptr, T - 1 - t, part, M, D, PARTS, WARPS)
-        ahead = tl.maximum(t - 1, start)  # of the next position, read before the other parts are waited for
+            at_ME = send(dn_MD, mail_ptr, T // STEP - 1 - t // STEP, part, M, D, PARTS, WARPS)
+        ahead = tl.maximum(t - STEP, start)  # of the next step, read before the other parts are waited for
         rows = _bwd_rows(
             dz_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, slope_ptr, v_ptr, a_ptr, dk_ptr, dv_ptr, at_M, at_MD, at_HMK,
             at_MW, state_HMK, ahead, ahead - start, D, F,
         )  # fmt: skip
         if PARTS > 1:
-            dn_MD = received(at_ME, mail_ptr, T - 1 - t, M, D, PARTS, WARPS)
+            dn_MD = received(at_ME, mail_ptr, T // STEP - 1 - t // STEP, M, D, PARTS, WARPS)
         dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], n_MD.to(tl.float32), r_mlp_M, D)
         if _writes(3, part, PARTS):
             tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
@@ -524,16 +584,32 @@ def rt_bwd_kernel(
         tl.store(dgain_ptr + row * D + d, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))
 
 
+@triton.jit
+def _push(
+    q_NE, da_NE, lse_N, delta_N, bias_NJ, seen_NJ, dq_NE, k_ptr, v_ptr, row_J, here_J, channel,
+    D: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """dq, in units of 1 / sqrt(K), with what the pairs that are ``seen`` add."""
+    at_JE = row_J[:, None] * D + channel[None, :]
+    k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
+    v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
+    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ += bias_NJ
+    p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ - lse_N[:, None]), 0.0)
+    ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
+    return tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["T", "S", "base"])
 def query_bwd_kernel(
     q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dq_ptr, dkt_ptr, dvt_ptr,
     T, step, base, S,
     D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
-    TEMPORARY: tl.constexpr, SKEW: tl.constexpr,
+    TEMPORARY: tl.constexpr, SKEW: tl.constexpr, BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Gradients of C queries, kept for S positions from ``base`` on; layout as past_fwd_kernel.
 
-    TEMPORARY: with their temporary pairs, whose gradients are found too.
+    TEMPORARY: with the temporary pairs that they see; gradients of those of the same positions are found too.
     """
     H: tl.constexpr = D // K
     group = tl.program_id(0) % (D // (G * K))
@@ -551,24 +627,44 @@ def query_bwd_kernel(
     lse_N = tl.load(lse_ptr + row_N * H + head, t < T, 0.0)
     delta_N = tl.load(delta_ptr + row_N * H + head, t < T, 0.0)
     slope_N = tl.load(slopes_ptr + head) * LOG2E
-    unit = K**-0.5 * LOG2E
     dq_NE = tl.zeros([G * C, E], tl.float32)
-    for first in range(0, tl.minimum(start + C, T) - 1, J):
+    last = tl.minimum(start + C, T) - 1
+    for first in range(0, last // BLOCK * BLOCK, J):
         j = first + tl.arange(0, J)
-        at_JE = (first_row + j * step)[:, None] * D + channel[None, :]
-        k_JE = tl.load(k_ptr + at_JE, (j < T)[:, None], 0.0)
-        v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
-        s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * unit
-        s_NJ += slope_N[:, None] * (j[None, :] - t[:, None])
-        p_NJ = tl.where(j[None, :] < t[:, None], tl.exp2(s_NJ - lse_N[:, None]), 0.0)
-        ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
-        dq_NE = tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
+        bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
+        dq_NE = _push(
+            q_NE, da_NE, lse_N, delta_N, bias_NJ, j[None, :] < t[:, None] // BLOCK * BLOCK, dq_NE,
+            k_ptr, v_ptr, first_row + j * step, j < T, channel, D, K,
+        )  # fmt: skip
     out_N = _first_row(row, step, S) + (tl.program_id(1) * C + tl.arange(0, G * C) % C) * step
     out_NE = out_N[:, None] * D + channel[None, :]
-    if TEMPORARY:
+    if TEMPORARY and BLOCK > 1:
+        for first in range(start // BLOCK * BLOCK, last + 1, J):
+            j = first + tl.arange(0, J)
+            bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
+            dq_NE = _push(
+                q_NE, da_NE, lse_N, delta_N, bias_NJ, _in_block(j[None, :], t[:, None], BLOCK), dq_NE,
+                kt_ptr, vt_ptr, first_row + j * step, j <= last, channel, D, K,
+            )  # fmt: skip
+        kt_NE = tl.load(kt_ptr + at_NE, here, 0.0)
+        vt_NE = tl.load(vt_ptr + at_NE, here, 0.0)
+        dkt_NE = tl.zeros([G * C, E], tl.float32)
+        dvt_NE = tl.zeros([G * C, E], tl.float32)
+        end = tl.minimum((last // BLOCK + 1) * BLOCK, T)
+        for first in range(start, end, J):
+            i = first + tl.arange(0, J)
+            bias_NJ = slope_N[:, None] * (t[:, None] - i[None, :])
+            seen_NJ = _in_block(t[:, None], i[None, :], BLOCK) & (i < end)[None, :]
+            dkt_NE, dvt_NE = _pull(
+                kt_NE, vt_NE, bias_NJ, seen_NJ, dkt_NE, dvt_NE,
+                q_ptr, da_ptr, lse_ptr, delta_ptr, first_row + i * step, i < end, channel, head, group * G, D, K, G,
+            )  # fmt: skip
+        tl.store(dkt_ptr + out_NE, dkt_NE * K**-0.5, here)
+        tl.store(dvt_ptr + out_NE, dvt_NE, here)
+    elif TEMPORARY:
         kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
         vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
-        p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * unit - lse_N)
+        p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (K**-0.5 * LOG2E) - lse_N)
         ds_N = p_N * (tl.sum(da_NE.to(tl.float32) * vt_NE, 1) - delta_N)
         tl.store(dkt_ptr + out_NE, ds_N[:, None] * K**-0.5 * q_NE.to(tl.float32), here)
         tl.store(dvt_ptr + out_NE, p_N[:, None] * da_NE.to(tl.float32), here)

@@ -53,7 +53,7 @@ def names(weights: Weights) -> list[str]:
     return ["z", "dx", "dq", "dk", "dv", *(f"d{n}" for n, w in weights._asdict().items() if w is not None)]
 
 
-def oracle(inputs: Inputs, dtype: torch.dtype = torch.float64, autocast: bool = False) -> list[Tensor]:
+def oracle(inputs: Inputs, block: int = 1, dtype: torch.dtype = torch.float64, autocast: bool = False) -> list[Tensor]:
     """z and all gradients, in the order of ``names``."""
     (*xs, dz), weights, slopes = inputs
     leaves = [y.to(dtype).requires_grad_() for y in xs]
@@ -65,31 +65,43 @@ def oracle(inputs: Inputs, dtype: torch.dtype = torch.float64, autocast: bool = 
         runs = []
         for r in range(len(x)):
             of_run = Weights._make(None if w is None else w[r] for w in leaf_weights)
-            runs.append(naive_recurrence(x[r], q[r], k[r], v[r], of_run, slopes.to(dtype), SCALE))
+            runs.append(naive_recurrence(x[r], q[r], k[r], v[r], of_run, slopes.to(dtype), SCALE, block))
     z = torch.stack(runs)
     wrt = leaves + [w for w in leaf_weights if w is not None]
     return [z.detach(), *torch.autograd.grad(z, wrt, dz.to(z.dtype), materialize_grads=True)]
 
 
 @torch.no_grad()
-def kernels(inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
+def kernels(inputs: Inputs, dtype: torch.dtype, block: int = 1) -> list[Tensor]:
     (x, q, k, v, dz), weights, slopes = inputs
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
-    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, block)
+    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, block, z, saved)
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
-def check_float32(inputs: Inputs) -> None:
+def check_float32(inputs: Inputs, block: int = 1) -> None:
     (*_, dz), weights, _ = inputs
-    for name, got, want in zip(names(weights), kernels(inputs, torch.float32), oracle(inputs), strict=True):
+    results = zip(names(weights), kernels(inputs, torch.float32, block), oracle(inputs, block), strict=True)
+    for name, got, want in results:
         assert got.dtype == torch.float32
         assert got.shape == want.shape
         if want.any():
             assert error(got, want) <= 1e-5, name
-        else:  # one position: its softmax has one entry and no gradient
+        else:  # a softmax of one entry, or pairs that nothing attends to
             assert got.norm() <= 1e-6 * dz.norm(), name
+
+
+def check_bfloat16(inputs: Inputs, block: int = 1) -> None:
+    want, naive = oracle(inputs, block), oracle(inputs, block, torch.float32, autocast=True)
+    got, again = (kernels(inputs, torch.bfloat16, block) for _ in range(2))
+    for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
+        assert torch.equal(y, y_again), f"{name} is not repeatable"
+        if reference.any():
+            assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
+        else:  # a softmax of one entry, or pairs that nothing attends to
+            assert y.norm() <= 1e-6 * inputs[0][-1].norm(), name
 
 
 @interpreted
@@ -110,6 +122,21 @@ def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("R", "B", "T", "H", "block", "normed"),
+    [
+        (2, 3, 7, 8, 2, True),
+        (1, 9, 20, 4, 4, False),
+        (1, 1, 37, 8, 16, True),
+        (1, 2, 70, 8, 32, False),
+        (1, 1, 20, 8, 64, True),
+    ],
+)
+def test_interpreted_blocks(R: int, B: int, T: int, H: int, block: int, normed: bool) -> None:
+    check_float32(draw(R, B, T, 64, H, 64, normed, normed), block)
+
+
+@interpreted
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
@@ -126,7 +153,8 @@ def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monk
 def test_unsupported_says_why() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(unsupported(128, 16, 512, 4, torch.bfloat16, cuda))
+    assert unsupported(128, 16, 512, 4, torch.bfloat16, cuda) is None
+    assert "blocks of 6" in str(unsupported(128, 16, 512, 6, torch.bfloat16, cuda))
     assert "width 96" in str(unsupported(96, 8, 512, 1, torch.bfloat16, cuda))
     assert "32 heads" in str(unsupported(128, 32, 512, 1, torch.bfloat16, cuda))
     assert "MLP width 100" in str(unsupported(128, 16, 100, 1, torch.bfloat16, cuda))
@@ -142,15 +170,16 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
     monkeypatch.setattr(fused, "_gpu", lambda device: fused._Gpu(multiprocessors, room, early_launch=False))
     shared = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
-    for R, B, (D, F) in itertools.product((1, 2, 6, 30), (1, 16, 128), widths):
-        for loop in fused._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"))[:2]:
+    for R, B, (D, F), block in itertools.product((1, 2, 6, 30), (1, 16, 128), widths, (1, 4, 32)):
+        for loop in fused._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"), block)[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
             assert F % (parts * loop["W"]) == 0
             assert loop["W"].bit_count() == 1
             assert parts == 1 or loop["launch_cooperative_grid"]
             assert parts == 1 or (loop["M"] == 16 and D % (16 * loop["WARPS"]) == 0)  # whole words of a thread
-            assert parts == 1 or R * parts * math.ceil(B / loop["M"]) <= multiprocessors
+            assert loop["M"] % loop["STEP"] == 0
+            assert parts == 1 or R * parts * math.ceil(B * loop["STEP"] / loop["M"]) <= multiprocessors
             assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
     assert max(shared) == 8
     assert min(shared) == 1
@@ -190,15 +219,30 @@ def test_gpu_float32(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bo
     [(*shape, True) for shape in SHAPES] + [(*shape, False) for shape in SHAPES[2:6]],
 )
 def test_gpu_bfloat16(R: int, B: int, T: int, D: int, H: int, F: int, normed: bool) -> None:
+    check_bfloat16(draw(R, B, T, D, H, F, normed, normed))
+
+
+# Blocks that are a part of a chunk of 16 positions, a chunk, several chunks, and all positions.
+BLOCKS = [
+    (1, 37, 63, 128, 16, 512, 2),
+    (3, 5, 100, 64, 8, 256, 4),
+    (30, 128, 18, 128, 16, 512, 8),
+    (1, 128, 128, 128, 16, 512, 16),
+    (2, 37, 63, 64, 1, 256, 32),
+    (1, 2, 1024, 128, 16, 512, 64),
+    (1, 37, 128, 256, 4, 512, 4),
+    (6, 20, 40, 128, 16, 512, 128),
+]
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F", "block"), BLOCKS)
+@pytest.mark.parametrize("normed", [True, False])
+def test_gpu_blocks(R: int, B: int, T: int, D: int, H: int, F: int, block: int, normed: bool) -> None:
     inputs = draw(R, B, T, D, H, F, normed, normed)
-    want, naive = oracle(inputs), oracle(inputs, torch.float32, autocast=True)
-    got, again = (kernels(inputs, torch.bfloat16) for _ in range(2))
-    for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
-        assert torch.equal(y, y_again), f"{name} is not repeatable"
-        if reference.any():
-            assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
-        else:  # one position: its softmax has one entry and no gradient
-            assert y.norm() <= 1e-6 * inputs[0][-1].norm(), name
+    check_float32(inputs, block)
+    check_bfloat16(inputs, block)
 
 
 @on_gpu
@@ -285,6 +329,8 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypa
     ("width", "heads", "block", "dtype", "chosen"),
     [
         (128, 16, 1, torch.bfloat16, "triton"),
+        (128, 16, 4, torch.bfloat16, "triton"),
+        (128, 16, 6, torch.bfloat16, "tiled"),
         (1024, 16, 1, torch.bfloat16, "chunked"),
         (1024, 16, 2, torch.bfloat16, "tiled"),
         (96, 6, 1, torch.bfloat16, "tiled"),
