@@ -31,8 +31,8 @@ SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
 """Phases in tables."""
 WORDS = ("phase", "what", "implementation", "min – max", "")
 """Headings of columns that begin on the left; the others are of numbers."""
-FORMS = ("o-", "s--", "^-.", "D:")
-"""Marks and lines of a chart, one for each number of runs."""
+MARKS, LINES = "os^DvPX*<>phd", ("-", "--", "-.", ":")
+"""Those of a chart, for one number of runs after another: where there is a single length, the mark stands alone."""
 
 
 def points(bench: "DiagnosticsBench", phase: Phase, name: str, runs: int) -> Points:
@@ -172,7 +172,8 @@ def plot(bench: "DiagnosticsBench", path: Path) -> None:
     lengths = sorted({cell.length for cell in bench.cells})
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         axes.set(title=phase)
-        for number, form in zip(runs, cycle(FORMS)):
+        for number, mark, line in zip(runs, cycle(MARKS), cycle(LINES)):
+            form = mark + line
             curves = [
                 (i.label if number == runs[0] else "", points(bench, phase, name, number))
                 for name, i in bench.implementations.items()
@@ -185,7 +186,7 @@ def plot(bench: "DiagnosticsBench", path: Path) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
-def draw_latencies(axes: Axes, curves: Iterable[tuple[str, Points]], form: str = FORMS[0]) -> None:
+def draw_latencies(axes: Axes, curves: Iterable[tuple[str, Points]], form: str = "o-") -> None:
     """Latency against N, with its exponent in the label if there is one; each curve keeps its color if empty."""
     for i, (label, known) in enumerate(curves):
         if known:

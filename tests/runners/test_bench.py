@@ -16,7 +16,7 @@ from runners.bench.__main__ import main
 from runners.bench.accuracy import Check, Oracle, check
 from runners.bench.diagnostics import PRESETS, Cell, DiagnosticsBench, parse
 from runners.bench.pretraining_cells import LAYERS
-from runners.bench.report import fit_exponent, points
+from runners.bench.report import fit_exponent, plot, points
 from runners.bench.timing import IMPLEMENTATIONS, Clock, LayerWork, Setting
 
 CPU = torch.device("cpu")
@@ -122,6 +122,21 @@ def test_every_number_of_runs_is_drawn_and_the_legend_lies_below(
     assert labels == ["RT tiled", "Transformer", "R = 1", "R = 2"]
     FigureCanvasAgg(figure).draw()
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+
+
+def test_each_of_many_numbers_of_runs_has_a_mark_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    grid = ["--lengths", "16", "--together-at", "16", "--phases", "step", "--runs", *map(str, range(1, 14))]
+    bench = DiagnosticsBench(parse([*TINY[1:], *grid, "--implementations", "rt-tiled"]), CPU, "")
+    bench.figures = {cell: turns.Figures(seconds=[1e-3 * cell.runs]) for cell in bench.cells}
+    plot(bench, tmp_path / "chart.png")
+    (axes,) = figures[0].axes
+    drawn = [(list(bars.lines[0].get_ydata()), bars.lines[0].get_marker()) for bars in axes.containers]
+    marks = [mark for times, mark in drawn if times]
+    assert [times for times, _ in drawn if times] == [[pytest.approx(runs)] for runs in range(1, 14)]
+    assert len(set(marks)) == 13
+    assert [mark for times, mark in drawn if not times] == marks  # in the legend
 
 
 @pytest.mark.parametrize(
