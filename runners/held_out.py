@@ -33,16 +33,19 @@ class Reading:
     loss: float | None
 
 
-def read_test(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
-    """Readings of finished runs, by run.
+def read_test(
+    experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device, together: int
+) -> dict[Run, Reading]:
+    """Readings of finished runs, by run; at most ``together`` are in memory at a time, as in training.
 
     Raises:
         DamagedFileError: a run that was not read before has lost its parameters, or what was read is damaged.
     """
     paths = {run: store.run_folder(experiment, run) / "test.json" for run in runs}
     known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
-    if unread := [run for run in runs if run not in known]:
-        for run, reading in _read(experiment, unread, store, device).items():
+    unread = [run for run in runs if run not in known]
+    for start in range(0, len(unread), together):
+        for run, reading in _read(experiment, unread[start : start + together], store, device).items():
             write_json(paths[run], asdict(reading))
             known[run] = reading
     return known

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         watcher = Watchers(display, Tracker(options.wandb, options.out), crew)
         for experiment in experiments:
             trials = search(experiment, grid, store, devices[0], together, watcher)
-            read = partial(_read_test, experiment, store, devices[0], say_once)
+            read = partial(_read_test, experiment, store, devices[0], together, say_once)
             summary = summarise(experiment, trials, read)
             folder = store.study_folder(experiment)
             write_summary(summarise(experiment, finished(experiment, store), read, chosen_among=trials), folder)
@@ -160,11 +160,16 @@ class Watchers:
 
 
 def _read_test(
-    experiment: Experiment, store: Store, device: torch.device, say: Callable[[str], None], runs: Sequence[Run]
+    experiment: Experiment,
+    store: Store,
+    device: torch.device,
+    together: int,
+    say: Callable[[str], None],
+    runs: Sequence[Run],
 ) -> dict[Run, Reading]:
     """Readings of the chosen point's runs; without its model there are none, and that is said."""
     try:
-        return read_test(experiment, runs, store, device)
+        return read_test(experiment, runs, store, device, together)
     except DamagedFileError as error:
         say(f"no test accuracy: {error}")
         return {}

@@ -38,6 +38,12 @@ EXPERIMENT = Experiment(
     precision="float32",
 )
 
+COMMAND = [
+    *("--mixer", "transformer", "--mixer.heads", "2", "--task", "in-context-recall", "--task.length", "16"),
+    *("--task.train-examples", "64", "--task.eval-examples", "30", "--width", "16", "--mlp-width", "32"),
+    *("--batch-size", "16", "--steps", "6", "--device", "cpu"),
+]
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
@@ -51,8 +57,9 @@ def model_path(store: Store, run: Run) -> Path:
     return store.run_folder(EXPERIMENT, run) / "model.safetensors"
 
 
-def test_readings_are_those_of_each_runs_kept_parameters(store: Store) -> None:
-    readings = read_test(EXPERIMENT, RUNS, store, CPU)
+@pytest.mark.parametrize("together", [64, 2, 1])
+def test_readings_are_those_of_each_runs_kept_parameters(store: Store, together: int) -> None:
+    readings = read_test(EXPERIMENT, RUNS, store, CPU, together)
     batch = EXPERIMENT.instance.split("test")
     for run in RUNS:
         model = EXPERIMENT.build()
@@ -66,7 +73,7 @@ def test_readings_are_those_of_each_runs_kept_parameters(store: Store) -> None:
 
 
 def test_a_run_is_read_once_and_then_from_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = read_test(EXPERIMENT, RUNS[:1], store, CPU)
+    first = read_test(EXPERIMENT, RUNS[:1], store, CPU, 64)
     model_path(store, RUNS[0]).unlink()
     evaluated, evaluate = [], held_out.evaluate
 
@@ -75,16 +82,36 @@ def test_a_run_is_read_once_and_then_from_its_folder(store: Store, monkeypatch: 
         return evaluate(members, params_RP, data, vocab_size)
 
     monkeypatch.setattr(held_out, "evaluate", recorded)
-    both = read_test(EXPERIMENT, RUNS[:2], store, CPU)
+    both = read_test(EXPERIMENT, RUNS[:2], store, CPU, 64)
     assert both[RUNS[0]] == first[RUNS[0]]
-    assert read_test(EXPERIMENT, RUNS[:2], store, CPU) == both
+    assert read_test(EXPERIMENT, RUNS[:2], store, CPU, 64) == both
     assert evaluated == [(RUNS[1],)]
+
+
+def test_too_little_memory_for_all_seeds_is_mended_as_the_line_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate = held_out.evaluate
+
+    def small(members: Ensemble, params_RP: Tensor, data: Resident, vocab_size: int) -> Counts:
+        if len(members.runs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        return evaluate(members, params_RP, data, vocab_size)
+
+    monkeypatch.setattr(held_out, "evaluate", small)
+    command = [*COMMAND, "--seeds", "3", "--lr", "1e-3", "--weight-decay", "0", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as stop:
+        mad.main(command)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
+    mad.main([*command, "--together", "2"])
+    assert len(list(tmp_path.glob("runs/*/test.json"))) == 3
 
 
 def test_a_loss_that_is_not_finite_is_none_and_a_nan_is_never_right(store: Store) -> None:
     tensors, info = load_tensors(model_path(store, RUNS[0]))
     save_tensors(model_path(store, RUNS[0]), tensors | {"readout.weight": tensors["readout.weight"] * torch.nan}, info)
-    readings = read_test(EXPERIMENT, RUNS, store, CPU)
+    readings = read_test(EXPERIMENT, RUNS, store, CPU, 64)
     assert readings[RUNS[0]] == Reading(sequence_accuracy=0.0, token_accuracy=0.0, loss=None)
     assert readings[RUNS[1]].loss is not None
 
@@ -94,22 +121,18 @@ def test_lost_parameters_are_an_error_that_says_what_to_do(store: Store) -> None
     model_path(store, RUNS[2]).write_bytes(b"torn")
     for run in RUNS[1:]:
         with pytest.raises(DamagedFileError, match="is gone or damaged: another --out trains it anew"):
-            read_test(EXPERIMENT, [RUNS[0], run], store, CPU)
+            read_test(EXPERIMENT, [RUNS[0], run], store, CPU, 64)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"accuracy": 1.0}'])
 def test_a_damaged_reading_is_an_error_that_says_what_to_do(store: Store, content: str) -> None:
     (store.run_folder(EXPERIMENT, RUNS[0]) / "test.json").write_text(content)
     with pytest.raises(DamagedFileError, match=r"is damaged .*: delete it and run the same command again"):
-        read_test(EXPERIMENT, RUNS, store, CPU)
+        read_test(EXPERIMENT, RUNS, store, CPU, 64)
 
 
 def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        *("--mixer", "transformer", "--mixer.heads", "2", "--task", "in-context-recall", "--task.length", "16"),
-        *("--task.train-examples", "64", "--task.eval-examples", "30", "--width", "16", "--mlp-width", "32"),
-        *("--batch-size", "16", "--steps", "6", "--seeds", "2", "--out", str(tmp_path)),
-    ]
+    command = [*COMMAND, "--seeds", "2", "--out", str(tmp_path)]
     mad.main(command)
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("studies/*/summary.json")]
     chosen = summary["points"][summary["chosen"]]
