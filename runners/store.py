@@ -1,6 +1,7 @@
 """Where studies and the files of runs live, and the locks of the processes that share them.
 
-A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over.
+A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over. The file
+that a killed process leaves goes when the next one opens the same storage.
 """
 
 import os
@@ -41,11 +42,14 @@ class Store:
         self._locks = home / "locks"
         made = [place for place in (self._locks, *self._locks.parents) if not place.exists()]
         self._locks.mkdir(parents=True, exist_ok=True)
-        self._owner = uuid.uuid4().hex
+        self._digest = sha256(self.url.encode()).hexdigest()[:16]
+        self._owner = f"{self._digest}-{uuid.uuid4().hex}"
         self._life = FileLock(self._locks / f"{self._owner}.alive")
-        self._life.acquire()
         try:
             with self.exclusive():
+                self._life.acquire()  # in here, or another process could find the file before it is locked
+                for path in self._locks.glob(f"{self._digest}-*.alive"):
+                    _clear(path)
                 self.storage = _open_storage(self.url)
         except ValueError:
             self.close()
@@ -58,7 +62,7 @@ class Store:
 
     def exclusive(self) -> FileLock:
         """Lock that one process holds at a time for this storage."""
-        return FileLock(self._locks / f"{sha256(self.url.encode()).hexdigest()[:16]}.lock")
+        return FileLock(self._locks / f"{self._digest}.lock")
 
     def close(self) -> None:
         """Give up ownership; trials still running may be taken over from here on."""
@@ -71,15 +75,7 @@ class Store:
 
     def is_orphan(self, trial: FrozenTrial) -> bool:
         """Whether the process that took a running trial is gone; the caller holds ``exclusive``."""
-        path = self._locks / f"{trial.user_attrs.get('owner')}.alive"
-        if not path.exists():
-            return True
-        try:
-            with FileLock(path, timeout=0):
-                path.unlink(missing_ok=True)
-                return True
-        except Timeout:
-            return False
+        return _clear(self._locks / f"{trial.user_attrs.get('owner')}.alive")
 
     def run_folder(self, experiment: Experiment, run: Run) -> Path:
         """Folder of one run's model, configuration and checkpoint."""
@@ -88,6 +84,18 @@ class Store:
     def study_folder(self, experiment: Experiment) -> Path:
         """Folder of a study's summary and figures."""
         return self.folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+
+
+def _clear(path: Path) -> bool:
+    """Whether the process that a lock file is of is gone; then the file goes, too."""
+    if not path.exists():
+        return True
+    try:
+        with FileLock(path, timeout=0):
+            path.unlink(missing_ok=True)
+            return True
+    except Timeout:
+        return False
 
 
 def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:

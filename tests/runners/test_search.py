@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from optuna.trial import TrialState
 
 from mixers import MIXERS
@@ -22,6 +24,7 @@ from mixers.attention import Transformer
 from mixers.base import Shape
 from runners import experiment as experiment_module
 from runners import search as search_module
+from runners import store as store_module
 from runners import train as train_module
 from runners.checkpoint import load_tensors
 from runners.ensemble import Ensemble, Run
@@ -317,6 +320,55 @@ def test_two_spellings_of_a_journal_share_one_lock(tmp_path: Path, monkeypatch: 
     assert a.exclusive().lock_file == b.exclusive().lock_file
     a.close()
     b.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runners.store import Store
+store = Store(Path(sys.argv[1]), sys.argv[2])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_lock_files_of_killed_processes_go_when_the_next_one_starts_and_those_of_others_stay(
+    store: Store, tmp_path: Path
+) -> None:
+    def owners() -> set[Path]:
+        return set(tmp_path.glob("locks/*.alive"))
+
+    journal = str(tmp_path / "studies.journal")
+    elsewhere = Store(tmp_path, str(tmp_path / "other.journal"))
+    living = owners()
+    for name in ("studies.journal", "other.journal"):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / name)]
+        assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert len(owners()) == len(living) + 2
+    following = Store(tmp_path, journal)
+    assert len(owners() - living) == 2  # its own, and one of the other journal
+    Store(tmp_path, str(tmp_path / "other.journal")).close()
+    assert len(owners() - living) == 1
+    for opened in (following, elsewhere):
+        opened.close()
+    assert len(owners()) == 1
+
+
+def test_no_process_is_taken_for_dead_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its locking a file is as a killed process leaves it: nobody may look for one then."""
+    locked = []
+
+    class Observed(FileLock):
+        def acquire(self, *args: Any, **options: Any) -> Any:
+            if self.lock_file.endswith(".alive"):
+                (lock,) = (tmp_path / "locks").glob("*.lock")
+                with pytest.raises(Timeout):
+                    FileLock(lock, timeout=0).acquire()
+                locked.append(self.lock_file)
+            return super().acquire(*args, **options)
+
+    monkeypatch.setattr(store_module, "FileLock", Observed)
+    Store(tmp_path, str(tmp_path / "studies.journal")).close()
+    assert locked
 
 
 def test_a_study_in_a_database_stays_with_its_results_folder(tmp_path: Path) -> None:
