@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -83,22 +85,44 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
     return Choice(mixer=choice.mixer, config=choice.config, shape=shape)
 
 
+Counted = dict[str, list[tuple[Choice, list[str]]]]
+"""Layers by family, with the cells of their costs."""
+
+
 def print_layers(choices: Sequence[Choice], console: Console) -> None:
-    """One row a layer, under its family: the paper it follows, its width, what it costs."""
-    table = Table(title="layers", title_justify="left", show_lines=True)
-    table.add_column("mixer", overflow="fold")
-    for heading in ("width\n/ MLP", *HEADINGS):
-        table.add_column(heading, justify="right", no_wrap=True)
-    families: dict[str, list[Choice]] = {}
-    for choice in choices:
-        families.setdefault(choice.layer.family, []).append(choice)
+    """One row a layer, under its family: the paper it follows, its width, what it costs.
+
+    On a narrow console, which would break the names, the width stands below the name, and there are no lines between.
+    """
+    families: Counted = {}
     with console.status("counting") as status:
-        for family, members in families.items():
-            table.add_row(Text(family, "bold"))
-            for choice in members:
-                status.update(f"counting {choice.mixer}")
-                width = f"{choice.shape.width} / {choice.shape.mlp_width}"
-                name = Text.assemble(choice.mixer, (f"\n{choice.layer.paper}", "dim") if choice.layer.paper else "")
-                table.add_row(name, width, *choice.costs().cells())
-    console.print(table)
+        for choice in choices:
+            status.update(f"counting {choice.mixer}")
+            families.setdefault(choice.layer.family, []).append((choice, choice.costs().cells()))
+    bare = Measurement.get(console, console.options.update(max_width=1000), _table(families, wide=True, papers=False))
+    console.print(_table(families, wide=bare.maximum <= console.width, papers=True))
     console.print(FOOTNOTE)
+
+
+def _table(families: Counted, wide: bool, papers: bool) -> Table:
+    """The layers with or without their papers; ``wide`` has a column for the width, and lines."""
+    if wide:
+        table = Table(show_lines=True)
+        table.add_column("mixer", overflow="fold")
+        table.add_column("width\n/ MLP", justify="right", no_wrap=True)
+    else:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), leading=1)
+        table.add_column("mixer\nwidth / MLP", overflow="fold")
+    table.title, table.title_justify = "layers", "left"
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for family, members in families.items():
+        table.add_row(Text(family, "bold"))
+        for choice, cells in members:
+            width = f"{choice.shape.width} / {choice.shape.mlp_width}"
+            paper = (f"\n{choice.layer.paper}", "dim") if papers and choice.layer.paper else ""
+            if wide:
+                table.add_row(Text.assemble(choice.mixer, paper), width, *cells)
+            else:
+                table.add_row(Text.assemble(f"{choice.mixer}\n{width}", paper), *cells)
+    return table
