@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.patheffects import withStroke
 
 from runners.checkpoint import write_atomically
 from runners.report import span
-from runners.standings import FEW, Standing, count_mixers, grouped
+from runners.standings import FEW, Standing, by_layer, count_mixers
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
@@ -34,7 +35,7 @@ def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
 def draw_bars(standings: Sequence[Standing]) -> Figure:
     """A panel for each accuracy with a group of bars for each setting; whiskers are 95% intervals within [0, 1]."""
     settings = list(dict.fromkeys((s.task, s.difficulty) for s in standings))
-    mixers = list(dict.fromkeys(s.mixer for s in standings))
+    mixers = list(dict.fromkeys(s.mixer for s in sorted(standings, key=attrgetter("place"))))
     figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
     for axes, metric in zip(figure.subplots(2, 1, sharex=True), ("sequence", "token"), strict=True):
         width = 0.8 / len(mixers)
@@ -93,7 +94,7 @@ def _seeds(standings: Sequence[Standing]) -> list[int]:
 def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     """A panel for each accuracy: a row a mixer, grouped by family, between ceiling and chance; a column a setting."""
     settings = list(dict.fromkeys(s.setting for s in standings))
-    mixers = {s.mixer: s.family for s in grouped(standings, "family")}
+    mixers = {s.mixer: s.family for s in by_layer(standings)}
     diverged = {(s.mixer, s.setting) for s in standings if s.test is None}
     rows = ["ceiling", *mixers, "chance"]
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]

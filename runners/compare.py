@@ -19,7 +19,7 @@ from rich.console import Console
 from runners.charts import plot_comparison
 from runners.checkpoint import read_json
 from runners.options import check_out, cli, not_understood, run_command, user_errors
-from runners.standings import print_comparison, told_apart
+from runners.standings import in_order, print_comparison, told_apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Summaries of studies, from their folders or files, each once.
+    """Summaries of studies, from their folders or files, each once, in order of tasks, layers and settings.
 
     Raises:
         ValueError: there is none, or one of an earlier version, or two of one study that are not the same.
@@ -76,7 +76,7 @@ def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
             )
         if found.setdefault(summary["study"], summary) != summary:
             raise ValueError(f"{file} and another summary of {summary['study']} differ: name one of them")
-    return list(found.values())
+    return in_order(found.values())
 
 
 if __name__ == "__main__":

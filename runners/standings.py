@@ -1,7 +1,8 @@
 """Finished studies beside one another, and the table of a comparison."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -12,8 +13,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from mixers import MIXERS
 from mixers.accounting import FOOTNOTE, HEADINGS, Costs, short
 from runners.report import TEST_METRICS, Estimate, print_intervals
+from tasks import TASKS
 from tasks.base import Accuracy
 
 FEW = 4
@@ -34,6 +37,7 @@ class Standing:
         ceiling: of the test split.
         chance: of the test split.
         costs: of one layer.
+        place: orders rows and bars; those of one place stay in the order given.
     """
 
     mixer: str
@@ -45,6 +49,7 @@ class Standing:
     ceiling: Accuracy
     chance: Accuracy
     costs: Costs
+    place: tuple[Any, ...] = ()
 
     @staticmethod
     def of(summary: dict[str, Any]) -> "Standing":
@@ -86,27 +91,36 @@ class Standing:
         return ["" if estimate is None else estimate.text() for estimate in estimates]
 
 
+def in_order(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Summaries of studies by task and layer as they are registered, then by settings."""
+
+    def key(summary: dict[str, Any]) -> tuple[Any, ...]:
+        config = summary["config"]
+        task, difficulty = _registered(config["task"], TASKS), config["difficulty"]
+        setting = (difficulty != "baseline", _sortable(_of_task(config)), difficulty)
+        return task, setting, _place(config), summary["fingerprint"]
+
+    return sorted(summaries, key=key)
+
+
 def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
     """Standings whose mixers and difficulties name the settings in which those of one name differ, and the training of
     all.
     """
     configs = [summary["config"] for summary in summaries]
-    of_layer = [dict(_leaves({name: config[name] for name in ("mixer_config", "shape")})) for config in configs]
-    of_training = [
-        dict(_leaves({**_trained(config["protocol"]), "precision": config["precision"]})) for config in configs
-    ]
-    of_task = [dict(_leaves(config["task_config"])) for config in configs]
-    layers = _differences([config["mixer"] for config in configs], of_layer)
-    trainings = _differences(["all"] * len(configs), of_training)
+    layers = _differences([config["mixer"] for config in configs], [_of_layer(config) for config in configs])
+    trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
-    tasks = _differences([(config["task"], config["difficulty"]) for config in configs], of_task)
+    settings = [(config["task"], config["difficulty"]) for config in configs]
+    tasks = _differences(settings, [_of_task(config) for config in configs])
     standings = [
         replace(
             Standing.of(summary),
-            mixer=f"{summary['config']['mixer']} ({mixer})" if mixer else summary["config"]["mixer"],
-            difficulty=", ".join(filter(None, (summary["config"]["difficulty"], task))),
+            mixer=f"{config['mixer']} ({mixer})" if mixer else config["mixer"],
+            difficulty=", ".join(filter(None, (config["difficulty"], task))),
+            place=_place(config),
         )
-        for summary, mixer, task in zip(summaries, mixers, tasks, strict=True)
+        for summary, config, mixer, task in zip(summaries, configs, mixers, tasks, strict=True)
     ]
     rows = Counter((s.mixer, s.setting) for s in standings)
     return [  # what is left is code or data
@@ -115,10 +129,39 @@ def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
     ]
 
 
-def _trained(protocol: dict[str, Any]) -> dict[str, Any]:
-    """A protocol with its length in steps or in epochs, whichever counts."""
-    idle = "steps" if protocol["steps"] is None else "epochs"
-    return {name: value for name, value in protocol.items() if name != idle}
+def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an experiment's layer."""
+    return dict(_leaves({name: config[name] for name in ("mixer_config", "shape")}))
+
+
+def _of_training(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of its training, with its length in steps or in epochs, whichever counts."""
+    idle = "steps" if config["protocol"]["steps"] is None else "epochs"
+    settings = _leaves({**config["protocol"], "precision": config["precision"]})
+    return {name: value for name, value in settings if name != idle}
+
+
+def _of_task(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of its task."""
+    return dict(_leaves(config["task_config"]))
+
+
+def _place(config: dict[str, Any]) -> tuple[Any, ...]:
+    """Of an experiment's layer and training among others."""
+    return _registered(config["mixer"], MIXERS), _sortable(_of_layer(config)), _sortable(_of_training(config))
+
+
+def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
+    """Where a name stands in a registry; others follow by name."""
+    return list(registry).index(name) if name in registry else len(registry), name
+
+
+def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Settings that sort by size where they are numbers, by their words where they are not."""
+    return [
+        (name, value, "") if isinstance(value, int | float) else (name, math.inf, str(value))
+        for name, value in settings.items()
+    ]
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -152,6 +195,11 @@ def grouped(standings: Sequence[Standing], attribute: Literal["setting", "family
     return sorted(standings, key=lambda s: values.index(value_of(s)))
 
 
+def by_layer(standings: Sequence[Standing]) -> list[Standing]:
+    """Standings by the place of their layers, with those of one family together."""
+    return grouped(sorted(standings, key=attrgetter("place")), "family")
+
+
 def print_comparison(standings: Sequence[Standing], console: Console) -> None:
     """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
 
@@ -162,8 +210,8 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
     tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
     indent = "  " * (len(levels) - 1)
     rows: list[tuple[str | Text, list[str], list[str]]] = []
-    for setting, of_setting in groupby(grouped(grouped(standings, "family"), "setting"), attrgetter("setting")):
-        members = list(of_setting)
+    for setting, of_setting in groupby(grouped(standings, "setting"), attrgetter("setting")):
+        members = by_layer(list(of_setting))
         rows.append((Text(setting, "bold"), [], []))
         for family, of_family in groupby(members, attrgetter("family")):
             if many:
@@ -176,7 +224,7 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
     if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
         console.print(table)
     else:
-        of_mixers = {s.mixer: s.costs.cells(short) for s in grouped(standings, "family")}
+        of_mixers = {s.mixer: s.costs.cells(short) for s in by_layer(standings)}
         console.print(
             _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),

@@ -1,17 +1,21 @@
 """Finished studies beside one another: which, and what their rows are called."""
 
 import copy
+import io
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from runners import compare, mad
+from runners.charts import draw_bars, draw_heat_map
 from runners.plan import plan
 from runners.report import Estimate, Point, Summary, span
-from runners.standings import Standing, told_apart
+from runners.standings import Standing, in_order, print_comparison, told_apart
 from tasks.base import Accuracy
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -34,6 +38,8 @@ def summary_of(*arguments: str, seeds: int = 1) -> dict[str, Any]:
 
 
 RT = ("--mixer", "rt", "--task", "parity")
+SMALL = ("--width", "16", "--mlp-width", "16")
+LAYERS = ("retnet", "s5", "lstm", "lru")
 
 
 def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
@@ -74,6 +80,48 @@ def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
         for steps in ("2", "4")
     ]
     assert [s.mixer for s in told_apart(summaries)] == ["staircase (steps 2)", "staircase (steps 4)"]
+
+
+def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings() -> None:
+    memorization = ("--task", "memorization", "--width", "16", "--mlp-width", "16", "--mixer.heads", "2")
+    foreign = summary_of("--mixer", "transformer", "--task", "parity")
+    foreign["config"]["mixer"] = "my_layer:Mine"
+    summaries = [
+        summary_of("--mixer", "transformer", *memorization),
+        summary_of("--mixer", "rt", *memorization),
+        summary_of("--mixer", "transformer", "--task", "parity"),
+        summary_of(*RT),
+        summary_of(*RT, "--steps", "500"),
+        summary_of(*RT, "--steps", "2000"),
+        summary_of(*RT, "--mixer.block", "4"),
+        summary_of(*RT, "--mixer.block", "16"),
+        summary_of("--mixer", "lstm", "--task", "parity"),
+        foreign,
+        summary_of(*RT, "--task.length", "32"),
+        summary_of("--mixer", "lstm", "--task", "parity", "--task.length", "32"),
+        summary_of(*RT, "--task.length", "108"),
+    ]
+    shuffled = random.Random(0).sample(summaries, len(summaries))
+    assert in_order(shuffled) == in_order(summaries) == summaries
+
+
+def test_tables_and_charts_are_in_that_order_also_where_layers_are_on_different_tasks() -> None:
+    """The first task has the last layer alone."""
+    standings = told_apart(
+        in_order(
+            summary_of("--mixer", mixer, "--task", task, *SMALL)
+            for task, mixer in [("parity", mixer) for mixer in LAYERS] + [("compression", "lstm")]
+        )
+    )
+    console = Console(width=200, file=io.StringIO())
+    print_comparison(standings, console)
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert [row for row in rows if row not in ("ceiling", "chance")] == ["compression", "lstm", "parity", *LAYERS]
+    (legend,) = draw_bars(standings).legends
+    assert [text.get_text() for text in legend.get_texts()][: len(LAYERS)] == list(LAYERS)
+    labels = [label.get_text() for label in draw_heat_map(standings).axes[0].get_yticklabels()]
+    assert labels == ["ceiling", *LAYERS, "chance"]
 
 
 def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:
