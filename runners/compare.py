@@ -60,23 +60,35 @@ def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Summaries of studies, from their folders or files, each once, in order of tasks, layers and settings.
 
     Raises:
-        ValueError: there is none, or one of an earlier version, or two of one study that are not the same.
+        ValueError: as ``read_summary``, or there are two of one study that are not the same.
     """
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        file = path / "summary.json" if path.is_dir() else path
-        if file.is_file() and file.name != "summary.json":
-            raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
-        summary = read_json(file)
-        if summary is None:
-            raise ValueError(f"{file} is not there: name folders of studies that are finished")
-        if not isinstance(summary, dict) or "family" not in summary:
-            raise ValueError(
-                f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
-            )
+        summary = read_summary(path)
         if found.setdefault(summary["study"], summary) != summary:
-            raise ValueError(f"{file} and another summary of {summary['study']} differ: name one of them")
+            raise ValueError(f"{path} and another summary of {summary['study']} differ: name one of them")
     return in_order(found.values())
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Summary of a study, from its folder or file.
+
+    Raises:
+        ValueError: there is none, or none that a table can be made of, as of those of earlier versions.
+    """
+    file = path / "summary.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file} is not there: name folders of studies that are finished")
+    if file.name != "summary.json":
+        raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
+    summary: dict[str, Any] = read_json(file)
+    try:
+        print_comparison(told_apart(in_order([summary])), Console(quiet=True))  # reads all that a comparison needs
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
+        ) from error
+    return summary
 
 
 if __name__ == "__main__":

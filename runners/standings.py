@@ -98,7 +98,7 @@ def in_order(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         config = summary["config"]
         task, difficulty = _registered(config["task"], TASKS), config["difficulty"]
         setting = (difficulty != "baseline", _sortable(_of_task(config)), difficulty)
-        return task, setting, _place(config), summary["fingerprint"]
+        return task, setting, _place(config), summary["study"] + summary["fingerprint"]
 
     return sorted(summaries, key=key)
 

@@ -4,7 +4,7 @@ import copy
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,44 @@ def test_what_cannot_be_compared_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "figures").exists()
+
+
+def damaged(values: Any) -> Iterator[Any]:
+    """What JSON becomes when one of its values is gone or another, at any depth."""
+    if isinstance(values, dict | list):
+        for at in values if isinstance(values, dict) else range(len(values)):
+            without = copy.copy(values)
+            del without[at]
+            yield without
+            for value in (None, "words", *damaged(values[at])):
+                other = copy.copy(values)
+                other[at] = value
+                yield other
+
+
+def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, refused = summary_of(*RT), {}
+    file = tmp_path / "study" / "summary.json"
+    file.parent.mkdir()
+    for content in (None, [], *damaged(good)):
+        file.write_text(json.dumps(content))
+        try:
+            summaries = compare.read_summaries([file.parent])
+        except ValueError as error:
+            refused[json.dumps(content)] = str(error)
+        else:
+            draw_bars(told_apart(summaries))
+    message = f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
+    assert set(refused.values()) == {message}
+    without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good]
+    assert refused.keys() >= set(without)
+    file.write_text(without[0])
+    with pytest.raises(SystemExit) as stop:
+        compare.main([str(file)])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
