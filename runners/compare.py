@@ -8,8 +8,9 @@ Nothing is trained: all of it stands in the ``summary.json`` of each study, whic
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from runners.charts import plot_comparison
 from runners.checkpoint import read_json
 from runners.options import check_out, cli, not_understood, run_command, user_errors
 from runners.standings import in_order, print_comparison, told_apart
+
+
+class IncomparableError(ValueError):
+    """A file is no summary of a study, or one of an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         check_out(options.out)
-        summaries = read_summaries(options.studies or sorted((options.out / "studies").glob("*/summary.json")))
+        say = partial(console.print, soft_wrap=True)
+        summaries = read_summaries(options.studies or comparable_studies(options.out / "studies", say))
         if not summaries:
             raise ValueError(
                 f"{options.out / 'studies'} has no finished study: train with runners.mad, or name folders"
@@ -53,7 +59,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         digest = hashlib.sha256("".join(summary["study"] for summary in summaries).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
         plot_comparison(standings, figure)
-    console.print(f"chart: {figure}", soft_wrap=True)
+    say(f"chart: {figure}")
+
+
+def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Finished studies of a results folder; those whose summaries cannot be compared are left out, and that is said.
+
+    Raises:
+        DamagedFileError: a summary is no JSON.
+    """
+    studies, left_out = [], []
+    for file in sorted(folder.glob("*/summary.json")):
+        try:
+            read_summary(file)
+            studies.append(file.parent)
+        except IncomparableError:
+            left_out.append(file.parent.name)
+    if left_out:
+        say(
+            f"left out {len(left_out)} of {len(studies) + len(left_out)} studies, whose summaries are of an earlier "
+            f"version or damaged: run their commands again, or delete the folders: {', '.join(left_out)}"
+        )
+    return studies
 
 
 def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -74,7 +101,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Summary of a study, from its folder or file.
 
     Raises:
-        ValueError: there is none, or none that a table can be made of, as of those of earlier versions.
+        IncomparableError: no table can be made of it.
+        ValueError: there is none, or it is damaged.
     """
     file = path / "summary.json" if path.is_dir() else path
     if not file.is_file():
@@ -85,7 +113,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         print_comparison(told_apart(in_order([summary])), Console(quiet=True))  # reads all that a comparison needs
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise IncomparableError(
             f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
         ) from error
     return summary

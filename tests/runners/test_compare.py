@@ -191,7 +191,7 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     [
         (lambda folder: None, "has no finished study: train with runners.mad, or name folders"),
         (lambda folder: (folder / "studies" / "a").mkdir(parents=True), "has no finished study"),
-        (lambda folder: write(folder / "studies" / "a" / "summary.json", "{}"), "is none of a study"),
+        (lambda folder: write(folder / "studies" / "a" / "summary.json", "{}"), "has no finished study"),
         (lambda folder: write(folder / "studies" / "a" / "summary.json", "[torn"), "is damaged"),
     ],
 )
@@ -205,6 +205,29 @@ def test_what_cannot_be_compared_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "figures").exists()
+
+
+def test_studies_of_an_earlier_version_are_left_out_in_one_line_unless_they_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = summary_of(*RT)
+    write(tmp_path / "studies" / "rt-now" / "summary.json", json.dumps(summary))
+    del summary["family"]
+    for name in ("rt-before", "lstm-before"):
+        write(tmp_path / "studies" / name / "summary.json", json.dumps(summary))
+    compare.main(["--out", str(tmp_path)])
+    said, *table = capsys.readouterr().out.splitlines()
+    assert said == (
+        "left out 2 of 3 studies, whose summaries are of an earlier version or damaged: "
+        "run their commands again, or delete the folders: lstm-before, rt-before"
+    )
+    rows = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert rows == ["parity", "rt", "ceiling", "chance"]
+    with pytest.raises(SystemExit) as stop:
+        compare.main(["--out", str(tmp_path), *map(str, (tmp_path / "studies").iterdir())])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "before/summary.json is none of a study, or of an earlier version" in line
 
 
 def damaged(values: Any) -> Iterator[Any]:
