@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runners.c4.shards import Manifest, Part, open_shard, read_manifest, verify, write_manifest, write_shard
-from runners.c4.sources import ADVICE, SPLITS, Split, describe, find_files, first_line, quiet, read
+from runners.c4.sources import ADVICE, SPLITS, Split, describe, find_files, first_line, hub, read
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -124,8 +124,11 @@ def load_tokenizer(name: str) -> "Tokenizer":
     if not is_file and (name.endswith(".json") or Path(name).is_dir()):
         raise ValueError(f"no tokenizer file {name}: give --tokenizer a tokenizer.json or a name on the hub")
     try:
-        with quiet():
-            tokenizer = Tokenizer.from_file(name) if is_file else Tokenizer.from_pretrained(name)
+        if is_file:
+            tokenizer = Tokenizer.from_file(name)
+        else:
+            with hub():
+                tokenizer = Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception, and whatever the network's raises
         where, more = ("file", "") if is_file else ("on the hub, or no network", ", and --data too without a network")
         raise ValueError(

@@ -26,6 +26,7 @@ from rich.table import Table
 from mixers.backbone import LanguageModel
 from runners.c4.data import end_of_text
 from runners.c4.evaluate import encode_pair, log_likelihoods
+from runners.c4.sources import first_line, hub
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -239,10 +240,12 @@ def _read_hub(name: str, hub_set: HubSet) -> list[Item]:
     except ImportError as error:
         raise ValueError("the hub needs the package datasets: pip install '.[pretraining]'") from error
     try:
-        rows = load_dataset(hub_set.path, hub_set.config, split="validation")
-    except OSError as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{hub_set.path} cannot be read from the hub ({reason}): give a folder of *.jsonl") from error
+        with hub():
+            rows = load_dataset(hub_set.path, hub_set.config, split="validation")
+    except Exception as error:  # what the network and the library raise has no common base
+        raise ValueError(
+            f"{hub_set.path} cannot be read from the hub ({first_line(error)}): give a folder of *.jsonl"
+        ) from error
     items = []
     for number, row in enumerate(rows):
         contexts, choices, gold = hub_set.choices(row)

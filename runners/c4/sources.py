@@ -134,6 +134,33 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
+def hub() -> Iterator[None]:
+    """To read from the Hugging Face hub by its libraries; from their cache alone where it does not answer.
+
+    Without an answer they would ask six times for each file that is not in the cache, for half a minute in all.
+
+    Raises:
+        Exception: what is read within failed; where the hub did not answer, the reason why.
+    """
+    from huggingface_hub import constants, get_session
+
+    unreachable, was_offline = None, constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as error:  # of whichever library makes the requests
+        unreachable, constants.HF_HUB_OFFLINE = error, True
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        if unreachable is None:
+            raise
+        raise unreachable from error
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Without the hub's warnings at every retry; the error that follows the last one says it all."""
     logger = logging.getLogger("huggingface_hub")

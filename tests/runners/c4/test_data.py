@@ -24,6 +24,7 @@ from runners.c4.data import Corpus, load_tokenizer, prepare
 from runners.c4.shards import open_shard
 
 datasets = pytest.importorskip("datasets")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 tokenizers = pytest.importorskip("tokenizers")
 
 END = "<|endoftext|>"
@@ -445,6 +446,7 @@ def test_the_hub_is_read_as_local_files_are(source: Source, tmp_path: Path, monk
     assert tokens_of(corpus, "train") == expected[: 5 * SHARD]
 
 
+@pytest.mark.usefixtures("unreachable")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -462,6 +464,23 @@ def test_a_tokenizer_that_is_not_there(name: str, message: str, monkeypatch: pyt
     monkeypatch.setattr(tokenizers, "Tokenizer", Hub)
     with pytest.raises(ValueError, match=message):
         load_tokenizer(name)
+
+
+def test_without_a_network_the_hub_is_asked_once_and_a_tokenizer_in_the_cache_is_read(
+    source: Source, tmp_path: Path, unreachable: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match=r"no tokenizer 'a/b' .*no network \(.*Name or service not known\)"):
+        load_tokenizer("a/b")
+    assert len(unreachable) == 1
+    folder, commit = tmp_path / "hub" / "models--a--b", "0" * 40
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copy(source.tokenizer, folder / "snapshots" / commit)
+    assert load_tokenizer("a/b").to_str() == load_tokenizer(str(source.tokenizer)).to_str()
+    assert len(unreachable) == 2
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not huggingface_hub.is_offline_mode()
 
 
 def test_a_tokenizer_file_that_is_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from mixers.backbone import LanguageModel
+from runners.c4 import downstream
 from runners.c4.downstream import HUB_SETS, Item, evaluate_items, print_scores, read_items, wilson_interval
 
 LETTERS = "abcdefgh"
@@ -304,6 +306,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
+@pytest.mark.usefixtures("unreachable")
 def test_rows_of_the_hub_become_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
@@ -332,6 +335,7 @@ def test_a_question_without_supporting_text_stands_alone() -> None:
     assert set(contexts) == {FRAMED}
 
 
+@pytest.mark.usefixtures("unreachable")
 def test_no_network_and_no_package_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Any:
         raise ConnectionError("Couldn't reach the hub\nand more")
@@ -343,3 +347,24 @@ def test_no_network_and_no_package_are_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install '\.\[pretraining\]'"):
         read_items("hub")
+
+
+def test_without_a_network_the_hub_is_asked_once_and_a_set_in_the_cache_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unreachable: list[object]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(downstream, "HUB_SETS", {"piqa": HUB_SETS["piqa"]})
+    with pytest.raises(ValueError, match=r"baber/piqa cannot be read from the hub \(.*Name or service not known\)"):
+        read_items("hub")
+    assert len(unreachable) == 1
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(HUB_ROWS["baber/piqa"]) + "\n")
+    datasets.load_dataset("json", data_files={"validation": str(rows)}, cache_dir=str(tmp_path / "json"))
+    (arrow,) = (tmp_path / "json").rglob("*.arrow")
+    cached = tmp_path / "datasets" / "baber___piqa" / "default" / "0.0.0" / ("0" * 40)
+    shutil.copytree(arrow.parent, cached)
+    (cached / arrow.name).rename(cached / "piqa-validation.arrow")
+    unreachable.clear()
+    ((question,),) = read_items("hub").values()
+    assert question.continuations == tuple(FROM_HUB["piqa"][1])
+    assert len(unreachable) == 1

@@ -1,0 +1,26 @@
+"""Fixtures of the tests of pretraining."""
+
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
+    """The hosts looked for in vain, for there is no network; caches are ``hub`` and ``datasets`` in ``tmp_path``."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra pretraining")
+    datasets = pytest.importorskip("datasets", reason="needs the extra pretraining")
+    hosts: list[object] = []
+
+    def find(host: object, *_: object, **__: object) -> NoReturn:
+        hosts.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    return hosts
