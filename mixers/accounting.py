@@ -211,7 +211,7 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
 
     Raises:
         ValueError: the layer cannot be built, or no width within reach meets the target to 2%; the message then names
-            the nearest.
+            the nearest, how far off it is, and what may come nearer.
     """
 
     def scaled(width: int) -> Shape:
@@ -237,7 +237,7 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     for unit in dict.fromkeys((math.lcm(8, heads), heads)):
         while unit <= widest and not all(builds(unit * (shape.width // unit + more)) for more in (1, 2)):
             unit *= 2
-        candidates += _around(target, range(unit, widest + 1, unit), shape.width, figure_at)
+        candidates += filter(builds, _around(target, range(unit, widest + 1, unit), shape.width, figure_at))
         if candidates and distance(best := min(candidates, key=distance)) <= TOLERANCE:
             return scaled(best), figure_at(best)
     label = f"no width up to {widest} meets the Transformer's {target:,} {FIGURES[figure][0]} within {TOLERANCE:.0%}"
@@ -245,8 +245,10 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
         _build(layer_class, config, shape)
         raise ValueError(f"{label}: no multiple of {heads} can be built")
     best = min(candidates, key=distance)
-    finer = "; fewer heads give finer widths" if heads > 1 and best + heads <= widest else ""
-    raise ValueError(f"{label}: the nearest, {best}, has {figure_at(best):,}{finer}")
+    nearest = f"the nearest, {best}, has {figure_at(best):,} ({figure_at(best) / target - 1:+.1%})"
+    finer = max(map(figure_at, candidates)) > target  # or else even the widest has too little
+    others = ["fewer heads"] * (heads > 1) + ["a larger width" if finer else "another figure"]
+    raise ValueError(f"{label}: {nearest}; try {' or '.join(others)}")
 
 
 def _around(target: int, widths: Sequence[int], start: int, figure_at: Callable[[int], int]) -> Sequence[int]:

@@ -51,7 +51,8 @@ def choose_layers(
     Transformer's.
 
     Raises:
-        ValueError: a layer cannot meet it within 2%, and ``strict`` does not let it be left out.
+        ValueError: there is no such Transformer, or a layer cannot meet it within 2% and ``strict`` does not let it be
+            left out.
     """
     configs = {mixer: find_mixer(mixer).Config for mixer in mixers}
     own = applicable("mixer", values, configs, say)
@@ -60,7 +61,13 @@ def choose_layers(
         return choices
     known = asdict(Transformer.Config())
     reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
-    target = count(figure, Transformer, reference, shape)
+    try:
+        target = count(figure, Transformer, reference, shape)
+    except ValueError as error:
+        raise ValueError(
+            f"--match {figure}: no Transformer of width {shape.width} to meet: {error}; give another --width, or name "
+            "transformer in --mixer to give its options"
+        ) from error
     say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {FIGURES[figure][0]}, which others meet")
     matched = []
     for choice in choices:

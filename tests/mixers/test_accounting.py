@@ -1,5 +1,6 @@
 """Counts against formulas written down by hand."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,14 +240,20 @@ def test_a_match_finds_the_width_and_prefers_a_multiple_of_eight(aim: int, exces
 @pytest.mark.parametrize(
     ("figure", "name", "target", "message"),
     [
-        ("state", "linear-attention", 100_000, "state floats at N = 128 within 2%: the nearest, 64, has 576"),
-        ("params", "transformer", 1500, "the nearest, 8, has 800; fewer heads give finer widths"),
+        ("state", "linear-attention", 100_000, "the nearest, 64, has 576 (-99.4%); try fewer heads or another figure"),
+        ("state", "lstm", 100_000, "the nearest, 64, has 128 (-99.9%); try another figure"),
+        ("params", "transformer", 1500, "the nearest, 8, has 800 (-46.7%); try fewer heads or a larger width"),
+        ("params", "lstm", 100, "the nearest, 2, has 80 (-20.0%); try a larger width"),
         ("params", "retnet", 10, "the nearest, 16, has"),  # heads of even size
+        ("params", "rwkv6", 1000, "the nearest, 16, has"),  # heads of more than one feature
     ],
 )
-def test_what_cannot_be_met_names_the_nearest(figure: Any, name: str, target: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        match(figure, target, MIXERS[name], MIXERS[name].Config(heads=8), Shape(width=8, mlp_width=32))
+def test_what_cannot_be_met_names_the_nearest_and_what_to_try(
+    figure: Any, name: str, target: int, message: str
+) -> None:
+    config = MIXERS[name].Config(**({} if name == "lstm" else {"heads": 8}))
+    with pytest.raises(ValueError, match="within 2%: " + re.escape(message)):
+        match(figure, target, MIXERS[name], config, Shape(width=8, mlp_width=32))
 
 
 @pytest.mark.parametrize("heads", [0, -3])

@@ -154,6 +154,8 @@ def test_what_cannot_be_matched_is_one_clear_line(refused: Callable[..., str]) -
     error = refused("--mixer", "lstm", "--task", "compression", *SMALL, "--match", "state")
     assert "--match state: lstm: no width up to 128 meets" in error
     assert "the nearest, 128, has 256" in error
+    error = refused("--mixer", "lstm", "--task", "compression", "--width", "8", "--match", "params")
+    assert "no Transformer of width 8 to meet: heads: 16 must divide the model width 8; give another --width" in error
 
 
 def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
