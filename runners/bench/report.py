@@ -145,7 +145,7 @@ def print_table(bench: "DiagnosticsBench", console: Console) -> None:
 def print_filled(
     headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console, title: str | None = None
 ) -> None:
-    """A table without the columns that are empty throughout, wider than the console if it must be.
+    """A table without the columns that are empty throughout, in its full width where the console is too narrow for it.
 
     Only the last column may be broken further than its cells are.
     """
@@ -158,8 +158,10 @@ def print_filled(
         table.add_column(headings[i], justify=side, no_wrap=widest is not None, min_width=widest)
     for row in rows:
         table.add_row(*(row[i] for i in kept))
-    least = Measurement.get(console, console.options.update(max_width=1000), table).minimum
-    console.print(table, width=max(least, console.width), crop=False)
+    needed = Measurement.get(console, console.options.update(max_width=1000), table)
+    if needed.minimum > console.width:
+        table.width = needed.maximum
+    console.print(table, crop=False)
 
 
 def plot(bench: "DiagnosticsBench", path: Path) -> None:

@@ -194,6 +194,29 @@ def test_lengths_that_are_all_beyond_the_target_s_are_shown_without_a_judgement(
     assert "missed" not in shown
 
 
+def test_a_narrow_terminal_takes_nothing_from_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = PretrainingBench(PRESETS["cuda"], CPU, "")
+    bench.implementations, bench.clock.cuda, bench.peak = LAYERS | DECODERS, True, 989e12
+    places = [
+        cell("forward+backward", name, 512, 512, width=1024, layers=12) for name in ("rt-chunked-graph", "transformer")
+    ]
+    places += [cell("training", name, 512, 512, width=2048, layers=6) for name in ("rt-chunked-graph", "transformer")]
+    places += [cell("decode", name, 64, 512, width=2048, layers=6) for name in ("rt-step-graph", "rt-step")]
+    bench.cells = places
+    for place in places:
+        bench.checks[place.implementation, bench.setting(place)] = accuracy.Check(error=1e-2, problem=None)
+        bench.figures[place] = Figures(status="skipped: out of memory")
+    for place in places[::2]:
+        facts = {"parameters": 434 * 10**6, "cache_bytes": 2**32}
+        bench.figures[place] = Figures(seconds=[1.5, 1.51], peak_gib=121.5, setup_seconds=12.5, facts=facts)
+    shown = []
+    for width in (80, 1000):
+        print_tables(bench, Console(width=width))
+        shown.append(capsys.readouterr().out.replace("─", "").split())
+    assert shown[0] == shown[1]
+    assert shown[0].count("skipped:") == 3
+
+
 def test_no_speed_of_a_wrong_implementation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, step = RecurrentTransformer.forward, Transformer.step
 
