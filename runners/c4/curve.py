@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import write_atomically
+from runners.checkpoint import DamagedFileError, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,19 @@ COLUMNS = [field.name for field in fields(Row)]
 
 
 def read_curve(folder: Path) -> list[Row]:
-    """The steps that a run has written; a last line cut short by a kill is left out."""
+    """The steps that a run has written; a last line cut short by a kill is left out.
+
+    Raises:
+        DamagedFileError: something else is no step.
+    """
     path = folder / "curve.csv"
     if not path.exists():
         return []
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [_row(values) for values in csv.DictReader(lines)]
+    try:
+        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [_row(values) for values in csv.DictReader(lines)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
 def _row(values: dict[str, str]) -> Row:

@@ -51,7 +51,7 @@ from runners.c4.train import (  # noqa: E402
     train,
 )
 from runners.c4.windows import Windows  # noqa: E402
-from runners.checkpoint import load_tensors, save_tensors  # noqa: E402
+from runners.checkpoint import DamagedFileError, load_tensors, save_tensors  # noqa: E402
 from runners.stop import StoppedError  # noqa: E402
 from runners.store import Store  # noqa: E402
 
@@ -229,6 +229,28 @@ def test_rows_state_each_step_and_the_result_the_median_speed(texts: Path, tmp_p
     assert [row.tokens for row in rows] == [48 * step for step in range(1, 8)]
     assert [row.step for row in rows if row.validation_loss is not None] == [1, 3, 7]
     assert result["tokens_per_second"] == median(row.tokens_per_second for row in rows)
+
+
+@pytest.mark.parametrize(("old", "new"), [("0.0", "x"), ("mfu", "share"), ("step", "number"), (",0.5", "")])
+def test_a_damaged_curve_is_named(old: str, new: str, tmp_path: Path) -> None:
+    row = Row(
+        step=1,
+        tokens=48,
+        loss=2.0,
+        lr=1e-2,
+        grad_norm=0.0,
+        tokens_per_second=9.0,
+        mfu=None,
+        memory_gib=1.0,
+        seconds=3.0,
+        validation_loss=0.5,
+    )
+    write_curve(tmp_path, [row])
+    assert read_curve(tmp_path) == [row]
+    path = tmp_path / "curve.csv"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DamagedFileError, match=f"^{path} is damaged .*: delete it and run the same command again$"):
+        read_curve(tmp_path)
 
 
 def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(texts: Path, tmp_path: Path) -> None:
