@@ -138,8 +138,8 @@ MODEL = "model"
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a process killed while it saved has left; nobody else may be saving."""
-    for leftover in (folder / "checkpoints").glob(".*"):
+    """Remove what a process killed while it wrote has left in a run's folder; nobody else may be writing."""
+    for leftover in (*folder.glob(".*-*"), *(folder / "checkpoints").glob(".*")):  # the lock has no "-"
         leftover.unlink()
 
 

@@ -179,13 +179,14 @@ def _downstream(
 
 @contextmanager
 def _only_one(folder: Path, world: World) -> Iterator[None]:
-    """Keep other commands away from a run's folder."""
+    """Keep other commands away from a run's folder, and take away what a killed one has left half-written."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         busy = 0.0
         if world.is_first:
             try:
                 stack.enter_context(FileLock(folder / ".lock", timeout=0))
+                checkpoints.clear_leftovers(folder)
             except Timeout:
                 busy = 1.0
         if world.mean(torch.tensor(busy, device=world.device)) > 0:
@@ -206,8 +207,6 @@ class _Run:
         self.folder, self.config, self.options, self.corpus = folder, config, options, corpus
         self.world, self.watchers = world, watchers if world.is_first else ()
         described = read_json(folder / "run.json")
-        if world.is_first:
-            checkpoints.clear_leftovers(folder)
         if described is None:
             corpus_info = {
                 "folder": corpus.folder.name,

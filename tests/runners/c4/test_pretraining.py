@@ -506,14 +506,16 @@ def test_a_validation_loss_that_is_not_finite_is_divergence(texts: Path, tmp_pat
     assert checkpoints.newest(folder_of(config)) is None
 
 
-def test_what_a_kill_during_a_save_left_is_removed(texts: Path, tmp_path: Path) -> None:
+def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path)
+    folder = folder_of(config)
     with pytest.raises(Interruption):
         run(config, [At(4, interrupt)])
-    leftover = folder_of(config) / "checkpoints" / ".tmpAbCdEf"
-    leftover.write_bytes(b"half")
-    run(config)
-    assert not leftover.exists()
+    for _ in range(2):  # of a run that goes on, and of one that is finished
+        for name in ("checkpoints/.tmpAbCdEf", ".result-AbCdEf.json"):
+            (folder / name).write_bytes(b"half")
+        run(config)
+        assert [path.name for path in folder.rglob(".*")] == [".lock"]
 
 
 def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does(texts: Path, tmp_path: Path) -> None:
