@@ -94,7 +94,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
     config, nested = parse(Config, preset, arguments)
     config.check()
-    if config.search and (config.lr, config.beta2) != (preset.lr, preset.beta2):
+    if config.search and {"--lr", "--beta2"} & {argument.partition("=")[0] for argument in arguments}:
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
     try:
         with torch.device("meta"):
