@@ -101,8 +101,8 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
             build(config, nested["mixer"], 1)
     except ValueError:  # a user's layer may read values while it is built, and tensors there have none
         _layer(config, nested["mixer"])
-    if config.downstream not in (None, HUB):
-        read_items(str(config.downstream))
+    if config.downstream is not None and not (config.dry_run and config.downstream == HUB):  # which needs no network
+        read_items(config.downstream)
     return config, nested["mixer"]
 
 

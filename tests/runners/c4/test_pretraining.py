@@ -795,6 +795,21 @@ def test_a_dry_run_refuses_data_that_are_not_there(capsys: pytest.CaptureFixture
     assert f"error: no file or folder {tmp_path / 'none'}" in capsys.readouterr().err
 
 
+def test_downstream_sets_that_cannot_be_read_are_found_before_anything_is_tokenised(
+    texts: Path, tmp_path: Path, unreachable: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path)
+    given = ["--preset", "tiny", "--device", "cpu", "--downstream", "hub", "--out", str(tmp_path / "out")]
+    given += ["--tokenizer", config.tokenizer, "--data", *config.data]
+    command.main([*given, "--dry-run"])
+    assert not unreachable
+    with pytest.raises(SystemExit) as stop:
+        command.main(given)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: baber/piqa cannot be read from the hub (")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--preset", "tiny", "--search", "--dry-run"])
     assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
