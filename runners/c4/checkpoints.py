@@ -30,6 +30,8 @@ DECIDING = tuple(f"runners.c4.{name}" for name in ("model", "windows", "distribu
 """Modules that decide a run's numbers; they import others that do not, such as those of the command line."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 RANDOM = "random"
+MODEL = "model"
+"""Attribute of the trained module that holds the language model."""
 
 
 class DiskFullError(OSError):
@@ -131,10 +133,6 @@ def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config,
             f"{file} is of another version of this project, or of another model: use the version that trained it"
         ) from error
     return model.to(device).eval(), config, load_tokenizer(str(tokenizer))
-
-
-MODEL = "model"
-"""Attribute of the trained module that holds the language model."""
 
 
 def clear_leftovers(folder: Path) -> None:

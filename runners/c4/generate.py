@@ -51,31 +51,26 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Sampling):
     """Continue a prompt with a trained model.
 
     Attributes:
         checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
         prompt: text to continue; without one, the start of a document.
         max_new_tokens: tokens to generate, unless the text ends before.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: how many of the likeliest tokens may be drawn; all of them unless given.
-        seed: of the draws.
         device: auto takes the GPU if there is one.
     """
 
     checkpoint: tyro.conf.Positional[Path]
     prompt: str = ""
     max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_k: int | None = None
-    seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
-    @property
-    def sampling(self) -> Sampling:
-        """The options of drawing."""
-        return Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
+    def check(self) -> None:
+        """Raise ValueError for a value out of range."""
+        super().check()
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max-new-tokens {self.max_new_tokens} must be 1 or more")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -85,14 +80,10 @@ def main(arguments: Sequence[str]) -> None:
         options, unknown = cli(Options, default, arguments, "generate")
         if unknown:
             raise ValueError(not_understood(unknown[0]))
-        options.sampling.check()
-        if options.max_new_tokens < 1:
-            raise ValueError(f"max-new-tokens {options.max_new_tokens} must be 1 or more")
+        options.check()
         model, _, tokenizer = load_model(options.checkpoint, find_devices(options.device)[0])
         check_steps(model)
-        pieces = generate(
-            model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options.sampling
-        )
+        pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
         sys.stdout.write(options.prompt)
         try:
             for piece in pieces:
