@@ -233,7 +233,7 @@ class _Forward(_Pass):
         past = partial(
             past_fwd_kernel[(n * B * H,)],
             q, q, q, k, v, self.slopes, m, l, o, self.padded, B,
-            D=D, K=K, S=group, G=1, E=K, FIRST=False, SKEW=self.skew,
+            D=D, K=K, UNIT=K**-0.5, S=group, G=1, E=K, FIRST=False, SKEW=self.skew,
         )  # fmt: skip
         past(0, base, base + group, base, **_group_tile(group, K))
         for chunk in range(0, group, CHUNK):
@@ -307,7 +307,7 @@ class _Backward(_Pass):
         past = partial(
             past_bwd_kernel[(n * B * H,)],
             q, *others, self.slopes, self.dk, self.dv, self.padded, B,
-            D=D, K=K, S=group, G=1, E=K, SKEW=self.skew,
+            D=D, K=K, UNIT=K**-0.5, S=group, G=1, E=K, SKEW=self.skew,
         )  # fmt: skip
         end = base + group
         past(base, end, end, self.padded + self.L * self.skew, base, FIRST=True, **_group_tile(group, K))
@@ -333,7 +333,7 @@ class _Backward(_Pass):
         _add_rows(dwkv, dkv, kept.n_z)
         query_bwd_kernel[n * B * H, 1](
             q, q, q, *others, self.slopes, y, y, y, self.padded, B, base, group,
-            D=D, K=K, G=1, E=K, TEMPORARY=False, SKEW=self.skew, **_group_tile(group, K),
+            D=D, K=K, UNIT=K**-0.5, G=1, E=K, TEMPORARY=False, SKEW=self.skew, **_group_tile(group, K),
         )  # fmt: skip
         begin_bwd_kernel[B, group // BEGIN_BWD["C"], n](
             *_rows(kept.raw), self.gain[lo:hi], *_rows(da), kept.lse, delta, y, draw, self.dgain[lo:hi], B,

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mixers.products import group_sum, rows_products, through_gain
 from mixers.rt.exchange import mailbox
 from mixers.rt.kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel, rt_bwd_kernel, rt_fwd_kernel
 from mixers.rt.naive import Weights
+from mixers.rt.room import Room
 
 CHUNK = 16
 """Positions between two launches of a loop."""
@@ -43,14 +43,15 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
         return f"blocks of {block} positions (kernels: powers of two)"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"{dtype} (kernels compute in float32 or bfloat16)"
-    if D not in (64, 128, 256):
-        return f"width {D} (kernels: 64, 128, 256)"
-    if D % H or D // H not in (8, 16, 32, 64):
-        return f"{H} heads of width {D} (kernels: head dim 8, 16, 32 or 64)"
-    if F % 64 or F > 4 * D:
-        return f"MLP width {F} (kernels: a multiple of 64, at most {4 * D})"
-    if D == 256 and dtype == torch.float32 and _gpu(device).room < 163840:
-        return "width 256 in float32 on a GPU with less than 160 KiB of shared memory for a program"
+    room = Room(1, D, H, F, step=1)
+    if room.K > 64:
+        return f"heads of {D // H} channels (kernels: at most 64)"
+    if room.D > 256:
+        return f"width {D} in {H} heads (kernels: at most 256, with {room.K} channels a head)"
+    if room.F > 4 * room.D:
+        return f"MLP width {F} at width {D} (kernels: at most {4 * room.D})"
+    if room.D == 256 and dtype == torch.float32 and _gpu(device).memory < 163840:
+        return f"width {D} in float32 on a GPU with less than 160 KiB of shared memory for a program"
     if device.type != "cuda" and not (triton.knobs.runtime.interpret and dtype == torch.float32):
         return f"{dtype} on {device.type} (kernels: cuda; TRITON_INTERPRET=1 lends them the CPU in float32 alone)"
     return None
@@ -61,12 +62,12 @@ class _Gpu(NamedTuple):
 
     Attributes:
         multiprocessors: how many there are.
-        room: bytes of shared memory that a program may have.
+        memory: bytes of shared memory that a program may have.
         early_launch: whether a kernel can be launched before the one ahead of it has ended.
     """
 
     multiprocessors: int
-    room: int
+    memory: int
     early_launch: bool
 
 
@@ -74,17 +75,17 @@ class _Gpu(NamedTuple):
 def _gpu(device: torch.device) -> _Gpu:
     """The H200's in the interpreter."""
     if device.type != "cuda":
-        return _Gpu(multiprocessors=132, room=232448, early_launch=False)
+        return _Gpu(multiprocessors=132, memory=232448, early_launch=False)
     properties = torch.cuda.get_device_properties(device)
     return _Gpu(
         multiprocessors=properties.multi_processor_count,
-        room=getattr(properties, "shared_memory_per_block_optin", 65536),
+        memory=getattr(properties, "shared_memory_per_block_optin", 65536),
         early_launch=torch.version.hip is None and properties.major >= 9,
     )
 
 
 def _tiles(
-    B: int, R: int, D: int, H: int, F: int, dtype: torch.dtype, device: torch.device, block: int = 1
+    B: int, R: int, room: Room, block: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[dict[str, Any], ...]:
     """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_fwd_kernel, past_bwd_kernel, query_bwd_kernel.
 
@@ -93,24 +94,24 @@ def _tiles(
     registers with them, in several waves. Square weights are pinned where the three of them fit and leave as much room.
     """
     wide = dtype == torch.float32
-    K = D // H
-    multiprocessors, room, early_launch = _gpu(device)
+    D, K, F = room.D, room.K, room.F
+    multiprocessors, memory, early_launch = _gpu(device)
     step = min(block, CHUNK)
     tiles = R * triton.cdiv(B * step, 16)
     early = early_launch and tiles <= multiprocessors
     M = 16 if tiles <= multiprocessors else 32
-    pinned = 6 * D * D * (4 if wide else 2) <= room
+    pinned = 6 * D * D * (4 if wide else 2) <= memory
     # n * D <= 1024: a thread awaits no more than 8 words, all of them in registers
     fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
     parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
     W = 32 if wide else 64
     if pinned and parts > 1 and F // parts <= 128:
         W = F // parts  # at once, so that the part holds its slice of the MLP
-    shape = {"D": D, "K": K, "C": CHUNK}
+    shape = {"D": D, "K": K, "UNIT": room.head_dim**-0.5, "C": CHUNK}
     warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
     launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
     loop = {
-        **shape, "STEP": step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
+        **shape, "F": F, "WIDTH": room.width, "STEP": step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
         "PARTS": parts, "WARPS": warps, "num_warps": warps, **launch,
     }  # fmt: skip
     if parts > 1:
@@ -142,19 +143,26 @@ def triton_forward(
     Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight; x and weights float32.
     Products are computed in the dtype of q, k, v (float32 or bfloat16).
     """
-    R, B, length, D = x_RBTD.shape
+    R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     reason = unsupported(D, H, F, block, dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
-    x, q, kt, vt = (_padded(y, block) for y in (x_RBTD, q_RBTD, k_RBTD, v_RBTD))
-    T = x.shape[2]
+    room = Room(T, D, H, F, min(block, CHUNK))
+    x = room.fill(x_RBTD, "TD")
+    q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
     # In the order of the kernels; a new tensor in any dtype, for the backward is handed it.
-    linear = (weights.wo_DD, weights.wk_DD, weights.wv_DD, weights.up_FD, weights.down_DF)
-    w = torch.cat([y.flatten(1) for y in linear], 1).to(dtype)
-    slopes = slopes_H.to(x)
-    loop, _, past, *_ = _tiles(B, R, D, H, F, dtype, x.device, block)
-    C = loop["C"]
+    linear = (
+        (weights.wo_DD, "DK"),
+        (weights.wk_DD, "KD"),
+        (weights.wv_DD, "KD"),
+        (weights.up_FD, "FD"),
+        (weights.down_DF, "DF"),
+    )
+    w = torch.cat([room.fill(y, axes).flatten(1) for y, axes in linear], 1).to(dtype)
+    norms, slopes = _gains(weights, room), room.fill(slopes_H.to(x), "H")
+    loop, _, past, *_ = _tiles(B, R, room, block, dtype, x.device)
+    T, D, H, F, C = room.T, room.D, room.H, room.F, loop["C"]
     z = torch.empty_like(x)
     a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
     r = x.new_empty(R, B, T, 3)
@@ -162,7 +170,6 @@ def triton_forward(
     lse = x.new_empty(R, B, T, H)
     m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
     o = x.new_empty(R, B, C, D)
-    mlp_norm, kv_norm, k_norm = gains(weights)
     programs = triton.cdiv(B * loop["STEP"], loop["M"]) * loop["PARTS"]
     mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], x.device)
     for start in range(0, T, C):
@@ -171,11 +178,11 @@ def triton_forward(
             q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **past
         )  # fmt: skip
         rt_fwd_kernel[programs, R](
-            x, q, m, l, o, slopes, w, mlp_norm, kv_norm, k_norm,
+            x, q, m, l, o, slopes, w, *norms,
             z, a, lse, n, nz, nk, r, g, slope, k, v, mail, B, T, start, stop, scale,
-            F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
+            KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
-    return z[:, :, :length], (a, lse, n, nz, nk, r, g, slope, k, v, w)
+    return room.cut(z, "TD"), (a, lse, n, nz, nk, r, g, slope, k, v, w)
 
 
 def triton_backward(
@@ -192,14 +199,16 @@ def triton_backward(
     saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
-    R, B, length, D = x_RBTD.shape
+    R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     a, lse, n, nz, nk, r, g, slope, k, v, w = saved
-    dz, q, kt, vt = (_padded(y, block) for y in (dz_RBTD, q_RBTD, k_RBTD, v_RBTD))
-    T = dz.shape[2]
-    slopes = slopes_H.to(dz)
-    _, loop, _, past, queries = _tiles(B, R, D, H, F, dtype, dz.device, block)
-    C, tiles, groups = loop["C"], triton.cdiv(B * loop["STEP"], loop["M"]), R * B * H // past["G"]
+    room = Room(T, D, H, F, min(block, CHUNK))
+    dz = room.fill(dz_RBTD, "TD")
+    q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
+    norms, slopes = _gains(weights, room), room.fill(slopes_H.to(dz), "H")
+    _, loop, _, past, queries = _tiles(B, R, room, block, dtype, dz.device)
+    T, D, H, C = room.T, room.D, room.H, loop["C"]
+    tiles, groups = triton.cdiv(B * loop["STEP"], loop["M"]), R * B * H // past["G"]
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
     dh = torch.empty_like(g)
@@ -209,7 +218,6 @@ def triton_backward(
     dgain = dz.new_empty(R, triton.cdiv(T, C) * tiles, D)
     programs = tiles * loop["PARTS"]
     mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], dz.device)
-    mlp_norm, kv_norm, k_norm = gains(weights)
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
         later = max(stop, (start // block + 1) * block)
@@ -219,41 +227,34 @@ def triton_backward(
         )  # fmt: skip
         rt_bwd_kernel[programs, R](
             dz, n, nz, k if weights.k_norm_D is None else nk, r, slope, q, k, v, a, lse, slopes, dk, dv,
-            w, mlp_norm, kv_norm, k_norm,
-            dx, da, delta, du, dh, dy, dkv, dgain, mail, B, T, start, stop, scale,
-            F=F, KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
+            w, *norms, dx, da, delta, du, dh, dy, dkv, dgain, mail, B, T, start, stop, scale,
+            KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
         )  # fmt: skip
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
         q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
     )  # fmt: skip
     dwo, dup, ddown, dwkv = rows_products((du, a), (dh, n), (dy, g), (dkv, nz))
-    dup, dmlp_norm = through_gain(dup, weights.up_FD, mlp_norm)
+    dup, dmlp_norm = through_gain(room.cut(dup, "FD"), weights.up_FD, weights.mlp_norm_D)
+    dwkv = room.cut(dwkv.unflatten(1, (2, D)), "KD").flatten(1, 2)
     if weights.kv_norm_D is not None:
-        dwkv, dkv_norm = through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), kv_norm)
-    dwk, dwv = dwkv.split(D, dim=1)
+        dwkv, dkv_norm = through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), weights.kv_norm_D)
+    dwk, dwv = dwkv.chunk(2, dim=1)
     gradients = Weights(
-        wo_DD=dwo,
+        wo_DD=room.cut(dwo, "DK"),
         mlp_norm_D=dmlp_norm,
         up_FD=dup,
-        down_DF=ddown,
+        down_DF=room.cut(ddown, "DF"),
         kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
         wk_DD=dwk,
-        k_norm_D=None if weights.k_norm_D is None else group_sum(dgain),
+        k_norm_D=None if weights.k_norm_D is None else room.cut(group_sum(dgain), "K"),
         wv_DD=dwv,
     )
-    return dx[:, :, :length], dq[:, :, :length], dkt[:, :, :length], dvt[:, :, :length], gradients
+    return room.cut(dx, "TD"), room.cut(dq, "TK"), room.cut(dkt, "TK"), room.cut(dvt, "TK"), gradients
 
 
-def _padded(y_RBTD: Tensor, block: int) -> Tensor:
-    """``y`` with zeros after its last position, up to whole steps; what is added there changes nothing before it."""
-    missing = -y_RBTD.shape[2] % min(block, CHUNK)
-    return pad(y_RBTD, (0, 0, 0, missing)) if missing else y_RBTD.contiguous()
-
-
-def gains(weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def _gains(weights: Weights, room: Room) -> tuple[Tensor, Tensor, Tensor]:
     """Gains of the three norms; where a norm is absent, any tensor, for the kernels take a pointer."""
-    mlp_norm = weights.mlp_norm_D.contiguous()
-    kv_norm, k_norm = (
-        mlp_norm if gain is None else gain.contiguous() for gain in (weights.kv_norm_D, weights.k_norm_D)
-    )
+    mlp_norm = room.fill(weights.mlp_norm_D, "D")
+    kv_norm = mlp_norm if weights.kv_norm_D is None else room.fill(weights.kv_norm_D, "D")
+    k_norm = mlp_norm if weights.k_norm_D is None else room.fill(weights.k_norm_D, "K")
     return mlp_norm, kv_norm, k_norm

@@ -2,7 +2,8 @@
 
 ``mixers.rt.fused`` launches them all, and says how they follow one another and what PARTS and EARLY mean. Attention
 between chunks (past_fwd_kernel, past_bwd_kernel, query_bwd_kernel) also serves ``mixers.rt.chunked``, where positions
-come before sequences. Logits are kept in units of log2.
+come before sequences. Logits are kept in units of log2. A layer may be smaller than a kernel's D channels and heads of
+K (``mixers.rt.room``): WIDTH is its own width, which divides the sums of norms, and UNIT 1 / sqrt(its own head dim).
 """
 
 import triton
@@ -55,13 +56,13 @@ def _in_block(j, t, BLOCK: tl.constexpr):
 
 @triton.jit
 def _attend(
-    q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, K: tl.constexpr
+    q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
     """Softmax state after the pairs that are ``seen``; a row that has seen none before must see one of them."""
     at_JE = row_J[:, None] * D + channel[None, :]
     k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
     v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
-    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (UNIT * LOG2E)
     s_NJ += bias_NJ
     s_NJ = tl.where(seen_NJ, s_NJ, MASKED)
     top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
@@ -75,8 +76,9 @@ def _attend(
 @triton.jit(do_not_specialize=["T", "begin", "start", "stop", "base"])
 def past_fwd_kernel(
     q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, slopes_ptr, m_ptr, l_ptr, o_ptr, T, step, begin, start, stop, base,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False, BLOCK: tl.constexpr = 1,
+    D: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
+    BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Softmax state (maximum m, sum l, value o) of positions start..stop over keys begin..start.
 
@@ -127,7 +129,7 @@ def past_fwd_kernel(
         bias_NJ = slope_N[:, None] * (j[None, :] - start - at[:, None])
         m_N, l_N, o_NE = _attend(
             q_NE, bias_NJ, (j < own)[None, :], m_N, l_N, o_NE,
-            k_ptr, v_ptr, first_row + j * step, j < own, channel, D, K,
+            k_ptr, v_ptr, first_row + j * step, j < own, channel, D, UNIT,
         )  # fmt: skip
     if BLOCK > 1:
         t = start + at
@@ -136,10 +138,10 @@ def past_fwd_kernel(
             bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
             m_N, l_N, o_NE = _attend(
                 q_NE, bias_NJ, _in_block(j[None, :], t[:, None], BLOCK), m_N, l_N, o_NE,
-                kt_ptr, vt_ptr, first_row + j * step, j < stop, channel, D, K,
+                kt_ptr, vt_ptr, first_row + j * step, j < stop, channel, D, UNIT,
             )  # fmt: skip
     elif FIRST:  # the temporary pair comes last, so that nothing waits for its loads before the loop
-        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (K**-0.5 * LOG2E)
+        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (UNIT * LOG2E)
         top_N = tl.maximum(m_N, s_N)
         p_N = tl.exp2(s_N - top_N)
         shrink_N = tl.exp2(m_N - top_N)
@@ -182,9 +184,10 @@ def rt_fwd_kernel(
     w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
     z_ptr, a_ptr, lse_ptr, n_ptr, nz_ptr, nk_ptr, r_ptr, g_ptr, slope_ptr, k_ptr, v_ptr, mail_ptr,
     B, T, start, stop, scale,
-    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
-    STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, C: tl.constexpr,
+    M: tl.constexpr, J: tl.constexpr, STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+    KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Positions start..stop of M / STEP sequences of one run, STEP at a time; W columns of the MLP at a time.
 
@@ -248,7 +251,7 @@ def rt_fwd_kernel(
     )  # fmt: skip
     for t in range(start, stop, STEP):
         x_MD, q_HMK, m_HM, l_HM, o_HMK = rows
-        q_HMK = q_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
+        q_HMK = q_HMK.to(tl.float32) * (UNIT * LOG2E)
         if STEP > 1:  # distances are counted from t for all rows, which shifts the logits of each
             m_HM += shift_HM
         for first in tl.range(start, t, J, num_stages=1):
@@ -273,7 +276,7 @@ def rt_fwd_kernel(
         zero_MD = tl.zeros([M, D], tl.float32)
         a_MD = tl.reshape(tl.permute(a_HMK, [1, 0, 2]), [M, D])
         u_MD = x_MD + scale * _product(a_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, True)
-        r_M = rms(u_MD, D)
+        r_M = rms(u_MD, WIDTH)
         n_MD = u_MD * r_M[:, None]
         if _writes(1, part, PARTS):
             tl.store(n_ptr + at_MD + t * D, n_MD.to(cd), live_M1)
@@ -299,7 +302,7 @@ def rt_fwd_kernel(
         if _writes(2, part, PARTS):
             tl.store(z_ptr + at_MD + t * D, z_MD, live_M1)
         if KV_NORM:
-            r_M = rms(z_MD, D)
+            r_M = rms(z_MD, WIDTH)
             z_MD *= r_M[:, None]
             if _writes(3, part, PARTS):
                 tl.store(r_ptr + at_M + t * 3 + 1, r_M, live_M)
@@ -311,7 +314,7 @@ def rt_fwd_kernel(
         k_MD = _product(z_MD, zero_MD, wk_ptr, wk_DD, D, PINNED, True)
         v_MD = _product(z_MD, zero_MD, wv_ptr, wv_DD, D, PINNED, True)
         if K_NORM:
-            r_M = rms(k_MD, D)
+            r_M = rms(k_MD, WIDTH)
             nk_MD = (k_MD * r_M[:, None]).to(cd)
             if _writes(4, part, PARTS):
                 tl.store(nk_ptr + at_MD + t * D, nk_MD, live_M1)
@@ -326,9 +329,9 @@ def rt_fwd_kernel(
 def _pull(
     k_NE, v_NE, bias_NJ, seen_NJ, dk_NE, dv_NE,
     q_ptr, da_ptr, lse_ptr, delta_ptr, row_J, here_J, channel, head, head_first,
-    D: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """dk, in units of 1 / sqrt(K), and dv with what the queries that have ``seen`` the pairs add."""
+    """dk, but for the factor UNIT, and dv with what the queries that have ``seen`` the pairs add."""
     at_JE = row_J[:, None] * D + channel[None, :]
     q_JE = tl.load(q_ptr + at_JE, here_J[:, None], 0.0)
     da_JE = tl.load(da_ptr + at_JE, here_J[:, None], 0.0)
@@ -339,7 +342,7 @@ def _pull(
         is_first = (head == head_first)[:, None]
         lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + 1, here_J, 0.0)[None, :])
         delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + 1, here_J, 0.0)[None, :])
-    s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (UNIT * LOG2E)
     s_NJ += bias_NJ
     p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ - lse_NJ), 0.0)
     ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
@@ -351,8 +354,8 @@ def _pull(
 @triton.jit(do_not_specialize=["T", "start", "stop", "begin", "end", "base"])
 def past_bwd_kernel(
     q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T, step, start, stop, begin, end, base,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
+    D: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, C: tl.constexpr, S: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, J: tl.constexpr, FIRST: tl.constexpr, SKEW: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Gradients of the persistent pairs of start..stop pulled from the queries begin..end; layout as past_fwd_kernel.
 
@@ -391,7 +394,7 @@ def past_bwd_kernel(
         bias_NJ = slope_N[:, None] * (start + at[:, None] - i[None, :])
         dk_NE, dv_NE = _pull(
             k_NE, v_NE, bias_NJ, (i < end)[None, :], dk_NE, dv_NE,
-            q_ptr, da_ptr, lse_ptr, delta_ptr, first_row + i * step, i < end, channel, head, head_first, D, K, G,
+            q_ptr, da_ptr, lse_ptr, delta_ptr, first_row + i * step, i < end, channel, head, head_first, D, K, UNIT, G,
         )  # fmt: skip
     tl.store(dk_ptr + at_NE, dk_NE, here)
     tl.store(dv_ptr + at_NE, dv_NE, here)
@@ -436,9 +439,10 @@ def rt_bwd_kernel(
     w_ptr, mlp_norm_ptr, kv_norm_ptr, k_norm_ptr,
     dx_ptr, da_ptr, delta_ptr, du_ptr, dh_ptr, dy_ptr, dkv_ptr, dgain_ptr, mail_ptr,
     B, T, start, stop, scale,
-    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, C: tl.constexpr, M: tl.constexpr, J: tl.constexpr,
-    STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr, KV_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, F: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, C: tl.constexpr,
+    M: tl.constexpr, J: tl.constexpr, STEP: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
+    KV_NORM: tl.constexpr, K_NORM: tl.constexpr, PINNED: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Positions start..stop of M / STEP sequences of one run, the last STEP of them first; rows as rt_fwd_kernel.
 
@@ -507,7 +511,7 @@ def rt_bwd_kernel(
         k_HMK = nk_HMK.to(tl.float32)
         if K_NORM:
             k_HMK = (k_HMK * k_norm_HK[:, None, :]).to(cd).to(tl.float32)
-        k_HMK *= K**-0.5 * LOG2E
+        k_HMK *= UNIT * LOG2E
         v_HMK = v_HMK.to(tl.float32)
         for first in tl.range(t + STEP, stop, J, num_stages=1):
             i = first + tl.arange(0, J)
@@ -525,12 +529,12 @@ def rt_bwd_kernel(
             ds_HMJ = p_HMJ * (tl.sum(da_HMJK * v_HMK[:, :, None, :], 3) - delta_HMJ)
             dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
-        dk_HMK *= K**-0.5
+        dk_HMK *= UNIT
         if K_NORM:
             nk_HMK = nk_HMK.to(tl.float32)
             dk_norm_HMK += dk_HMK * nk_HMK
             dk_HMK *= k_norm_HK[:, None, :]
-            dot_M = tl.sum(tl.sum(dk_HMK * nk_HMK, 2), 0) / D
+            dot_M = tl.sum(tl.sum(dk_HMK * nk_HMK, 2), 0) / WIDTH
             dk_HMK = r_k_M[None, :, None] * (dk_HMK - nk_HMK * dot_M[None, :, None])
         dk_MD = tl.reshape(tl.permute(dk_HMK.to(cd), [1, 0, 2]), [M, D])
         dv_MD = tl.reshape(tl.permute(dv_HMK.to(cd), [1, 0, 2]), [M, D])
@@ -543,7 +547,7 @@ def rt_bwd_kernel(
         dn_MD = _product(dk_MD, dn_MD, wk_ptr, wk_DD, D, PINNED, False)
         dn_MD = _product(dv_MD, dn_MD, wv_ptr, wv_DD, D, PINNED, False)
         if KV_NORM:
-            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], nz_MD.to(tl.float32), r_kv_M, D)
+            dz_MD += rms_bwd(dn_MD * kv_norm_D[None, :], nz_MD.to(tl.float32), r_kv_M, WIDTH)
         else:
             dz_MD += dn_MD
         dy_MD = (dz_MD * scale).to(cd)
@@ -567,7 +571,7 @@ def rt_bwd_kernel(
         )  # fmt: skip
         if PARTS > 1:
             dn_MD = received(at_ME, mail_ptr, T // STEP - 1 - t // STEP, M, D, PARTS, WARPS)
-        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], n_MD.to(tl.float32), r_mlp_M, D)
+        dz_MD += rms_bwd(dn_MD * mlp_norm_D[None, :], n_MD.to(tl.float32), r_mlp_M, WIDTH)
         if _writes(3, part, PARTS):
             tl.store(dx_ptr + at_MD + t * D, dz_MD, live_M1)
         du_MD = (dz_MD * scale).to(cd)
@@ -587,13 +591,13 @@ def rt_bwd_kernel(
 @triton.jit
 def _push(
     q_NE, da_NE, lse_N, delta_N, bias_NJ, seen_NJ, dq_NE, k_ptr, v_ptr, row_J, here_J, channel,
-    D: tl.constexpr, K: tl.constexpr,
+    D: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """dq, in units of 1 / sqrt(K), with what the pairs that are ``seen`` add."""
+    """dq, but for the factor UNIT, with what the pairs that are ``seen`` add."""
     at_JE = row_J[:, None] * D + channel[None, :]
     k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
     v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
-    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
+    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (UNIT * LOG2E)
     s_NJ += bias_NJ
     p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ - lse_N[:, None]), 0.0)
     ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
@@ -604,8 +608,8 @@ def _push(
 def query_bwd_kernel(
     q_ptr, kt_ptr, vt_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dq_ptr, dkt_ptr, dvt_ptr,
     T, step, base, S,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
-    TEMPORARY: tl.constexpr, SKEW: tl.constexpr, BLOCK: tl.constexpr = 1,
+    D: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    J: tl.constexpr, TEMPORARY: tl.constexpr, SKEW: tl.constexpr, BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Gradients of C queries, kept for S positions from ``base`` on; layout as past_fwd_kernel.
 
@@ -634,7 +638,7 @@ def query_bwd_kernel(
         bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
         dq_NE = _push(
             q_NE, da_NE, lse_N, delta_N, bias_NJ, j[None, :] < t[:, None] // BLOCK * BLOCK, dq_NE,
-            k_ptr, v_ptr, first_row + j * step, j < T, channel, D, K,
+            k_ptr, v_ptr, first_row + j * step, j < T, channel, D, UNIT,
         )  # fmt: skip
     out_N = _first_row(row, step, S) + (tl.program_id(1) * C + tl.arange(0, G * C) % C) * step
     out_NE = out_N[:, None] * D + channel[None, :]
@@ -644,7 +648,7 @@ def query_bwd_kernel(
             bias_NJ = slope_N[:, None] * (j[None, :] - t[:, None])
             dq_NE = _push(
                 q_NE, da_NE, lse_N, delta_N, bias_NJ, _in_block(j[None, :], t[:, None], BLOCK), dq_NE,
-                kt_ptr, vt_ptr, first_row + j * step, j <= last, channel, D, K,
+                kt_ptr, vt_ptr, first_row + j * step, j <= last, channel, D, UNIT,
             )  # fmt: skip
         kt_NE = tl.load(kt_ptr + at_NE, here, 0.0)
         vt_NE = tl.load(vt_ptr + at_NE, here, 0.0)
@@ -656,17 +660,17 @@ def query_bwd_kernel(
             bias_NJ = slope_N[:, None] * (t[:, None] - i[None, :])
             seen_NJ = _in_block(t[:, None], i[None, :], BLOCK) & (i < end)[None, :]
             dkt_NE, dvt_NE = _pull(
-                kt_NE, vt_NE, bias_NJ, seen_NJ, dkt_NE, dvt_NE,
-                q_ptr, da_ptr, lse_ptr, delta_ptr, first_row + i * step, i < end, channel, head, group * G, D, K, G,
+                kt_NE, vt_NE, bias_NJ, seen_NJ, dkt_NE, dvt_NE, q_ptr, da_ptr, lse_ptr, delta_ptr,
+                first_row + i * step, i < end, channel, head, group * G, D, K, UNIT, G,
             )  # fmt: skip
-        tl.store(dkt_ptr + out_NE, dkt_NE * K**-0.5, here)
+        tl.store(dkt_ptr + out_NE, dkt_NE * UNIT, here)
         tl.store(dvt_ptr + out_NE, dvt_NE, here)
     elif TEMPORARY:
         kt_NE = tl.load(kt_ptr + at_NE, here, 0.0).to(tl.float32)
         vt_NE = tl.load(vt_ptr + at_NE, here, 0.0).to(tl.float32)
-        p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (K**-0.5 * LOG2E) - lse_N)
+        p_N = tl.exp2(tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (UNIT * LOG2E) - lse_N)
         ds_N = p_N * (tl.sum(da_NE.to(tl.float32) * vt_NE, 1) - delta_N)
-        tl.store(dkt_ptr + out_NE, ds_N[:, None] * K**-0.5 * q_NE.to(tl.float32), here)
+        tl.store(dkt_ptr + out_NE, ds_N[:, None] * UNIT * q_NE.to(tl.float32), here)
         tl.store(dvt_ptr + out_NE, p_N[:, None] * da_NE.to(tl.float32), here)
         dq_NE += ds_N[:, None] * kt_NE
-    tl.store(dq_ptr + out_NE, dq_NE * K**-0.5, here)
+    tl.store(dq_ptr + out_NE, dq_NE * UNIT, here)

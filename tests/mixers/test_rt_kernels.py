@@ -17,6 +17,7 @@ from mixers.rt.fused import triton_backward, triton_forward, unsupported  # noqa
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.recurrence import choose  # noqa: E402
+from mixers.rt.room import Room  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
@@ -137,6 +138,15 @@ def test_interpreted_blocks(R: int, B: int, T: int, H: int, block: int, normed: 
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("D", "H", "F", "block", "normed"),
+    [(24, 3, 40, 1, True), (48, 6, 100, 4, True), (60, 4, 64, 1, False), (72, 4, 288, 1, True)],
+)
+def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, block: int, normed: bool) -> None:
+    check_float32(draw(2, 3, 6, D, H, F, normed, normed), block)
+
+
+@interpreted
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
@@ -155,9 +165,11 @@ def test_unsupported_says_why() -> None:
     assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
     assert unsupported(128, 16, 512, 4, torch.bfloat16, cuda) is None
     assert "blocks of 6" in str(unsupported(128, 16, 512, 6, torch.bfloat16, cuda))
-    assert "width 96" in str(unsupported(96, 8, 512, 1, torch.bfloat16, cuda))
-    assert "32 heads" in str(unsupported(128, 32, 512, 1, torch.bfloat16, cuda))
-    assert "MLP width 100" in str(unsupported(128, 16, 100, 1, torch.bfloat16, cuda))
+    assert unsupported(124, 4, 496, 1, torch.bfloat16, cuda) is None
+    assert "width 320" in str(unsupported(320, 8, 512, 1, torch.bfloat16, cuda))
+    assert "width 250 in 10 heads" in str(unsupported(250, 10, 512, 1, torch.bfloat16, cuda))  # of 32 channels
+    assert "heads of 65" in str(unsupported(130, 2, 512, 1, torch.bfloat16, cuda))
+    assert "MLP width 513" in str(unsupported(128, 16, 513, 1, torch.bfloat16, cuda))
     assert "float64" in str(unsupported(128, 16, 512, 1, torch.float64, cuda))
     assert "cpu" in str(unsupported(128, 16, 512, 1, torch.bfloat16, cpu))
 
@@ -171,7 +183,8 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
     shared = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F), block in itertools.product((1, 2, 6, 30), (1, 16, 128), widths, (1, 4, 32)):
-        for loop in fused._tiles(B, R, D, D // 8, F, torch.bfloat16, torch.device("cpu"), block)[:2]:
+        sizes = Room(16, D, D // 8, F, min(block, 16))
+        for loop in fused._tiles(B, R, sizes, block, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
             assert F % (parts * loop["W"]) == 0
@@ -241,6 +254,18 @@ BLOCKS = [
 @pytest.mark.parametrize("normed", [True, False])
 def test_gpu_blocks(R: int, B: int, T: int, D: int, H: int, F: int, block: int, normed: bool) -> None:
     inputs = draw(R, B, T, D, H, F, normed, normed)
+    check_float32(inputs, block)
+    check_bfloat16(inputs, block)
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("R", "B", "T", "D", "H", "F", "block"),
+    [(1, 37, 40, 124, 4, 496, 1), (6, 20, 33, 96, 12, 384, 1), (2, 5, 40, 200, 8, 800, 4), (1, 128, 20, 40, 5, 100, 1)],
+)
+def test_gpu_sizes_that_are_no_power_of_two(R: int, B: int, T: int, D: int, H: int, F: int, block: int) -> None:
+    inputs = draw(R, B, T, D, H, F)
     check_float32(inputs, block)
     check_bfloat16(inputs, block)
 
@@ -331,9 +356,10 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypa
         (128, 16, 1, torch.bfloat16, "triton"),
         (128, 16, 4, torch.bfloat16, "triton"),
         (128, 16, 6, torch.bfloat16, "tiled"),
+        (124, 4, 1, torch.bfloat16, "triton"),
         (1024, 16, 1, torch.bfloat16, "chunked"),
         (1024, 16, 2, torch.bfloat16, "tiled"),
-        (96, 6, 1, torch.bfloat16, "tiled"),
+        (250, 10, 1, torch.bfloat16, "tiled"),
         (1024, 16, 1, torch.float32, "tiled"),
     ],
 )
