@@ -55,15 +55,23 @@ def _in_block(j, t, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, UNIT: tl.constexpr
+def _logits(
+    q_NE, bias_NJ, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    """Softmax state after the pairs that are ``seen``; a row that has seen none before must see one of them."""
+    """Logits of queries and J pairs, and the pairs."""
     at_JE = row_J[:, None] * D + channel[None, :]
     k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
     v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
     s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (UNIT * LOG2E)
-    s_NJ += bias_NJ
+    return s_NJ + bias_NJ, k_JE, v_JE
+
+
+@triton.jit
+def _attend(
+    q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, k_ptr, v_ptr, row_J, here_J, channel, D: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    """Softmax state after the pairs that are ``seen``; a row that has seen none before must see one of them."""
+    s_NJ, _, v_JE = _logits(q_NE, bias_NJ, k_ptr, v_ptr, row_J, here_J, channel, D, UNIT)
     s_NJ = tl.where(seen_NJ, s_NJ, MASKED)
     top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
     p_NJ = tl.exp2(s_NJ - top_N[:, None])
@@ -594,11 +602,7 @@ def _push(
     D: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """dq, but for the factor UNIT, with what the pairs that are ``seen`` add."""
-    at_JE = row_J[:, None] * D + channel[None, :]
-    k_JE = tl.load(k_ptr + at_JE, here_J[:, None], 0.0)
-    v_JE = tl.load(v_ptr + at_JE, here_J[:, None], 0.0)
-    s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (UNIT * LOG2E)
-    s_NJ += bias_NJ
+    s_NJ, k_JE, v_JE = _logits(q_NE, bias_NJ, k_ptr, v_ptr, row_J, here_J, channel, D, UNIT)
     p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ - lse_N[:, None]), 0.0)
     ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
     return tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
