@@ -41,7 +41,7 @@ from mixers.rt.chunked_kernels import (
     pair_bwd_kernel,
     pair_fwd_kernel,
 )
-from mixers.rt.kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
+from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
 from mixers.runs import Method, Optionals, Tensors
 
 CHUNK = 16

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from mixers.products import group_sum, rows_products, through_gain
 from mixers.rt.exchange import mailbox
-from mixers.rt.kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel, rt_bwd_kernel, rt_fwd_kernel
+from mixers.rt.loop_kernels import rt_bwd_kernel, rt_fwd_kernel
 from mixers.rt.naive import Weights
+from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
 from mixers.rt.room import Room
 
 CHUNK = 16
