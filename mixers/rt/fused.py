@@ -32,10 +32,7 @@ from mixers.rt.exchange import mailbox
 from mixers.rt.loop_kernels import rt_bwd_kernel, rt_fwd_kernel
 from mixers.rt.naive import Weights
 from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
-from mixers.rt.room import Room
-
-CHUNK = 16
-"""Positions between two launches of a loop."""
+from mixers.rt.room import CHUNK, Room
 
 
 def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -44,7 +41,7 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
         return f"blocks of {block} positions (kernels: powers of two)"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"{dtype} (kernels compute in float32 or bfloat16)"
-    room = Room(1, D, H, F, step=1)
+    room = Room(1, D, H, F, block)
     if room.K > 64:
         return f"heads of {D // H} channels (kernels: at most 64)"
     if room.D > 256:
@@ -85,9 +82,7 @@ def _gpu(device: torch.device) -> _Gpu:
     )
 
 
-def _tiles(
-    B: int, R: int, room: Room, block: int, dtype: torch.dtype, device: torch.device
-) -> tuple[dict[str, Any], ...]:
+def _tiles(B: int, R: int, room: Room, dtype: torch.dtype, device: torch.device) -> tuple[dict[str, Any], ...]:
     """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_fwd_kernel, past_bwd_kernel, query_bwd_kernel.
 
     Tiles of 16 rows are the fastest while there are no more programs than multiprocessors; where there are half as
@@ -97,8 +92,7 @@ def _tiles(
     wide = dtype == torch.float32
     D, K, F = room.D, room.K, room.F
     multiprocessors, memory, early_launch = _gpu(device)
-    step = min(block, CHUNK)
-    tiles = R * triton.cdiv(B * step, 16)
+    tiles = R * triton.cdiv(B * room.step, 16)
     early = early_launch and tiles <= multiprocessors
     M = 16 if tiles <= multiprocessors else 32
     pinned = 6 * D * D * (4 if wide else 2) <= memory
@@ -112,7 +106,7 @@ def _tiles(
     warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
     launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
     loop = {
-        **shape, "F": F, "WIDTH": room.width, "STEP": step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
+        **shape, "F": F, "WIDTH": room.width, "STEP": room.step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
         "PARTS": parts, "WARPS": warps, "num_warps": warps, **launch,
     }  # fmt: skip
     if parts > 1:
@@ -123,9 +117,9 @@ def _tiles(
     return (
         {**loop, "M": M, "J": 128 // M},
         {**loop, "M": 16, "J": 4},
-        {**past, "BLOCK": block},
+        {**past, "BLOCK": room.block},
         past,
-        {**heads, "C": 32, "num_warps": 2, "BLOCK": block},
+        {**heads, "C": 32, "num_warps": 2, "BLOCK": room.block},
     )
 
 
@@ -149,7 +143,7 @@ def triton_forward(
     reason = unsupported(D, H, F, block, dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
-    room = Room(T, D, H, F, min(block, CHUNK))
+    room = Room(T, D, H, F, block)
     x = room.fill(x_RBTD, "TD")
     q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
     # In the order of the kernels; a new tensor in any dtype, for the backward is handed it.
@@ -162,7 +156,7 @@ def triton_forward(
     )
     w = torch.cat([room.fill(y, axes).flatten(1) for y, axes in linear], 1).to(dtype)
     norms, slopes = _gains(weights, room), room.fill(slopes_H.to(x), "H")
-    loop, _, past, *_ = _tiles(B, R, room, block, dtype, x.device)
+    loop, _, past, *_ = _tiles(B, R, room, dtype, x.device)
     T, D, H, F, C = room.T, room.D, room.H, room.F, loop["C"]
     z = torch.empty_like(x)
     a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
@@ -203,11 +197,11 @@ def triton_backward(
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     a, lse, n, nz, nk, r, g, slope, k, v, w = saved
-    room = Room(T, D, H, F, min(block, CHUNK))
+    room = Room(T, D, H, F, block)
     dz = room.fill(dz_RBTD, "TD")
     q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
     norms, slopes = _gains(weights, room), room.fill(slopes_H.to(dz), "H")
-    _, loop, _, past, queries = _tiles(B, R, room, block, dtype, dz.device)
+    _, loop, _, past, queries = _tiles(B, R, room, dtype, dz.device)
     T, D, H, C = room.T, room.D, room.H, loop["C"]
     tiles, groups = triton.cdiv(B * loop["STEP"], loop["M"]), R * B * H // past["G"]
     dx = torch.empty_like(dz)

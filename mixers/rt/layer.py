@@ -32,7 +32,8 @@ class RecurrentTransformer(AttentionLayer):
             heads: number of heads; must divide the model width.
             qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
             persistent_norm: RMS norm of the outputs before persistent keys and values; False is the paper's ablation.
-            block: positions b computed at once, attending to each other's temporary pairs (paper section 9).
+            block: positions b computed at once, attending to each other's temporary pairs (paper section 9); on a GPU
+                fast where it is a power of two, or all positions.
             implementation: how the recurrence is computed; the result is the same up to rounding.
         """
 
@@ -60,7 +61,7 @@ class RecurrentTransformer(AttentionLayer):
             self._recurrent_weights(),
             self.slopes_H,
             self.shape.residual_scale,
-            self.config.block,
+            self._block(x_BTD),
             chosen,
         )
 
@@ -103,9 +104,13 @@ class RecurrentTransformer(AttentionLayer):
             "v_block": v_block[:, :0] if ends else v_block,
         }
 
+    def _block(self, x_BTD: Tensor) -> int:
+        """Positions of a block; of all that hold the whole sequence, the smallest power of two, as kernels want."""
+        return min(self.config.block, 1 << (x_BTD.shape[-2] - 1).bit_length())
+
     def _choose(self, x_BTD: Tensor) -> Chosen:
         config = self.config
-        chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, config.block)
+        chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
         # ``chunked`` computes queries and pairs itself; a subclass may do so in another way.
         own = type(self).project is not AttentionLayer.project
         return "tiled" if own and chosen == "chunked" else chosen

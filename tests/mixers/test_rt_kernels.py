@@ -147,6 +147,30 @@ def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, bloc
 
 
 @interpreted
+@pytest.mark.parametrize(("D", "H", "block"), [(40, 5, 1), (64, 8, 4)])
+def test_interpreted_inputs_in_another_order_in_memory(D: int, H: int, block: int) -> None:
+    """As a vmapped layer's may be; filled up with zeros they stay in it."""
+    xs, weights, slopes = draw(2, 3, 5, D, H, 64)
+    check_float32(([x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2) for x in xs], weights, slopes), block)
+    check_float32(([x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in xs], weights, slopes), block)
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case")
+def test_a_layer_whose_block_holds_all_positions_runs_in_the_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    shape = Shape(width=40, mlp_width=64)
+    outputs = []
+    for implementation in ("naive", "triton"):
+        torch.manual_seed(0)
+        config = RecurrentTransformer.Config(heads=5, block=100, implementation=implementation)  # type: ignore[arg-type]
+        z = RecurrentTransformer(config, shape)(torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(1)))
+        z += 1  # what a layer returns may be written into
+        outputs.append(z)
+    assert not caplog.records
+    assert error(outputs[1].detach(), outputs[0].detach().double()) <= 1e-5
+
+
+@interpreted
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
@@ -183,8 +207,8 @@ def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pyt
     shared = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F), block in itertools.product((1, 2, 6, 30), (1, 16, 128), widths, (1, 4, 32)):
-        sizes = Room(16, D, D // 8, F, min(block, 16))
-        for loop in fused._tiles(B, R, sizes, block, torch.bfloat16, torch.device("cpu"))[:2]:
+        sizes = Room(16, D, D // 8, F, block)
+        for loop in fused._tiles(B, R, sizes, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
             shared.append(parts)
             assert F % (parts * loop["W"]) == 0
