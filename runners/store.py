@@ -22,6 +22,11 @@ from runners.experiment import Experiment
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
+JOURNAL_HEAD = b'{"op_code":'
+"""How each record of Optuna's journal begins (``optuna.storages.journal.JournalFileBackend``)."""
+SQLITE_HEAD = b"SQLite format 3\0"
+"""How each SQLite database begins (https://www.sqlite.org/fileformat.html, section 1.3)."""
+
 
 class Store:
     """Where studies and the files of runs live.
@@ -130,10 +135,34 @@ def _open_storage(storage: str) -> BaseStorage:
 
 
 def _journal_path(storage: str) -> Path:
+    """Path of a journal that exists or can be made.
+
+    Raises:
+        ValueError: something else is there, which must not be touched.
+    """
     path = Path(storage)
     if path.is_dir():
         raise ValueError(f"storage {storage} is a folder: give a file name or a URL such as sqlite:///studies.db")
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"storage {storage} is no regular file: name a file, or give a URL such as sqlite:///studies.db"
+        )
+    if path.exists():
+        _check_journal(path)
     return path
+
+
+def _check_journal(path: Path) -> None:
+    """Raise ValueError unless a file is an Optuna journal: empty, or records one a line.
+
+    The first record may be torn, so its start alone is compared.
+    """
+    with path.open("rb") as file:
+        head = file.read(max(len(JOURNAL_HEAD), len(SQLITE_HEAD)))
+    if head.startswith(SQLITE_HEAD):
+        raise ValueError(f"storage {path} is an SQLite database: give --storage sqlite:///{path}")
+    if head[: len(JOURNAL_HEAD)] != JOURNAL_HEAD[: len(head)]:
+        raise ValueError(f"storage {path} is not an Optuna journal and was left as it is: name another file")
 
 
 def _read_journal(path: Path) -> BaseStorage:

@@ -184,7 +184,7 @@ def test_what_cannot_be_counted_is_said_once_for_all_tasks(
 
 def test_a_damaged_store_is_one_clear_line(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "studies.journal"
-    path.write_text("no journal\nat all\n")
+    path.write_text('{"op_code":6,"half\n{"op_code":6}\n')
     assert f"{path} is damaged" in refused(*COMMAND, "--mixer", "rt", "--dry-run", "--storage", str(path))
 
 

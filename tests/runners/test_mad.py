@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import re
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -109,6 +112,39 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         assert stop.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
         assert list(tmp_path.iterdir()) == [results]
+
+
+def sqlite_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table studies (name text)")
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (sqlite_file, "is an SQLite database: give --storage sqlite:///"),
+        (lambda path: path.write_bytes(b"\x7fELF\x02\n and no newline at the end"), "is not an Optuna journal"),
+        (lambda path: path.write_text('{"my": "notes"}\n{"half'), "is not an Optuna journal"),
+        (lambda path: path.write_text("one line"), "is not an Optuna journal"),
+        (os.mkfifo, "is no regular file"),
+    ],
+    ids=["sqlite", "binary", "json", "text", "pipe"],
+)
+@pytest.mark.parametrize("rest", [[], ["--dry-run"]], ids=["training", "dry-run"])
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
+    refused: Callable[..., str], tmp_path: Path, make: Callable[[Path], object], remedy: str, rest: list[str]
+) -> None:
+    file = tmp_path / "file"
+    make(file)
+    before = file.read_bytes() if file.is_file() else None
+
+    message = refused("--mixer", "rt", "--task", "compression", "--storage", str(file), *rest)
+
+    assert message.startswith(f"error: storage {file} ")
+    assert remedy in message
+    assert (file.read_bytes() if file.is_file() else None) == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_defaults_are_the_published_grid_at_the_baseline() -> None:
