@@ -1,6 +1,5 @@
 """The registry of layers, by family."""
 
-from mixers.attention import Transformer
 from mixers.base import Layer
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.feedback_transformer import FeedbackTransformer
@@ -18,6 +17,7 @@ from mixers.rwkv import RWKV6, RWKV7
 from mixers.s5 import S5
 from mixers.sliding_attention import SlidingAttention
 from mixers.staircase import Staircase
+from mixers.transformer import Transformer
 from mixers.transformer_fam import TransformerFAM
 from mixers.transformer_xl import TransformerXL
 

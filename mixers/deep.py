@@ -5,8 +5,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mixers.attention import AttentionLayer, Transformer
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer, Shape, State
+from mixers.transformer import Transformer
 
 
 class DeepLayer(Layer):

@@ -7,10 +7,11 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, RMSNorm, Shape, State, check_heads, linear
+from mixers.base import Shape, State
 from mixers.convolution import ShortConvolution
 from mixers.mamba2 import ScalarDecay
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step, unit
+from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
+from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
 
 
 class DeltaNet(MixerLayer):

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.attention import AttentionLayer, alibi_slopes, attend
-from mixers.base import MLP, RMSNorm, Shape, State, check_heads, linear, residual_mlp
+from mixers.attention_layer import AttentionLayer
+from mixers.base import Shape, State
 from mixers.deep import DeepLayer
+from mixers.ops.attention import alibi_slopes, attend
+from mixers.ops.mlp import residual_mlp
+from mixers.parts import MLP, RMSNorm, check_heads, linear
 
 
 class FeedbackBlock(nn.Module):
@@ -26,7 +29,8 @@ class FeedbackBlock(nn.Module):
     def forward(self, x_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_H1J: Tensor) -> Tensor:
         q_BD = self.q_norm(self.q(self.attention_norm(x_BD)))
         a_BD = attend(q_BD[:, None], k_BJD, v_BJD, bias_H1J)[:, 0]
-        return residual_mlp(x_BD, self.out(a_BD), self.mlp_norm, self.mlp, self.scale)
+        gain_D, up_FD, down_DF = self.mlp_norm.gain, self.mlp.up.weight, self.mlp.down.weight
+        return residual_mlp(x_BD, self.out(a_BD), gain_D, up_FD, down_DF, self.scale)
 
 
 class FeedbackTransformer(DeepLayer):

@@ -7,8 +7,10 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, RMSNorm, Shape, State, at_least_float32, check_heads, linear
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+from mixers.base import Shape, State
+from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
 
 
 class GatedLinearAttention(MixerLayer):

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, Shape, State, at_least_float32, linear
+from mixers.base import Shape, State
 from mixers.convolution import ShortConvolution
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import MixerLayer, linear
 
 DIRECT = 64
 """Sequences up to this length are convolved by a matrix product, which is causal to the last bit; longer by the FFT."""

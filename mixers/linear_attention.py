@@ -7,8 +7,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from mixers.base import MixerLayer, Shape, State, at_least_float32, check_heads, linear
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+from mixers.base import Shape, State
+from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import MixerLayer, check_heads, linear
 
 
 class LinearAttention(MixerLayer):

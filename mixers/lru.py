@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.base import Shape
-from mixers.scan import DiagonalLayer
+from mixers.diagonal import DiagonalLayer
 
 
 class LRU(DiagonalLayer):

@@ -5,7 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mixers.base import MixerLayer, Shape, State, at_least_float32, linear
+from mixers.base import Shape, State
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import MixerLayer, linear
 
 
 class LSTM(MixerLayer):

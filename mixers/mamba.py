@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, Shape, State, at_least_float32, linear
+from mixers.base import Shape, State
 from mixers.convolution import ShortConvolution
-from mixers.scan import linear_scan
+from mixers.ops.numerics import at_least_float32
+from mixers.ops.scan import linear_scan
+from mixers.parts import MixerLayer, linear
 
 DT_MIN, DT_MAX = 0.001, 0.1
 

@@ -9,9 +9,10 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, RMSNorm, Shape, State, check_heads, linear
+from mixers.base import Shape, State
 from mixers.convolution import ShortConvolution
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
+from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
 
 
 class ScalarDecay(nn.Module):

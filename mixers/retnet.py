@@ -8,8 +8,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import MixerLayer, Shape, State, check_heads, linear
-from mixers.matrix_recurrence import matrix_recurrence, matrix_step
+from mixers.base import Shape, State
+from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
+from mixers.parts import MixerLayer, check_heads, linear
 
 
 class RetNet(MixerLayer):

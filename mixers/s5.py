@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import Shape, linear
-from mixers.scan import DiagonalLayer
+from mixers.base import Shape
+from mixers.diagonal import DiagonalLayer
+from mixers.parts import linear
 
 
 class S5(DiagonalLayer):

@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mixers.attention import AttentionLayer, attend, attention, masked_alibi
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
+from mixers.ops.attention import attend, attention, masked_alibi
 
 
 class SlidingAttention(AttentionLayer):

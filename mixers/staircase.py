@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mixers.attention import AttentionLayer
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 

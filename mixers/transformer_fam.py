@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mixers.attention import AttentionLayer, attend, masked_alibi
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
+from mixers.ops.attention import attend, masked_alibi
 
 
 class TransformerFAM(AttentionLayer):

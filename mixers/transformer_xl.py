@@ -8,8 +8,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.attention import AttentionLayer
-from mixers.base import Shape, State, linear, sinusoids
+from mixers.attention_layer import AttentionLayer
+from mixers.base import Shape, State
+from mixers.parts import linear, sinusoids
 
 
 class TransformerXL(AttentionLayer):

@@ -33,10 +33,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.attention import alibi_slopes
+from mixers.ops.attention import alibi_slopes
 from mixers.rt.naive import Weights, naive_recurrence
-from runners.checkpoint import write_atomically, write_json
-from runners.options import check_seed, cli, not_understood, run_command, user_errors
+from runners.cli import check_seed, cli, not_understood, run_command, user_errors
+from runners.files import write_atomically, write_json
 
 BOUND = 1e-10
 MODELS = ((1, 1, 1, 8), (1, 64, 1, 16), (2, 33, 4, 16), (4, 64, 4, 16), (8, 17, 8, 32), (16, 48, 2, 8))

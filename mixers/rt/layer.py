@@ -7,11 +7,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from mixers.attention import AttentionLayer
-from mixers.base import RMSNorm, Shape, State, product_dtype
+from mixers.attention_layer import AttentionLayer
+from mixers.base import Shape, State
+from mixers.ops.numerics import product_dtype
+from mixers.ops.runs import over_runs
+from mixers.parts import RMSNorm
+from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
-from mixers.rt.recurrence import Chosen, Implementation, choose, recurrence
-from mixers.runs import over_runs
 
 
 class RecurrentTransformer(AttentionLayer):
@@ -118,7 +120,7 @@ class RecurrentTransformer(AttentionLayer):
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
         """Layers at work at the same time, each as soon as the one before has outputs."""
-        from mixers.rt.chunked import LayerWeights, layers_method  # Triton is not there on every platform
+        from mixers.rt.wavefront.passes import LayerWeights, layers_method  # Triton is not there on every platform
 
         def gain(norm: nn.Module) -> Tensor | None:
             return norm.gain if isinstance(norm, RMSNorm) else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import rms_norm
+from mixers.ops.norm import rms_norm
 
 
 class Weights(NamedTuple):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.kernels import LOG2E, MASKED
+from mixers.ops.kernels.common import LOG2E, MASKED
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from mixers.base import RMSNorm, at_least_float32
+from mixers.ops.numerics import NORM_EPS, at_least_float32
 from mixers.rt.naive import Weights, feed_forward, key_value
 
 QUERY_CHUNK = 128
@@ -302,7 +302,7 @@ def _normed(y: Tensor, gain_RD: Tensor | None) -> Tensor:
 
 
 def _inverse_rms(y: Tensor) -> Tensor:
-    return torch.rsqrt(y.square().mean(-1, keepdim=True) + RMSNorm.eps)
+    return torch.rsqrt(y.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 def _rms_norm_vjp(dy: Tensor, y: Tensor, inverse_rms: Tensor, gain_RD: Tensor) -> Tensor:

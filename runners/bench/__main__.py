@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from runners.bench.diagnostics import diagnostics
 from runners.bench.pretraining import pretraining
-from runners.options import fail, run_command
+from runners.cli import fail, run_command
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
 

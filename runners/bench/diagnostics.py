@@ -12,7 +12,7 @@ from runners.bench.accuracy import Oracle
 from runners.bench.report import plot, print_table, to_dict
 from runners.bench.timing import IMPLEMENTATIONS, PHASES, Phase, Setting, Work, layer_work, step_work
 from runners.bench.turns import LEAST_REPEATS, Bench, check_names, grouped, parse_options, run_benchmark
-from runners.train import Protocol
+from runners.mad.training.protocol import Protocol
 from tasks.recall import InContextRecall
 
 ON_CPU, ON_GPU = (", ".join(IMPLEMENTATIONS[kind]) for kind in ("cpu", "cuda"))

@@ -5,8 +5,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.attention import Transformer
-from mixers.base import RMSNorm
+from mixers.ops.numerics import NORM_EPS
+from mixers.parts import RMSNorm
+from mixers.transformer import Transformer
 from runners.bench.timing import Work
 from runners.c4.config import Config
 from runners.c4.distributed import World
@@ -35,7 +36,7 @@ class PlainTransformer(Transformer):
 
 
 def _normed(x: Tensor, norm: nn.Module) -> Tensor:
-    normed = F.rms_norm(x, x.shape[-1:], eps=RMSNorm.eps).type_as(x)
+    normed = F.rms_norm(x, x.shape[-1:], eps=NORM_EPS).type_as(x)
     return normed * norm.gain.type_as(x) if isinstance(norm, RMSNorm) else x
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from mixers.attention import Transformer
 from mixers.rt.layer import RecurrentTransformer
+from mixers.transformer import Transformer
 from runners.bench.models import LEARNING_RATE, PlainTransformer
 from runners.bench.timing import Implementation
 from runners.bench.turns import LEAST_REPEATS, check_names, parse_options

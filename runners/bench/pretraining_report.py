@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from mixers.accounting import short
+from mixers.costs import short
 from runners.bench.pretraining_cells import OURS, PHASES, QUADRATIC_TARGET, QUADRATIC_UP_TO, Cell, Phase, Target
 from runners.bench.report import (
     LATENCY,
@@ -22,8 +22,8 @@ from runners.bench.report import (
     measured,
     print_filled,
 )
-from runners.checkpoint import write_atomically
-from runners.environment import device_name
+from runners.device import device_name
+from runners.files import write_atomically
 
 if TYPE_CHECKING:  # for it imports this module
     from runners.bench.pretraining import PretrainingBench

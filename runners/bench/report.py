@@ -16,9 +16,11 @@ from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.table import Table
 
+from mixers.ops.numerics import product_precision
 from runners.bench.timing import PHASES, Phase
-from runners.checkpoint import write_atomically
-from runners.environment import device_name, product_precision, versions
+from runners.device import device_name
+from runners.files import write_atomically
+from runners.provenance import versions
 
 if TYPE_CHECKING:  # for it imports this module
     from runners.bench.diagnostics import Cell, DiagnosticsBench

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from mixers.attention import AttentionLayer, Transformer
-from mixers.backbone import BACKBONES, Stack
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer, Shape
+from mixers.models import BACKBONES, Stack
+from mixers.rt.dispatch import Implementation as RecurrenceMethod
+from mixers.rt.dispatch import choose
 from mixers.rt.layer import RecurrentTransformer
-from mixers.rt.recurrence import Implementation as RecurrenceMethod
-from mixers.rt.recurrence import choose
-from runners.ensemble import Ensemble, Run
-from runners.options import override
-from runners.train import Protocol, Stepper
+from mixers.transformer import Transformer
+from runners.cli import override
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol, Run
+from runners.mad.training.step import Stepper
 from tasks.base import Task
 
 Phase = Literal["forward", "forward+backward", "step"]

@@ -23,9 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from runners.bench.accuracy import Check, Oracle, check
 from runners.bench.timing import WARM_UPS, Clock, Implementation, Ready, Setting, TooSlowError, Work, prepare
-from runners.checkpoint import write_json
-from runners.environment import device_name, find_devices
-from runners.options import cli, not_understood, user_errors
+from runners.cli import cli, not_understood, user_errors
+from runners.device import device_name, find_devices
+from runners.files import write_json
 
 LEAST_REPEATS = 5
 CHEAP_SECONDS = 1.0

@@ -21,24 +21,24 @@ import torch
 from rich.console import Console
 
 from mixers.base import Layer
-from runners.c4 import generate
+from mixers.contract import check_foreign
+from mixers.find import building
 from runners.c4.config import PRESETS, Config
+from runners.c4.corpus.prepare import Corpus, prepare
+from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
-from runners.c4.data import Corpus, prepare
 from runners.c4.distributed import World, world
-from runners.c4.downstream import HUB, print_scores, read_items
+from runners.c4.evaluation import generate
+from runners.c4.evaluation.downstream import HUB, print_scores, read_items
 from runners.c4.model import build, layer_of
 from runners.c4.search import best, points_of, print_results, search, study_file
-from runners.c4.sources import find_files
 from runners.c4.track import Bar, Wandb, plot_curves
 from runners.c4.train import RunError, run_folder, train
-from runners.checkpoint import read_json
-from runners.contract import check_foreign
-from runners.experiment import building
-from runners.options import parse, run_command, user_errors
-from runners.stop import StoppedError
-from runners.store import Store
-from runners.track import check_login
+from runners.cli import parse, run_command, user_errors
+from runners.files import read_json
+from runners.interrupt import StoppedError
+from runners.storage import Store
+from runners.tracking import check_login
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from mixers.backbone import LanguageModel
+from mixers.find import find_mixer
+from mixers.models import LanguageModel
 from runners.c4.config import Config
-from runners.c4.data import load_tokenizer
+from runners.c4.corpus.prepare import load_tokenizer
 from runners.c4.model import build
-from runners.checkpoint import load_tensors, save_tensors
-from runners.experiment import code_version, find_mixer
+from runners.files import load_tensors, save_tensors
+from runners.provenance import code_version
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 KEPT = 2
 """Newest checkpoints that are kept."""
-DECIDING = tuple(f"runners.c4.{name}" for name in ("model", "windows", "distributed", "step", "evaluate"))
+DECIDING = tuple(
+    f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
+)
 """Modules that decide a run's numbers; they import others that do not, such as those of the command line."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 RANDOM = "random"
@@ -103,7 +106,7 @@ def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]
 
 def run_code(config: Config) -> str:
     """Hash of the code that decides a run's numbers: of its layer and the backbone, of training and of evaluation."""
-    return code_version(find_mixer(config.mixer), "mixers.backbone", "runners.environment", alone=DECIDING)
+    return code_version(find_mixer(config.mixer), "mixers.models", "mixers.ops.numerics", alone=DECIDING)
 
 
 def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config, "Tokenizer"]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mixers.base import Shape
-from runners.options import check_out, check_seed
-from runners.track import Mode
+from runners.cli import check_out, check_seed
+from runners.tracking import Mode
 
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""

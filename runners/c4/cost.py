@@ -12,15 +12,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from mixers.accounting import count_flops, count_parameters, countable, from_short
-from mixers.backbone import LanguageModel
 from mixers.base import Layer, Shape
+from mixers.costs import count_flops, count_parameters, countable, from_short
 from mixers.deep import DeepLayer
+from mixers.find import building
+from mixers.models import LanguageModel
+from mixers.ops.numerics import product_precision
 from runners.c4.config import Config
-from runners.c4.data import load_tokenizer, vocab_size
+from runners.c4.corpus.prepare import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
-from runners.environment import find_devices, product_precision
-from runners.experiment import building
+from runners.device import find_devices
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
 """So that a dry run of the paper's models needs no network."""

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from runners.checkpoint import DamagedFileError, write_atomically
+from runners.files import DamagedFileError, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mixers.backbone import LanguageModel
-from runners.environment import find_devices
+from mixers.models import LanguageModel
+from runners.device import find_devices
 
 
 @dataclass(frozen=True, kw_only=True)

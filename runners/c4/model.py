@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixers.backbone import LanguageModel
-from mixers.base import Layer, product_dtype
+from mixers.base import Layer
+from mixers.find import building, find_mixer
+from mixers.models import LanguageModel
+from mixers.ops.numerics import product_dtype
 from runners.c4.config import Config
-from runners.experiment import building, find_mixer
-from runners.options import override
+from runners.cli import override
 
 LOGITS = 2**28
 """Logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""

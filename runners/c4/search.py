@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus
 from runners.c4.curve import Row
-from runners.c4.data import Corpus
 from runners.c4.distributed import World
 from runners.c4.train import BusyError, DivergedError, Watcher, run_folder, train
-from runners.store import Store
+from runners.storage import Store
 
 LRS = (1e-3, 3e-3, 1e-2)
 BETA2S = (0.95, 0.99)

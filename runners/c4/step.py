@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mixers.backbone import LanguageModel
+from mixers.models import LanguageModel
+from mixers.ops.numerics import product_autocast
 from runners.c4.config import Config
 from runners.c4.distributed import World, distribute, gradients_together
 from runners.c4.model import mean_loss
-from runners.environment import product_autocast
 
 
 class Objective(nn.Module):

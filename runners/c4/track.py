@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from runners.c4.curve import Row, read_curve
-from runners.checkpoint import write_atomically
-from runners.track import Mode
+from runners.files import write_atomically
+from runners.tracking import Mode
 
 PROJECT = "c4"
 LINES = ("-", "--", "-.", ":")

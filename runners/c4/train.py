@@ -27,18 +27,18 @@ from filelock import FileLock, Timeout
 
 from runners.c4 import checkpoints
 from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus, load_tokenizer
+from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
-from runners.c4.data import Corpus, load_tokenizer
 from runners.c4.distributed import World, whole
-from runners.c4.downstream import Item, Scores, evaluate_items, read_items
-from runners.c4.evaluate import log_spaced, validation_loss
+from runners.c4.evaluation.downstream import Item, Scores, evaluate_items, read_items
+from runners.c4.evaluation.evaluate import log_spaced, validation_loss
 from runners.c4.model import build
 from runners.c4.step import Stepper, learning_rate
-from runners.c4.windows import Windows
-from runners.checkpoint import read_json, write_atomically, write_json
-from runners.environment import versions
-from runners.stop import StoppedError, asked_to_stop
+from runners.files import read_json, write_atomically, write_json
+from runners.interrupt import StoppedError, asked_to_stop
+from runners.provenance import versions
 
 PEAK_FLOPS = {
     "GB200": 2500e12,

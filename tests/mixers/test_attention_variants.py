@@ -8,14 +8,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers import MIXERS
-from mixers.attention import AttentionLayer, Transformer, alibi_slopes
-from mixers.backbone import LanguageModel
-from mixers.base import Layer, Shape, rms_norm
+from mixers.attention_layer import AttentionLayer
+from mixers.base import Layer, Shape
 from mixers.feedback_transformer import FeedbackTransformer
+from mixers.models import LanguageModel
+from mixers.ops.attention import alibi_slopes
+from mixers.parts import rms_norm
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.sliding_attention import SlidingAttention
 from mixers.staircase import Staircase
+from mixers.transformer import Transformer
 from mixers.transformer_fam import TransformerFAM
 from mixers.transformer_xl import TransformerXL
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.accounting import count_state
-from mixers.backbone import AutoEncoder, LanguageModel
-from mixers.base import Layer, Shape, linear
+from mixers.base import Layer, Shape
+from mixers.costs import count_state
+from mixers.models import AutoEncoder, LanguageModel
+from mixers.parts import linear
 
 SHAPE = Shape(width=32, mlp_width=64, layers=2)
 LENGTHS = [1, 2, 5, 8, 13]

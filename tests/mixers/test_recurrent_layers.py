@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixers.base import Layer, MixerLayer, Shape
+from mixers.base import Layer, Shape
 from mixers.hyena import DIRECT, Hyena, direct_convolution, fft_convolution
 from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba, selective_scan
+from mixers.parts import MixerLayer
 from mixers.s5 import S5, hippo_normal
 
 SHAPE = Shape(width=6, mlp_width=12)

@@ -22,7 +22,7 @@ def logged_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
-    from runners import mad  # needs libraries that tests on a GPU do without
+    from runners.mad import __main__ as mad  # needs libraries that tests on a GPU do without
 
     def refuse(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stop:

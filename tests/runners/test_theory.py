@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixers.attention import alibi_slopes, attention
+from mixers.ops.attention import alibi_slopes, attention
 from mixers.rt.naive import Weights, naive_recurrence
 from runners import theory
 from runners.theory import NormFree

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mixers import MIXERS
-from mixers.accounting import count_flops
-from mixers.backbone import LanguageModel
-from mixers.base import MLP, Layer, Shape, State
+from mixers.base import Layer, Shape, State
+from mixers.costs import count_flops
+from mixers.models import LanguageModel
+from mixers.parts import MLP
 from runners.c4 import cost as costs
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config

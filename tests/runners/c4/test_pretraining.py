@@ -26,19 +26,20 @@ from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from mixers.attention import Transformer  # noqa: E402
 from mixers.base import Shape  # noqa: E402
-from runners import c4, experiment  # noqa: E402
+from mixers.transformer import Transformer  # noqa: E402
+from runners import c4, provenance  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints, search  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
+from runners.c4.corpus.prepare import Corpus, prepare  # noqa: E402
+from runners.c4.corpus.shards import Manifest, Part, write_shard  # noqa: E402
+from runners.c4.corpus.sources import SPLITS  # noqa: E402
+from runners.c4.corpus.windows import Windows  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
-from runners.c4.data import Corpus, prepare  # noqa: E402
 from runners.c4.distributed import World  # noqa: E402
-from runners.c4.downstream import read_items  # noqa: E402
+from runners.c4.evaluation.downstream import read_items  # noqa: E402
 from runners.c4.model import build  # noqa: E402
-from runners.c4.shards import Manifest, Part, write_shard  # noqa: E402
-from runners.c4.sources import SPLITS  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
 from runners.c4.track import Bar, plot_curves  # noqa: E402
 from runners.c4.train import (  # noqa: E402
@@ -50,10 +51,9 @@ from runners.c4.train import (  # noqa: E402
     run_folder,
     train,
 )
-from runners.c4.windows import Windows  # noqa: E402
-from runners.checkpoint import DamagedFileError, load_tensors, save_tensors  # noqa: E402
-from runners.stop import StoppedError  # noqa: E402
-from runners.store import Store  # noqa: E402
+from runners.files import DamagedFileError, load_tensors, save_tensors  # noqa: E402
+from runners.interrupt import StoppedError  # noqa: E402
+from runners.storage import Store  # noqa: E402
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "se") for b in ("n", "r", "s", "")]
@@ -339,23 +339,31 @@ def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch
 
 
 def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = experiment._source
+    source = provenance._source
 
     def code(changed: str) -> str:
         def with_more(name: str) -> str | None:
             found = source(name)
             return found if found is None or name != changed else found + "\nX = 1\n"
 
-        monkeypatch.setattr(experiment, "_source", with_more)
+        monkeypatch.setattr(provenance, "_source", with_more)
         return checkpoints.run_code(Config(mixer="gla"))
 
-    ours = [f"runners.c4.{module.name}" for module in pkgutil.iter_modules(c4.__path__)]
-    others = [f"mixers.{name}" for name in ("gla", "lstm", "backbone", "base")]
-    others += [f"runners.{name}" for name in ("environment", "options", "train")]
+    ours = [module.name for module in pkgutil.walk_packages(c4.__path__, "runners.c4.")]
+    others = [f"mixers.{name}" for name in ("gla", "lstm", "models", "base", "parts", "ops.numerics")]
+    others += [f"runners.{name}" for name in ("device", "cli", "mad.training.loop")]
     unchanged = code("nothing")
-    deciding = {f"runners.c4.{name}" for name in ("model", "windows", "distributed", "step", "evaluate")}
+    deciding = {
+        f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
+    }
     found = {name for name in [*ours, *others] if code(name) != unchanged}
-    assert found == deciding | {"mixers.gla", "mixers.backbone", "mixers.base", "runners.environment"}
+    assert found == deciding | {
+        "mixers.gla",
+        "mixers.models",
+        "mixers.base",
+        "mixers.parts",
+        "mixers.ops.numerics",
+    }
 
 
 @pytest.mark.parametrize("mixer", ["rt", "gla"])
@@ -403,7 +411,7 @@ def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path
 
 
 def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runners.stop.SECONDS_OF_ONE_WISH", -1.0)
+    monkeypatch.setattr("runners.interrupt.SECONDS_OF_ONE_WISH", -1.0)
 
     def interrupt_twice() -> None:
         for _ in range(2):
@@ -554,7 +562,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("runners.checkpoint.save_file", full)
+    monkeypatch.setattr("runners.files.save_file", full)
     with pytest.raises(RunError, match=r"no space for .*step-00000006.*step-00000003"):
         run(config)
     monkeypatch.undo()

@@ -1,0 +1,54 @@
+"""State-space layers whose decays are constant."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixers.base import Shape, State
+from mixers.ops.numerics import at_least_float32
+from mixers.ops.scan import linear_scan
+from mixers.parts import MixerLayer, linear
+
+
+class DiagonalLayer(MixerLayer):
+    """N complex states with constant decays: ``h_t = decay h_{t-1} + gain B x_t``, ``y_t = Re(C h_t) + skip x_t``.
+
+    ``B`` and ``C`` are real maps to and from pairs: real parts of all states, then imaginary parts. For Re(C h) the
+    second half of the weights of ``C`` is minus its imaginary part. Subclasses give decays and gains, set ``B`` and
+    ``C`` at the start, and may put an activation on y.
+    """
+
+    def __init__(self, config: Any, shape: Shape, states: int) -> None:
+        super().__init__(config, shape)
+        self.B, self.C = linear(shape.width, 2 * states), linear(2 * states, shape.width)
+        self.skip = nn.Parameter(torch.randn(shape.width))
+
+    @abstractmethod
+    def dynamics(self) -> tuple[Tensor, Tensor]:
+        """Complex decays (N,), of modulus at most 1, and gains (N,) of the inputs."""
+
+    def activate(self, y: Tensor) -> Tensor:
+        """Output of the mixer from y."""
+        return y
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        decay_N, gain_N = self.dynamics()
+        decay_BTN = decay_N.expand(1, x_BTD.shape[1], -1)
+        return self._read(linear_scan(decay_BTN, gain_N * self._drive(x_BTD)), x_BTD)
+
+    def init_state(self, batch: int) -> State:
+        weight = self.C.weight
+        return {"h": weight.new_zeros(batch, weight.shape[1] // 2, dtype=weight.dtype.to_complex())}
+
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        decay_N, gain_N = self.dynamics()
+        h_BN = decay_N * state["h"] + gain_N * self._drive(x_BD)
+        return self._read(h_BN, x_BD), {"h": h_BN}
+
+    def _drive(self, x: Tensor) -> Tensor:
+        return torch.complex(*at_least_float32(self.B(x)).chunk(2, dim=-1))
+
+    def _read(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.activate(self.C(torch.cat([h.real, h.imag], dim=-1)) + self.skip * x)

@@ -1,0 +1,1 @@
+"""Functions on tensors; each chooses its own kernel."""

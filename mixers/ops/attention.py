@@ -1,0 +1,42 @@
+"""Multi-head softmax attention with ALiBi or any other bias."""
+
+from functools import partial
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.ops.numerics import runs_fused
+from mixers.ops.runs import over_batch, over_runs
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Slopes 2^(-8h/H) of heads h = 1..H, float32 (Press et al. 2022, arXiv:2108.12409; max bias 8)."""
+    return torch.exp2(-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads).float()
+
+
+def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor) -> Tensor:
+    """Causal softmax attention (B, T, D) with ALiBi, heads concatenated."""
+    if runs_fused(q_BTD):
+        from mixers.ops.kernels.attention import attention_method, fits_attention
+
+        if fits_attention(q_BTD.shape[-1], len(slopes_H)):
+            return over_runs(attention_method(slopes_H), q_BTD, k_BTD, v_BTD)[0]
+
+    position_T = torch.arange(q_BTD.shape[1], device=q_BTD.device)
+    distance_TT = position_T[:, None] - position_T
+    return attend(q_BTD, k_BTD, v_BTD, masked_alibi(slopes_H, distance_TT, distance_TT >= 0))
+
+
+def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tensor:
+    """ALiBi of keys at a distance before their queries, minus infinity where a query does not see a key; (H, I, J)."""
+    return (-slopes_H[:, None, None] * distance_IJ).masked_fill(~seen_IJ, -torch.inf)
+
+
+def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Tensor:
+    """Softmax attention of I queries to J pairs (B, I, D) with a bias added to the logits, heads concatenated."""
+    heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
+    split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
+    a_BHIK = over_batch(partial(F.scaled_dot_product_attention, attn_mask=bias_HIJ.to(q_BID)), *split)
+    return rearrange(a_BHIK, "b h i k -> b i (h k)")

@@ -1,0 +1,96 @@
+"""What layers are made of: embedding, norm, MLP, and the pre-norm layer around a sequence mixer."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers.base import Layer, Shape, State
+from mixers.ops.embedding import embedding
+from mixers.ops.mlp import residual_mlp
+from mixers.ops.norm import rms_norm
+
+
+class Embedding(nn.Embedding):
+    """Token embedding."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return embedding(tokens, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation over the last axis with a learnable gain (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.gain)
+
+
+class MLP(nn.Module):
+    """D -> F -> D with GELU and no biases."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = linear(shape.width, shape.mlp_width)
+        self.down = linear(shape.mlp_width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class MixerLayer(Layer):
+    """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
+
+    A subclass gives ``mix`` over a whole sequence and ``mix_one`` for one position, which agree.
+    """
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.mixer_norm = RMSNorm(shape.width)
+        self.mlp_norm = RMSNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    @abstractmethod
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        """Output (B, T, D) of the mixer for normed inputs; position t depends on positions up to t alone."""
+
+    @abstractmethod
+    def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """The mixer at one position: output (B, D) and next state."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self._finish(x_BTD, self.mix(self.mixer_norm(x_BTD)))
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        y_BD, state = self.mix_one(self.mixer_norm(x_BD), state)
+        return self._finish(x_BD, y_BD), state
+
+    def _finish(self, x: Tensor, y: Tensor) -> Tensor:
+        gain_D, up_FD, down_DF = self.mlp_norm.gain, self.mlp.up.weight, self.mlp.down.weight
+        return residual_mlp(x, y, gain_D, up_FD, down_DF, self.shape.residual_scale)
+
+
+def check_heads(heads: int, width: int) -> None:
+    """Raise ValueError unless the heads divide the model width."""
+    if heads < 1 or width % heads:
+        raise ValueError(f"heads: {heads} must divide the model width {width}")
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=inputs**-0.5)
+    return layer
+
+
+def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half = (width + 1) // 2
+    frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
+    angle = torch.arange(length, device=device)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]

@@ -1,0 +1,1 @@
+"""The recurrence of RT layers in fused Triton kernels, at the sizes of the diagnostics."""

@@ -1,0 +1,212 @@
+"""A corpus on disk: a manifest and checksummed shards.
+
+Its folder has a ``manifest.json`` and two arrays a shard: ``<split>-<number>.tokens.npy`` (documents one after the
+other, each followed by end-of-text) and ``<split>-<number>.documents.npy``, which has a row ``(position of the first
+token in the split, number of the document in the sources, digest of its text)`` for each document with tokens in the
+shard.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from runners.c4.corpus.sources import Split, first_line
+from runners.files import write_atomically, write_json
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Two files of a split.
+
+    Attributes:
+        name: beginning of their names.
+        tokens: tokens in the shard.
+        documents: documents that begin in the shard.
+        tokens_sha256: checksum of the file of tokens.
+        documents_sha256: checksum of the file of documents.
+    """
+
+    name: str
+    tokens: int
+    documents: int
+    tokens_sha256: str
+    documents_sha256: str
+
+    def files(self, folder: Path) -> dict[Path, str]:
+        """Its files, tokens first, and their checksums."""
+        names = (f"{self.name}.tokens.npy", f"{self.name}.documents.npy")
+        return dict(zip((folder / n for n in names), (self.tokens_sha256, self.documents_sha256), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is tokenised of a split.
+
+    Attributes:
+        shards: in order.
+        dropped: training documents left out, because the validation split has their text.
+        lines: lines of each source file that was read to its end.
+        complete: whether all source files are tokenised.
+    """
+
+    shards: tuple[Shard, ...] = ()
+    dropped: int = 0
+    lines: tuple[int, ...] = ()
+    complete: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents in all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a corpus is.
+
+    Attributes:
+        tokenizer: hash of the tokenizer.
+        vocab_size: one more than its largest token id.
+        end_of_text: id of the token after each document.
+        sources: by split, files by name and fingerprint.
+        splits: what is tokenised.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    end_of_text: int
+    sources: Mapping[Split, Sequence[Mapping[str, str]]]
+    splits: Mapping[Split, Part]
+
+    def with_part(self, split: Split, part: Part) -> "Manifest":
+        """The manifest with ``part`` as ``split``."""
+        return replace(self, splits={**self.splits, split: part})
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest; it names whole shards only, if it is written after them.
+
+    Raises:
+        ValueError: no room.
+    """
+    with _room(folder):
+        write_json(folder / MANIFEST, asdict(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest; None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        splits = {split: _read_part(**part) for split, part in content.pop("splits").items()}
+        return Manifest(**content, splits=splits)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+
+
+def _read_part(shards: list[dict[str, Any]], dropped: int, lines: list[int], complete: bool) -> Part:
+    return Part(
+        shards=tuple(Shard(**shard) for shard in shards), dropped=dropped, lines=tuple(lines), complete=complete
+    )
+
+
+def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray, position: int) -> Shard:
+    """Write the shard that begins at ``position`` of its split; one of that name is overwritten.
+
+    Raises:
+        ValueError: no room.
+    """
+    shard = Shard(
+        name=name,
+        tokens=len(tokens_N),
+        documents=int((documents_D3[:, 0] >= position).sum()),
+        tokens_sha256="",
+        documents_sha256="",
+    )
+    tokens, documents = shard.files(folder)
+    with _room(folder):
+        write_atomically(tokens, lambda path: np.save(path, tokens_N))
+        write_atomically(documents, lambda path: np.save(path, documents_D3))
+    return replace(shard, tokens_sha256=_checksum(tokens), documents_sha256=_checksum(documents))
+
+
+def open_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+    """Memory maps of a shard: its tokens, and its documents (D, 3) as the module describes them.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    tokens_N, documents_D3 = (_map(path) for path in shard.files(folder))
+    return tokens_N, documents_D3
+
+
+def _map(path: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path) from error
+    return array
+
+
+def _damaged(path: Path) -> ValueError:
+    state = "damaged" if path.exists() else "missing"
+    return ValueError(f"{path} is {state}: delete the folder {path.parent} and run the same command again")
+
+
+def verify(folder: Path, manifest: Manifest, console: Console) -> None:
+    """Compare every file with its checksum.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    shards = [shard for part in manifest.splits.values() for shard in part.shards]
+    checksums = {path: checksum for shard in shards for path, checksum in shard.files(folder).items()}
+    for path in checksums:
+        if not path.is_file():
+            raise _damaged(path)
+    if not checksums:
+        return
+    columns = TextColumn("verifying the corpus"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=sum(path.stat().st_size for path in checksums))
+        for path, checksum in checksums.items():
+            if _checksum(path) != checksum:
+                raise _damaged(path)
+            progress.advance(bar, path.stat().st_size)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """A full disk is the user's business; temporary files are gone and the manifest names whole shards only."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write into {folder} ({first_line(error)}): free some space and run the same command again"
+        ) from error

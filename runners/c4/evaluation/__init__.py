@@ -1,0 +1,1 @@
+"""What a trained language model can do."""

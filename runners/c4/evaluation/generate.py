@@ -1,0 +1,176 @@
+"""Continue a prompt with a trained model, one token at a time by the step form of its layers.
+
+    python -m runners.c4 generate results/c4/<run> --prompt "The history of"
+    python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
+
+Each layer carries its own state from token to token, the keys and values of all tokens so far where it is attention.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import tyro
+from torch import Tensor
+
+from mixers.models import LanguageModel
+from runners.c4.checkpoints import load_model
+from runners.c4.corpus.prepare import end_of_text, vocab_size
+from runners.cli import check_seed, cli, not_understood, user_errors
+from runners.device import find_devices
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: how many of the likeliest tokens may be drawn; all of them unless given.
+        seed: of the draws.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise ValueError for a value out of range."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature {self.temperature} must be 0 or a positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top-k {self.top_k} must be 1 or more")
+        check_seed(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Sampling):
+    """Continue a prompt with a trained model.
+
+    Attributes:
+        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
+        prompt: text to continue; without one, the start of a document.
+        max_new_tokens: tokens to generate, unless the text ends before.
+        device: auto takes the GPU if there is one.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    prompt: str = ""
+    max_new_tokens: int = 128
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def check(self) -> None:
+        """Raise ValueError for a value out of range."""
+        super().check()
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max-new-tokens {self.max_new_tokens} must be 1 or more")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; what goes wrong is one line and exit status 2."""
+    with user_errors(ValueError, OSError):
+        default = Options(checkpoint=tyro.MISSING)
+        options, unknown = cli(Options, default, arguments, "generate")
+        if unknown:
+            raise ValueError(not_understood(unknown[0]))
+        options.check()
+        model, _, tokenizer = load_model(options.checkpoint, find_devices(options.device)[0])
+        check_steps(model)
+        pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
+        sys.stdout.write(options.prompt)
+        try:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        finally:
+            sys.stdout.write("\n")
+
+
+def check_steps(model: LanguageModel) -> None:
+    """Ask a model for a state.
+
+    Raises:
+        ValueError: its layer has no step form.
+    """
+    try:
+        model.init_state(1)
+    except NotImplementedError as error:
+        name = type(model.stack[0]).__name__
+        raise ValueError(f"{name} cannot generate: it has no step form (NotImplementedError in init_state)") from error
+
+
+def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Tokens of a prompt; for none, the end of the document before."""
+    return tokenizer.encode(text, add_special_tokens=False).ids or [end_of_text(tokenizer)]
+
+
+def generate(
+    model: LanguageModel, tokenizer: "Tokenizer", prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
+) -> Iterator[str]:
+    """Text after the tokens ``prompt``, whole characters as soon as they are there."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=True)
+    for token in prompt:  # what a token reads as depends on whether it is the first
+        stream.step(tokenizer, token)
+    end, known = end_of_text(tokenizer), vocab_size(tokenizer)
+    for token in generate_tokens(model, prompt, max_new_tokens, sampling, end, known):
+        if piece := stream.step(tokenizer, token):
+            yield piece
+
+
+@torch.no_grad()
+def generate_tokens(
+    model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, end: int, known: int
+) -> Iterator[int]:
+    """Tokens after ``prompt``, read and written by ``model.step`` in float32.
+
+    Args:
+        model: a model in evaluation mode.
+        prompt: at least one token.
+        max_new_tokens: after how many to stop.
+        sampling: how they are drawn.
+        end: token at which to stop; it is not given out.
+        known: tokens that the tokenizer knows; logits beyond are padding and never drawn.
+
+    Raises:
+        ValueError: the model's layers fail at a position, as those of limited length do.
+    """
+    device = model.embedding.weight.device
+    generator = torch.Generator().manual_seed(sampling.seed)
+    with device:
+        states = model.init_state(1)
+    unread, position = list(prompt), 0
+    for _ in range(max_new_tokens):
+        for token in unread:
+            try:
+                logits_BV, states = model.step(torch.tensor([token], device=device), states)
+            except Exception as error:
+                name = type(model.stack[0]).__name__
+                raise ValueError(
+                    f"{name} cannot generate at position {position} ({type(error).__name__}: {error}): if that is its "
+                    "limit, lower --max-new-tokens or shorten --prompt"
+                ) from error
+            position += 1
+        token = draw(logits_BV[0, :known].float().cpu(), sampling, generator)
+        if token == end:
+            return
+        yield token
+        unread = [token]
+
+
+def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """One token, on the CPU so that a seed draws the same from the same logits on every device."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    count = min(sampling.top_k or len(logits_V), len(logits_V))
+    largest, tokens = logits_V.topk(count)
+    probabilities = (largest / sampling.temperature).softmax(dim=0)
+    return int(tokens[torch.multinomial(probabilities, 1, generator=generator)])

@@ -1,0 +1,1 @@
+"""Diagnostics: ``python -m runners.mad``."""

@@ -1,0 +1,1 @@
+"""What a trained model gets wrong."""

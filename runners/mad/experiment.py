@@ -1,0 +1,129 @@
+"""What is trained: a layer on a task under a protocol, and the hash that tells two of them apart."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixers import MIXERS
+from mixers.base import Layer, Shape
+from mixers.find import find_mixer
+from mixers.models import BACKBONES, Backbone
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol, Run
+from runners.provenance import _sha256, code_version
+from tasks import TASKS
+from tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A layer on a task.
+
+    Attributes:
+        mixer: registered name, or ``package.module:Class``.
+        mixer_config: the layer's ``Config``.
+        task: registered name.
+        task_config: the task's ``Config``.
+        difficulty: name of the setting, for people; what counts is ``task_config``.
+        shape: what the backbone fixes.
+        protocol: how it is trained.
+        precision: dtype of the matrix products.
+    """
+
+    mixer: str
+    mixer_config: Any
+    task: str
+    task_config: Any
+    difficulty: str
+    shape: Shape
+    protocol: Protocol
+    precision: str
+
+    @cached_property
+    def layer(self) -> type[Layer]:
+        return find_mixer(self.mixer)
+
+    @cached_property
+    def instance(self) -> Task:
+        """The task with its data, which experiments on it that follow each other share."""
+        return _task(TASKS[self.task], self.task_config)
+
+    def build(self) -> Backbone:
+        """A model with fresh parameters from torch's global generator."""
+        task = self.instance
+        return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that decides the result, as JSON-able values."""
+        return asdict(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over configuration, data and code: equal if and only if the result is meant to be equal."""
+        config = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
+        code = code_version("runners.mad.training.loop", self.layer, TASKS[self.task])
+        return _sha256(json.dumps([config, _data_fingerprint(self.instance), code], sort_keys=True))
+
+    @property
+    def name(self) -> str:
+        """Name of the study: mixer, task, difficulty, and the head of the fingerprint."""
+        return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}"
+
+    @property
+    def setting(self) -> str:
+        """The task, and its difficulty where that is not the baseline."""
+        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
+
+    def run_id(self, run: Run) -> str:
+        """Name of a run's files."""
+        return _sha256(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+
+
+@lru_cache(maxsize=1)
+def _task(kind: type[Task], config: Any) -> Task:
+    return kind(config)
+
+
+@lru_cache(maxsize=1)
+def _data_fingerprint(task: Task) -> str:
+    return task.fingerprint()
+
+
+def call_as_in_training(
+    experiment: Experiment, build: Callable[[], Backbone], positions: int, device: torch.device
+) -> None:
+    """Call a model on one sequence for all runs at once, here for two; what goes wrong names the mixer.
+
+    Of a layer from outside the backward pass, too: it may fail for all runs where it does not for one.
+
+    Raises:
+        ContractError: the model's buffers depend on the seed.
+    """
+    foreign = experiment.mixer not in MIXERS
+    two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
+    runs = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
+    try:
+        with torch.set_grad_enabled(foreign):
+            params_RP = runs.params_RP.requires_grad_(foreign)
+            logits_RBTV = runs.logits(params_RP, torch.zeros(2, 1, positions, dtype=torch.int64, device=device))
+            if foreign:
+                torch.autograd.grad(logits_RBTV.sum(), params_RP)
+    except Exception as error:
+        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
+        raise
+
+
+def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
+    """Folder of one run below a results folder."""
+    return folder / "runs" / experiment.run_id(run)
+
+
+def study_folder(folder: Path, experiment: Experiment) -> Path:
+    """Folder of a study's summary and figures below a results folder."""
+    return folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)

@@ -1,0 +1,120 @@
+"""Options of ``python -m runners.mad``, and its presets."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mixers.base import Shape
+from mixers.costs import Figure
+from runners.cli import check_out, parse
+from runners.mad.search.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
+from runners.mad.training.protocol import Protocol
+from runners.tracking import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Train single layers on diagnostic tasks and tabulate what they reach.
+
+    Attributes:
+        mixer: layers to train: registered names, package.module:Class, or all.
+        task: tasks to train on, or all.
+        difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
+        seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
+        lr: peak learning rates of the grid.
+        weight_decay: weight decays of the grid.
+        epochs: passes over the training split, 200 unless --steps are given.
+        steps: optimizer steps, in place of epochs.
+        batch_size: sequences a step.
+        evaluations: evaluations on the validation split during training.
+        width: model width D.
+        mlp_width: hidden width of the MLP.
+        layers: stacked layers.
+        match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs.
+        together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
+        device: auto takes the GPUs if there are any; several share the work.
+        out: folder of results.
+        storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
+        wandb: Weights & Biases mode.
+        preset: demo is one RT layer against one Transformer layer on a short in-context recall.
+        list: print the layers with parameters, state and FLOPs, and train nothing.
+        dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
+    """
+
+    mixer: tuple[str, ...]
+    task: tuple[str, ...]
+    difficulty: tuple[str, ...] = ("baseline",)
+    seeds: int = 1
+    lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
+    weight_decay: tuple[float, ...] = (0.0, 0.1)
+    epochs: int | None = None
+    steps: int | None = Protocol.steps
+    batch_size: int = Protocol.batch_size
+    evaluations: int = Protocol.evaluations
+    width: int = Shape.width
+    mlp_width: int = Shape.mlp_width
+    layers: int = Shape.layers
+    match: Figure | None = None
+    together: int = 64
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    out: Path = Path("results")
+    storage: str | None = None
+    wandb: Mode = "disabled"
+    preset: Literal["grid", "demo"] = "grid"
+    list: bool = False
+    dry_run: bool = False
+
+
+PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
+    "grid": (Options(mixer=(), task=()), {}),
+    "demo": (
+        Options(
+            mixer=("rt", "transformer"),
+            task=("in-context-recall",),
+            lr=(1e-3,),
+            weight_decay=(0.0,),
+            steps=250,
+            batch_size=64,
+            evaluations=5,
+            preset="demo",
+        ),
+        {"length": 48, "eval_examples": 320},
+    ),
+}
+
+"""Defaults of each preset: options, and settings of its own tasks."""
+
+
+def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
+    """Options, and what is set of the mixers' and of the tasks' settings."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--preset", nargs="?", default="grid")
+    preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    if "--list" in arguments:
+        preset = replace(preset, mixer=("all",))
+    if any(argument.partition("=")[0] == "--epochs" for argument in arguments):
+        preset = replace(preset, steps=None)
+    options, nested = parse(Options, preset, arguments)
+    _check(options)
+    return options, nested["mixer"], nested["task"]
+
+
+def _check(options: Options) -> None:
+    needed = ("mixer", "lr", "weight_decay", "difficulty")
+    for name in needed if options.list else (*needed, "task"):
+        if not getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} is missing: give at least one value, or use --preset demo")
+    counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
+    for name in counts:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_out(options.out)
+    if options.list and options.dry_run:
+        raise ValueError("--list and --dry-run exclude each other: give one")
+    if options.steps is not None and options.epochs is not None:
+        raise ValueError("--epochs and --steps exclude each other: give one")
+    for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
+        if bad := [value for value in getattr(options, name) if not low <= value <= high]:
+            raise ValueError(f"--{name.replace('_', '-')} {bad[0]:g} must lie between {low:g} and {high:g}")

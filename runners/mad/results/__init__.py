@@ -1,0 +1,1 @@
+"""What studies reached."""

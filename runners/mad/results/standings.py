@@ -1,0 +1,251 @@
+"""Finished studies beside one another, and the table of a comparison."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from mixers import MIXERS
+from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
+from runners.mad.results.summary import TEST_METRICS, Estimate, print_intervals
+from tasks import TASKS
+from tasks.base import Accuracy
+
+FEW = 4
+"""Up to so many mixers are compared without their families."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a finished study brings into a comparison.
+
+    Attributes:
+        mixer: what its row is called.
+        family: kind of layer.
+        task: what it was trained on.
+        difficulty: of the task.
+        test: estimates of the chosen point by name, as far as there are any; None if every point diverged.
+        seeds: runs that its means are over.
+        ceiling: of the test split.
+        chance: of the test split.
+        costs: of one layer.
+        place: orders rows and bars; those of one place stay in the order given.
+    """
+
+    mixer: str
+    family: str
+    task: str
+    difficulty: str
+    test: dict[str, Estimate] | None
+    seeds: int
+    ceiling: Accuracy
+    chance: Accuracy
+    costs: Costs
+    place: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(summary: dict[str, Any]) -> "Standing":
+        """That of ``Summary.to_dict()``, also as read from a file."""
+        config, points, chosen, costs = (summary[name] for name in ("config", "points", "chosen", "costs"))
+        estimates = (None if chosen is None else points[chosen]["estimates"]) or {}
+        found = {name: Estimate(**estimates[name]) for name in TEST_METRICS if name in estimates}
+        by_length = {
+            name: None if figures is None else {int(length): figure for length, figure in figures.items()}
+            for name, figures in costs.items()
+            if name != "parameters"
+        }
+        return Standing(
+            mixer=config["mixer"],
+            family=summary["family"],
+            task=config["task"],
+            difficulty=config["difficulty"],
+            test=None if chosen is None else found,
+            seeds=0 if chosen is None else len(points[chosen]["seeds"]),
+            ceiling=Accuracy(**summary["ceiling"]),
+            chance=Accuracy(**summary["chance"]),
+            costs=Costs(parameters=costs["parameters"], **by_length),
+        )
+
+    @property
+    def setting(self) -> str:
+        """The task, and its difficulty where that is not the baseline."""
+        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
+
+    def accuracy(self, metric: str) -> Estimate | None:
+        """Sequence or token accuracy on the test split."""
+        return None if self.test is None else self.test.get(f"test_{metric}_accuracy")
+
+    def accuracies(self) -> list[str]:
+        """Cells of a table."""
+        if self.test is None:
+            return ["diverged", ""]
+        estimates = self.accuracy("sequence"), self.accuracy("token")
+        return ["" if estimate is None else estimate.text() for estimate in estimates]
+
+
+def in_order(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Summaries of studies by task and layer as they are registered, then by settings."""
+
+    def key(summary: dict[str, Any]) -> tuple[Any, ...]:
+        config = summary["config"]
+        task, difficulty = _registered(config["task"], TASKS), config["difficulty"]
+        setting = (difficulty != "baseline", _sortable(_of_task(config)), difficulty)
+        return task, setting, _place(config), summary["study"] + summary["fingerprint"]
+
+    return sorted(summaries, key=key)
+
+
+def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
+    """Standings whose mixers and difficulties name the settings in which those of one name differ, and the training of
+    all.
+    """
+    configs = [summary["config"] for summary in summaries]
+    layers = _differences([config["mixer"] for config in configs], [_of_layer(config) for config in configs])
+    trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
+    mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
+    settings = [(config["task"], config["difficulty"]) for config in configs]
+    tasks = _differences(settings, [_of_task(config) for config in configs])
+    standings = [
+        replace(
+            Standing.of(summary),
+            mixer=f"{config['mixer']} ({mixer})" if mixer else config["mixer"],
+            difficulty=", ".join(filter(None, (config["difficulty"], task))),
+            place=_place(config),
+        )
+        for summary, config, mixer, task in zip(summaries, configs, mixers, tasks, strict=True)
+    ]
+    rows = Counter((s.mixer, s.setting) for s in standings)
+    return [  # what is left is code or data
+        replace(s, mixer=f"{s.mixer} {summary['fingerprint'][:8]}") if rows[s.mixer, s.setting] > 1 else s
+        for s, summary in zip(standings, summaries, strict=True)
+    ]
+
+
+def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an experiment's layer."""
+    return dict(_leaves({name: config[name] for name in ("mixer_config", "shape")}))
+
+
+def _of_training(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of its training, with its length in steps or in epochs, whichever counts."""
+    idle = "steps" if config["protocol"]["steps"] is None else "epochs"
+    settings = _leaves({**config["protocol"], "precision": config["precision"]})
+    return {name: value for name, value in settings if name != idle}
+
+
+def _of_task(config: dict[str, Any]) -> dict[str, Any]:
+    """Those of its task."""
+    return dict(_leaves(config["task_config"]))
+
+
+def _place(config: dict[str, Any]) -> tuple[Any, ...]:
+    """Of an experiment's layer and training among others."""
+    return _registered(config["mixer"], MIXERS), _sortable(_of_layer(config)), _sortable(_of_training(config))
+
+
+def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
+    """Where a name stands in a registry; others follow by name."""
+    return list(registry).index(name) if name in registry else len(registry), name
+
+
+def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Settings that sort by size where they are numbers, by their words where they are not."""
+    return [
+        (name, value, "") if isinstance(value, int | float) else (name, math.inf, str(value))
+        for name, value in settings.items()
+    ]
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values at the ends of nested settings."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield name.replace("_", "-"), value
+
+
+def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
+    """In words, those settings of each that are not the same for all of its name."""
+    of_name: dict[Any, list[dict[str, Any]]] = {}
+    for name, setting in zip(names, settings, strict=True):
+        of_name.setdefault(name, []).append(setting)
+    return [
+        ", ".join(
+            f"{key} {value}"
+            for key, value in setting.items()
+            if any(key not in other or other[key] != value for other in of_name[name])
+        )
+        for name, setting in zip(names, settings, strict=True)
+    ]
+
+
+def grouped(standings: Sequence[Standing], attribute: Literal["setting", "family"]) -> list[Standing]:
+    """Standings with those of one setting or family together, otherwise in the order given."""
+    value_of = attrgetter(attribute)
+    values = list(dict.fromkeys(map(value_of, standings)))
+    return sorted(standings, key=lambda s: values.index(value_of(s)))
+
+
+def by_layer(standings: Sequence[Standing]) -> list[Standing]:
+    """Standings by the place of their layers, with those of one family together."""
+    return grouped(sorted(standings, key=attrgetter("place")), "family")
+
+
+def print_comparison(standings: Sequence[Standing], console: Console) -> None:
+    """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
+
+    More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
+    """
+    many = count_mixers(standings) > FEW
+    levels = ("task", "family", "mixer") if many else ("task", "mixer")
+    tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
+    indent = "  " * (len(levels) - 1)
+    rows: list[tuple[str | Text, list[str], list[str]]] = []
+    for setting, of_setting in groupby(grouped(standings, "setting"), attrgetter("setting")):
+        members = by_layer(list(of_setting))
+        rows.append((Text(setting, "bold"), [], []))
+        for family, of_family in groupby(members, attrgetter("family")):
+            if many:
+                rows.append((f"  {family}", [], []))
+            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
+        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
+            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
+    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
+    table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
+    if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+        console.print(table)
+    else:
+        of_mixers = {s.mixer: s.costs.cells(short) for s in by_layer(standings)}
+        console.print(
+            _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
+            _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
+        )
+    print_intervals([s.seeds for s in standings], console)
+    console.print(f"costs: {FOOTNOTE}")
+
+
+def count_mixers(standings: Sequence[Standing]) -> int:
+    """How many mixers are compared."""
+    return len({s.mixer for s in standings})
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:
+    """What each row is of, then its figures; a line above the names of tasks."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, cells in rows:
+        if isinstance(label, Text):
+            table.add_section()
+        table.add_row(label, *cells)
+    return table

@@ -1,0 +1,117 @@
+"""Progress of a search, shown on the way."""
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from runners.mad.experiment import Experiment
+from runners.mad.training.protocol import Run
+from runners.mad.training.result import CurvePoint, Result
+
+SECONDS_TO_FIRST_LINE = 10.0
+SECONDS_BETWEEN_LINES = 60.0
+SECONDS_OF_SPEED = 300.0
+"""Speed is a mean over so many: a step on a CPU may take many seconds, and so may an evaluation."""
+
+
+class Display:
+    """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left.
+
+    Where there is no terminal to draw them on, a line at each evaluation and now and then between them.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # one that may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # about what stands beside it
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=SECONDS_OF_SPEED,
+        )
+        self._bar: TaskID | None = None
+        self._evaluation = ""
+        self._line_due = 0.0
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        """Open a bar for an ensemble."""
+        self._close()
+        description = (
+            f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} run{'s' * (len(runs) > 1)}"
+        )
+        self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
+        self._evaluation = ""
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+        """Move the bar; figures are those of the run with the best validation score."""
+        if self._bar is None:
+            return
+        alive = [p for p in points if p.validation is not None]
+        self._evaluation = "all runs diverged"
+        if alive:
+            best = max(alive, key=lambda p: p.validation.score if p.validation else -math.inf)
+            assert best.validation is not None
+            self._evaluation = (
+                f"loss {best.train_loss:.3f}  val seq {best.validation.sequence_accuracy:.3f} "
+                f"token {best.validation.token_accuracy:.3f}"
+            )
+        self._line_due = 0.0
+        self._show(self._bar, step)
+
+    def progressed(self, step: int) -> None:
+        """Move the bar; without a terminal nothing is said before there is a speed."""
+        if self._bar is not None:
+            self._show(self._bar, step)
+
+    def _show(self, bar: TaskID, step: int) -> None:
+        self._progress.update(bar, completed=step)
+        task = self._progress.tasks[self._progress.task_ids.index(bar)]
+        figures = [self._evaluation] if self._evaluation else []
+        if task.speed:
+            figures.append(f"{task.speed:.2f} steps/s")
+        self._progress.update(bar, figures="  ".join(figures))
+        if figures and not self._progress.console.is_terminal and time.monotonic() >= self._line_due:
+            if task.time_remaining:
+                figures.append(f"{timedelta(seconds=task.time_remaining)} left")
+            line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures)}"
+            self._progress.console.print(line, soft_wrap=True)
+            self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+        """Say where the ensemble goes on; its speed is counted from there."""
+        if self._bar is None:
+            return
+        task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
+        self._progress.reset(self._bar, completed=step)
+        self._progress.console.print(f"{task.description}: goes on after step {step}", soft_wrap=True)
+
+    def finished(self, results: Sequence[Result]) -> None:
+        """Close the bar of an ensemble."""
+        self._close()
+
+    def waiting(self, trials: int) -> None:
+        """Say that other processes hold the missing trials, as long as there are any."""
+        if trials == 0:
+            self._close()
+            return
+        if self._bar is None:
+            self._bar = self._progress.add_task("", total=None, figures="")
+        self._progress.update(self._bar, description=f"waiting for {trials} trials of other processes")
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None

@@ -1,0 +1,1 @@
+"""Training an ensemble of runs."""

@@ -1,0 +1,204 @@
+"""The Recurrent Transformer: the tiled method against the oracle, the oracle against the paper's own words."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from mixers.base import Shape, log_once
+from mixers.ops.attention import alibi_slopes
+from mixers.rt.dispatch import choose, recurrence
+from mixers.rt.layer import RecurrentTransformer
+from mixers.rt.naive import Weights, naive_recurrence
+from mixers.rt.tiled import tiles
+from mixers.transformer import Transformer
+
+TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
+
+
+def case(
+    runs: int,
+    batch: int,
+    length: int,
+    *,
+    width: int = 16,
+    heads: int = 4,
+    hidden: int = 32,
+    kv_norm: bool = True,
+    k_norm: bool = True,
+) -> tuple[list[Tensor], Weights, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape: int, std: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * std).requires_grad_()
+
+    weights = Weights(
+        wo_DD=draw(runs, width, width, std=width**-0.5),
+        mlp_norm_D=draw(runs, width),
+        up_FD=draw(runs, hidden, width, std=width**-0.5),
+        down_DF=draw(runs, width, hidden, std=hidden**-0.5),
+        kv_norm_D=draw(runs, width) if kv_norm else None,
+        wk_DD=draw(runs, width, width, std=width**-0.5),
+        k_norm_D=draw(runs, width) if k_norm else None,
+        wv_DD=draw(runs, width, width, std=width**-0.5),
+    )
+    return [draw(runs, batch, length, width) for _ in range(4)], weights, alibi_slopes(heads)
+
+
+def outputs_and_gradients(
+    implementation: str, inputs: list[Tensor], weights: Weights, slopes: Tensor, scale: float, block: int
+) -> list[Tensor]:
+    def one(x: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Weights) -> Tensor:
+        return recurrence(x, q, k, v, w, slopes, scale, block, implementation)  # type: ignore[arg-type]
+
+    z = vmap(one, (0, 0, 0, 0, weights.map(lambda _: 0)))(*inputs, weights)
+    upstream = torch.randn(z.shape, generator=torch.Generator().manual_seed(5), dtype=z.dtype)
+    leaves = [*inputs, *(w for w in weights if w is not None)]
+    return [z, *torch.autograd.grad(z, leaves, upstream, allow_unused=True, materialize_grads=True)]
+
+
+def assert_equal_to_oracle(inputs: list[Tensor], weights: Weights, slopes: Tensor, scale: float, block: int) -> None:
+    names = ["z", "x", "q", "k", "v", *(f for f, w in zip(Weights._fields, weights, strict=True) if w is not None)]
+    oracle = outputs_and_gradients("naive", inputs, weights, slopes, scale, block)
+    tiled = outputs_and_gradients("tiled", inputs, weights, slopes, scale, block)
+    for name, got, want in zip(names, tiled, oracle, strict=True):
+        size = torch.linalg.vector_norm(want).clamp(min=1.0)  # some gradients are exactly zero
+        assert torch.linalg.vector_norm(got - want) <= TOLERANCE * size, name
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 100])
+@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
+def test_tiled_equals_naive_in_output_and_every_gradient(length: int, kv_norm: bool, k_norm: bool) -> None:
+    assert_equal_to_oracle(*case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64])
+@pytest.mark.parametrize("block", [2, 3, 200])
+def test_tiled_equals_naive_in_blocks(length: int, block: int) -> None:
+    assert_equal_to_oracle(*case(1, 2, length), scale=1.0, block=block)
+
+
+def test_tiled_passes_gradcheck() -> None:
+    """Against finite differences: naive and tiled could share an error, this could not."""
+    inputs, weights, slopes = case(1, 1, 8, width=4, heads=2, hidden=6)
+    leaves = [*inputs, *weights]
+
+    def function(*tensors: Tensor) -> Tensor:
+        x, q, k, v, *rest = (tensor[0] for tensor in tensors)
+        return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, "tiled")
+
+    assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
+
+
+@pytest.mark.parametrize("blocks", range(1, 70))
+def test_tiles_show_each_query_every_earlier_key_exactly_once(blocks: int) -> None:
+    seen = torch.zeros(blocks, blocks, dtype=torch.int64)
+    for keys, queries in tiles(blocks):
+        seen[queries, keys] += 1
+    assert torch.equal(seen, torch.ones(blocks, blocks, dtype=torch.int64).tril(-1))
+
+
+def test_naive_follows_the_equations_term_by_term() -> None:
+    """One head, no ALiBi, written out from section 2.2 with scalars and lists."""
+    inputs, weights, _ = case(1, 1, 4, width=3, heads=1, hidden=5)
+    x, q, k_temp, v_temp = (tensor[0, 0].detach() for tensor in inputs)
+    w = weights.map(lambda tensor: tensor[0].detach())
+
+    def rms(y: Tensor, gain: Tensor) -> Tensor:
+        return gain * y / math.sqrt(sum(float(c) ** 2 for c in y) / len(y) + 1e-6)
+
+    def gelu(y: Tensor) -> Tensor:
+        return torch.tensor([c * 0.5 * (1 + math.erf(c / math.sqrt(2))) for c in y.tolist()], dtype=y.dtype)
+
+    keys, values, expected = [], [], []
+    for i in range(4):
+        pairs = [*zip(keys, values, strict=True), (k_temp[i], v_temp[i])]
+        exponentials = [math.exp(float(key @ q[i]) / math.sqrt(3)) for key, _ in pairs]
+        a = sum(e * value for e, (_, value) in zip(exponentials, pairs, strict=True)) / sum(exponentials)
+        u = x[i] + 0.7 * (w.wo_DD @ a)
+        z = u + 0.7 * (w.down_DF @ gelu(w.up_FD @ rms(u, w.mlp_norm_D)))
+        keys.append(rms(w.wk_DD @ rms(z, w.kv_norm_D), w.k_norm_D))
+        values.append(w.wv_DD @ rms(z, w.kv_norm_D))
+        expected.append(z)
+    got = naive_recurrence(x[None], q[None], k_temp[None], v_temp[None], w, torch.zeros(1), 0.7)
+    torch.testing.assert_close(got[0], torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+@pytest.mark.parametrize("block", [20, 64])
+def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str, block: int) -> None:
+    shape = Shape(width=32, mlp_width=64, layers=3)
+    torch.manual_seed(0)
+    transformer = Transformer(Transformer.Config(heads=4), shape).double()
+    config = RecurrentTransformer.Config(heads=4, block=block, implementation=implementation)  # type: ignore[arg-type]
+    rt = RecurrentTransformer(config, shape).double()
+    rt.load_state_dict(transformer.state_dict())
+    x = torch.randn(2, 20, 32, dtype=torch.float64)
+    torch.testing.assert_close(rt(x), transformer(x), rtol=1e-12, atol=1e-12)
+
+
+def test_alibi_slopes_are_those_of_the_paper() -> None:
+    """Press et al. 2022: for 8 heads the geometric sequence 1/2, 1/4, ..., 1/256."""
+    torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
+
+
+def test_alibi_is_added_once_per_position_of_distance() -> None:
+    """Equal keys: weights of one head fall off by exp(-slope) for each position back."""
+    length, width = 5, 4
+    layer = Transformer(Transformer.Config(heads=1), Shape(width=width)).double()
+    with torch.no_grad():
+        layer.k.weight.zero_()
+        layer.v.weight.copy_(torch.eye(width))
+        layer.out.weight.copy_(torch.eye(width))
+        layer.mlp.down.weight.zero_()
+    x = torch.randn(1, length, width, dtype=torch.float64)
+    normed = layer.attention_norm(x)
+    falloff = torch.exp(-(2.0**-8) * torch.arange(length - 1, -1, -1, dtype=torch.float64))
+    expected = x[0, -1] + (falloff[:, None] * normed[0]).sum(0) / falloff.sum()
+    torch.testing.assert_close(layer(x)[0, -1], expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) -> None:
+    """Queries and temporary pairs are those of the whole layer, persistent keys keep their norm."""
+    shape = Shape(width=16, mlp_width=32, layers=2)
+    torch.manual_seed(0)
+    config = RecurrentTransformer.Config(heads=2, implementation=implementation)  # type: ignore[arg-type]
+    whole = RecurrentTransformer(config, shape).double()
+    with torch.no_grad():
+        for p in whole.parameters():
+            p += 0.2 * torch.randn_like(p)
+    ablated = RecurrentTransformer(replace(config, persistent_norm=False), shape).double()
+    ablated.load_state_dict(whole.state_dict())
+    x = 10 * torch.randn(1, 6, 16, dtype=torch.float64)
+    weights = Weights(
+        wo_DD=whole.out.weight,
+        mlp_norm_D=whole.mlp_norm.gain,
+        up_FD=whole.mlp.up.weight,
+        down_DF=whole.mlp.down.weight,
+        kv_norm_D=None,
+        wk_DD=whole.k.weight,
+        k_norm_D=whole.get_parameter("k_norm.gain"),
+        wv_DD=whole.v.weight,
+    )
+    expected = naive_recurrence(x, *whole.project(x), weights, whole.slopes_H, 2**-0.5)
+    torch.testing.assert_close(ablated(x), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
+
+
+def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("triton")
+    log_once.cache_clear()
+    q = torch.zeros(1, 4, 96)
+    assert choose("auto", q, 64, 4, 1) == "tiled"
+    assert choose("naive", q, 64, 4, 1) == "naive"
+    for _ in range(2):
+        assert choose("triton", q, 64, 4, 6) == "tiled"
+    assert [record.getMessage() for record in caplog.records] == [
+        "Recurrent Transformer: tiled in place of triton: no kernel for blocks of 6 positions (kernels: powers of two)"
+    ]

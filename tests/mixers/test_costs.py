@@ -1,0 +1,271 @@
+"""Counts against formulas written down by hand."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mixers import MIXERS
+from mixers import costs as accounting
+from mixers.base import Layer, Shape, State, log_once
+from mixers.costs import LENGTHS, TOLERANCE, Costs, costs, count, count_flops, count_parameters, count_state, match
+from mixers.parts import MLP
+from mixers.transformer import Transformer
+
+WIDTH, HIDDEN, HEADS = 32, 64, 4
+SHAPE = Shape(width=WIDTH, mlp_width=HIDDEN)
+PROJECTIONS = 2 * (4 * WIDTH**2 + 2 * WIDTH * HIDDEN)
+"""Operations a position of four square maps and the MLP."""
+
+
+def build(name: str, **values: object) -> Layer:
+    return MIXERS[name](MIXERS[name].Config(**values), SHAPE)
+
+
+class Fused(Layer):
+    """PyTorch's fused CPU attention and LSTM, of which the counter by itself sees nothing; no step form."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Layer.Config):
+        """None."""
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.lstm = nn.LSTM(shape.width, shape.width, batch_first=True, bias=False)
+        self.mlp = MLP(shape)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.lstm(F.scaled_dot_product_attention(x_BTD, x_BTD, x_BTD, is_causal=True))[0]
+
+    def init_state(self, batch: int) -> State:
+        return {}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        raise NotImplementedError
+
+
+class GPUOnly(Fused):
+    """A layer that cannot run on the CPU."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        raise RuntimeError("CUDA is needed")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "state"),
+    [
+        ("transformer", {"heads": HEADS}, lambda n: 2 * n * WIDTH),
+        ("rt", {"heads": HEADS}, lambda n: 2 * n * WIDTH),
+        ("rt", {"heads": HEADS, "block": 4}, lambda n: 2 * n * WIDTH + 2 * WIDTH * (n % 4)),
+        ("linear-attention", {"heads": HEADS}, lambda n: WIDTH**2 // HEADS + WIDTH),
+        ("retnet", {"heads": HEADS}, lambda n: WIDTH**2 // HEADS + 1),  # and the position
+        ("gla", {"heads": HEADS}, lambda n: WIDTH**2 // (2 * HEADS)),  # keys of half the width
+        ("lstm", {}, lambda n: 2 * WIDTH),
+        ("lru", {"state_size": 24}, lambda n: 2 * 24),  # complex numbers
+        ("sliding-attention", {"heads": HEADS, "window": 6}, lambda n: 2 * min(n, 6) * WIDTH),
+    ],
+)
+def test_state_is_what_the_layer_must_remember(name: str, values: dict[str, object], state: Any) -> None:
+    lengths = (1, 2, 5, 12)
+    assert count_state(build(name, **values), lengths) == {n: state(n) for n in lengths}
+
+
+class Forgetful(Transformer):
+    """A layer of somebody else, which forgets all when it has seen 7 positions."""
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        z_BD, state = super().step(x_BD, state)
+        return z_BD, {name: y[:, :0] if y.shape[1] == 7 else y for name, y in state.items()}
+
+
+def test_what_is_known_of_the_transformer_is_not_assumed_of_layers_derived_from_it() -> None:
+    layer = Forgetful(Forgetful.Config(heads=HEADS), SHAPE)
+    lengths = (1, 6, 7, 8, 1024)
+    assert count_state(layer, lengths) == {n: 2 * (n % 7) * WIDTH for n in lengths}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "steps"),
+    [("lstm", {}, 1), ("rt", {"heads": HEADS, "block": 4}, 4), ("sliding-attention", {"heads": HEADS, "window": 6}, 7)],
+)
+def test_few_steps_tell_the_state_after_many(
+    monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, object], steps: int
+) -> None:
+    layer, taken = build(name, **values), []
+    step = layer.step
+    monkeypatch.setattr(layer, "step", lambda *inputs: taken.append(inputs) or step(*inputs))
+    count_state(layer, LENGTHS)
+    assert len(taken) == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "parameters"),
+    [
+        ("transformer", {"heads": HEADS}, 4 * WIDTH**2 + 2 * WIDTH * HIDDEN + 4 * WIDTH),
+        ("rt", {"heads": HEADS, "qk_norm": False}, 4 * WIDTH**2 + 2 * WIDTH * HIDDEN + 2 * WIDTH),
+        ("linear-attention", {"heads": HEADS}, 4 * WIDTH**2 + 2 * WIDTH * HIDDEN + 2 * WIDTH),
+        ("lstm", {}, 9 * WIDTH**2 + 4 * WIDTH + 2 * WIDTH * HIDDEN + 2 * WIDTH),
+    ],
+)
+def test_parameters(name: str, values: dict[str, object], parameters: int) -> None:
+    assert count_parameters(build(name, **values)) == parameters
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("length", [1, 7, 64])
+def test_flops_of_the_transformer_include_the_whole_square_of_attention(heads: int, length: int) -> None:
+    assert count_flops(build("transformer", heads=heads), length) == length * PROJECTIONS + 4 * length**2 * WIDTH
+
+
+def test_flops_of_the_lstm() -> None:
+    assert count_flops(build("lstm"), 10) == 10 * 2 * (9 * WIDTH**2 + 2 * WIDTH * HIDDEN)
+
+
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+@pytest.mark.parametrize("length", [2, 33, 64])
+def test_flops_of_the_recurrent_transformer_hardly_depend_on_the_implementation(
+    implementation: str, length: int
+) -> None:
+    """Keys and values twice, and half the square; the pair of a position with itself is not always a matrix product."""
+    by_hand = length * (PROJECTIONS + 4 * WIDTH**2) + 4 * WIDTH * length * (length + 1) // 2
+    counted = count_flops(build("rt", heads=HEADS, implementation=implementation), length)
+    assert by_hand - 4 * WIDTH * length <= counted <= by_hand
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("rt", {}), ("rt", {"block": 3}), ("rt", {"block": 50}), ("feedback-transformer", {}), ("lstm", {})],
+)
+def test_flops_that_follow_from_short_sequences_are_those_of_the_long_one(name: str, values: dict[str, object]) -> None:
+    layer = build(name, **values, **({"implementation": "naive"} if name == "rt" else {}))
+    assert count("flops", type(layer), layer.config, SHAPE) == count_flops(layer, LENGTHS[0])
+
+
+def test_kernels_do_not_hide_the_products_of_the_recurrent_transformer() -> None:
+    layer = MIXERS["rt"]
+    configs = [layer.Config(heads=HEADS, implementation=name) for name in ("naive", "tiled", "triton", "auto")]
+    assert len({count("flops", layer, config, SHAPE) for config in configs}) == 1
+
+
+def test_fused_operations_of_pytorch_are_counted_and_its_settings_left_as_they_were() -> None:
+    before = torch.backends.mkldnn.enabled
+    by_hand = 4 * 10**2 * WIDTH + 10 * 2 * 8 * WIDTH**2
+    assert count_flops(Fused(Fused.Config(), SHAPE), 10) == by_hand
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_counting_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    count("flops", MIXERS["transformer"], MIXERS["transformer"].Config(), SHAPE)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_costs_are_counted_once_and_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, config, shape = MIXERS["transformer"], MIXERS["transformer"].Config(heads=2), Shape(width=8, mlp_width=16)
+    figures = costs(layer, config, shape)
+    monkeypatch.setattr(accounting, "count_state", None)
+    assert costs(layer, config, shape) is figures
+    assert figures == Costs(
+        parameters=4 * 64 + 2 * 128 + 4 * 8,
+        state_floats={n: 16 * n for n in LENGTHS},
+        flops_per_token={LENGTHS[0]: 2 * (4 * 64 + 2 * 128) + 4 * LENGTHS[0] * 8},
+    )
+    assert figures.cells() == ["544", "2,048", "16,384", "5,120"]
+    assert figures.sentence() == (
+        "544 parameters; state 2,048 floats after 128 positions, 16,384 floats after 1024 positions; "
+        "5,120 FLOPs a token at N = 128"
+    )
+
+
+def test_what_cannot_be_counted_is_unknown_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()  # other tests may have met a layer of this name
+    figures = costs(GPUOnly, GPUOnly.Config(), SHAPE)
+    assert (figures.state_floats, figures.flops_per_token) == (None, None)
+    assert figures.cells()[1:] == ["?", "?", "?"]
+    assert "FLOPs of GPUOnly not counted: RuntimeError: CUDA is needed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00k"),
+        (9999, "10.0k"),
+        (99_999, "100k"),
+        (999_999, "1.00M"),
+        (1_234_567, "1.23M"),
+    ],
+)
+def test_short_numbers_have_three_digits(number: int, text: str) -> None:
+    assert accounting.short(number) == text
+
+
+@pytest.mark.parametrize(
+    ("figure", "name", "values"),
+    [
+        ("params", "rt", {"heads": 2}),
+        ("params", "lstm", {}),
+        ("state", "linear-attention", {"heads": 2}),
+        ("flops", "rt", {"heads": 1}),
+    ],
+)
+def test_a_match_is_within_the_tolerance_and_keeps_ratio_and_heads(
+    figure: Any, name: str, values: dict[str, int]
+) -> None:
+    layer, config = MIXERS[name], MIXERS[name].Config(**values)
+    shape = Shape(width=64, mlp_width=256, layers=3)
+    target = count(figure, MIXERS["transformer"], MIXERS["transformer"].Config(heads=2), shape)
+    found, value = match(figure, target, layer, config, shape)
+    assert found == Shape(width=found.width, mlp_width=4 * found.width, layers=3)
+    assert found.width % values.get("heads", 1) == 0
+    assert abs(value / target - 1) <= TOLERANCE
+    assert value == count(figure, layer, config, found)
+
+
+@pytest.mark.parametrize(
+    ("aim", "excess", "width"), [(66, 0, 66), (97, 0, 97), (96, 500, 96), (8, 0, 8), (400, 0, 400)]
+)
+def test_a_match_finds_the_width_and_prefers_a_multiple_of_eight(aim: int, excess: int, width: int) -> None:
+    layer = MIXERS["transformer"]
+    config = layer.Config(heads=1)
+    target = count("params", layer, config, Shape(width=aim, mlp_width=4 * aim)) + excess
+    assert match("params", target, layer, config, Shape(width=60, mlp_width=240))[0].width == width
+
+
+@pytest.mark.parametrize(
+    ("figure", "name", "target", "message"),
+    [
+        ("state", "linear-attention", 100_000, "the nearest, 64, has 576 (-99.4%); try fewer heads or another figure"),
+        ("state", "lstm", 100_000, "the nearest, 64, has 128 (-99.9%); try another figure"),
+        ("params", "transformer", 1500, "the nearest, 8, has 800 (-46.7%); try fewer heads or a larger width"),
+        ("params", "lstm", 100, "the nearest, 2, has 80 (-20.0%); try a larger width"),
+        ("params", "retnet", 10, "the nearest, 16, has"),  # heads of even size
+        ("params", "rwkv6", 1000, "the nearest, 16, has"),  # heads of more than one feature
+    ],
+)
+def test_what_cannot_be_met_names_the_nearest_and_what_to_try(
+    figure: Any, name: str, target: int, message: str
+) -> None:
+    config = MIXERS[name].Config(**({} if name == "lstm" else {"heads": 8}))
+    with pytest.raises(ValueError, match="within 2%: " + re.escape(message)):
+        match(figure, target, MIXERS[name], config, Shape(width=8, mlp_width=32))
+
+
+@pytest.mark.parametrize("heads", [0, -3])
+def test_a_layer_that_cannot_be_built_at_any_width_says_why(heads: int) -> None:
+    layer = MIXERS["transformer"]
+    with pytest.raises(ValueError, match=f"heads: {heads} must divide the model width 8"):
+        match("params", 1000, layer, layer.Config(heads=heads), Shape(width=8, mlp_width=32))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_registered_layer_can_be_counted(name: str) -> None:
+    layer, config = MIXERS[name], MIXERS[name].Config()
+    assert all(count(figure, layer, config, Shape(width=64, mlp_width=64)) > 0 for figure in accounting.FIGURES)

@@ -1,0 +1,253 @@
+"""Generation by steps against the parallel pass over the growing sequence, and the command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mixers import MIXERS
+from mixers.base import Shape
+from mixers.models import LanguageModel
+from runners.c4.evaluation import generate as module
+from runners.c4.evaluation.generate import Sampling, draw, encode_prompt, generate, generate_tokens, main
+
+VOCAB, PADDED = 40, 48
+NONE = -1
+"""A token that ends no text."""
+
+
+def build(mixer: str = "transformer", vocab_size: int = PADDED, seed: int = 0) -> LanguageModel:
+    torch.manual_seed(seed)
+    layer = MIXERS[mixer]
+    return LanguageModel(layer, layer.Config(), Shape(width=32, mlp_width=48, layers=2), vocab_size).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Bytes as tokens, so that a character may take several of them."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["</s>"], initial_alphabet=alphabet, vocab_size=300, show_progress=False
+    )
+    made.train_from_iterator(["the cat sat on the mat, über Öl"], trainer)
+    return made
+
+
+def tokens(model: LanguageModel, prompt: list[int], count: int, end: int = NONE, **sampling: Any) -> list[int]:
+    return list(generate_tokens(model, prompt, count, Sampling(**sampling), end, VOCAB))
+
+
+@pytest.mark.parametrize("mixer", ["transformer", "rt", "mamba2", "feedback-transformer"])
+def test_greedy_is_the_largest_logit_of_the_parallel_pass(mixer: str) -> None:
+    model, prompt = build(mixer), [5, 17, 3, 3, 30]
+    expected = list(prompt)
+    for _ in range(20):
+        with torch.no_grad():
+            expected.append(int(model(torch.tensor([expected]))[0, -1, :VOCAB].argmax()))
+    assert tokens(model, prompt, 20, temperature=0.0) == expected[len(prompt) :]
+    assert tokens(model, prompt, 20, temperature=5.0, top_k=1) == expected[len(prompt) :]
+
+
+def test_the_seed_decides_the_draws() -> None:
+    model = build()
+    texts = {seed: tokens(model, [1], 30, seed=seed) for seed in (0, 1)}
+    assert texts[0] == tokens(model, [1], 30, seed=0)
+    assert texts[0] != texts[1]
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    assert texts[1] == tokens(model, [1], 30, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_top_k_draws_among_the_k_likeliest_of_each_step() -> None:
+    model, prompt = build(), [4, 2]
+    text = [*prompt, *tokens(model, prompt, 60, temperature=3.0, top_k=3)]
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([text]))[0, len(prompt) - 1 : -1, :VOCAB]
+    ranks = [(row > row[token]).sum().item() for row, token in zip(logits_TV, text[len(prompt) :], strict=True)]
+    assert set(ranks) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 3), (1.0, 100)])
+def test_draws_follow_the_tempered_softmax(temperature: float, top_k: int | None) -> None:
+    logits_V = torch.tensor([1.0, -0.5, 0.3, 2.0, 0.9])
+    weights_V = (logits_V.double() / temperature).exp()
+    if top_k is not None:
+        weights_V[logits_V.argsort(descending=True)[top_k:]] = 0
+    expected_V = weights_V / weights_V.sum()
+    generator, count = torch.Generator().manual_seed(0), 3000
+    sampling = Sampling(temperature=temperature, top_k=top_k)
+    drawn = torch.tensor([draw(logits_V, sampling, generator) for _ in range(count)])
+    shares_V = torch.bincount(drawn, minlength=5) / count
+    deviation_V = (expected_V * (1 - expected_V) / count).sqrt()
+    assert ((shares_V - expected_V).abs() <= 4 * deviation_V).all()
+
+
+def test_padding_of_the_vocabulary_is_never_drawn() -> None:
+    model = build()
+    with torch.no_grad():
+        model.readout.weight[VOCAB:] = 50 * model.readout.weight[:8]  # the largest logits, half of the time
+    assert max(tokens(model, [1], 100, temperature=2.0)) < VOCAB
+
+
+def test_it_stops_at_the_end_of_text() -> None:
+    model = build()
+    text = tokens(model, [7], 40)
+    end = text[12]
+    assert tokens(model, [7], 40, end) == text[: text.index(end)]
+
+
+def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer: Tokenizer) -> None:
+    """A model that writes what comes next in a text with characters of several bytes."""
+    text = " über Öl, the cat 🙂 on Öl"
+    prompt, rest = (tokenizer.encode(part).ids for part in ("the mat", text))
+    model = Recital([*prompt, *rest], end_of_text := tokenizer.token_to_id("</s>"), tokenizer.get_vocab_size())
+    pieces = list(generate(model, tokenizer, prompt, 200, Sampling(temperature=0.0)))  # type: ignore[arg-type]
+    assert "".join(pieces) == text
+    assert 1 < len(pieces) < len(rest)
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert model.read[-1] == rest[-1] != end_of_text
+
+
+class Recital(torch.nn.Module):
+    """Gives every next token of a text its turn, then the end of text."""
+
+    def __init__(self, text: list[int], end: int, vocab_size: int) -> None:
+        super().__init__()
+        self.text, self.end, self.read = text, end, list[int]()
+        self.embedding = torch.nn.Embedding(vocab_size, 1)
+
+    def init_state(self, batch: int) -> list[Any]:
+        return []
+
+    def step(self, tokens_B: torch.Tensor, states: list[Any]) -> tuple[torch.Tensor, list[Any]]:
+        self.read.append(int(tokens_B))
+        following = [*self.text, self.end][len(self.read)]
+        return torch.nn.functional.one_hot(torch.tensor([following]), self.embedding.num_embeddings).float(), states
+
+
+def test_spaces_that_a_decoder_takes_off_the_first_word_are_kept_after_a_prompt() -> None:
+    """T5's decoder drops the space of the first word; the continuation's first word is not the first."""
+    t5 = Tokenizer(models.WordLevel({"</s>": 0, "▁the": 1, "▁cat": 2, "▁sat": 3}, unk_token="</s>"))
+    t5.add_special_tokens(["</s>"])
+    t5.pre_tokenizer, t5.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    model = Recital([1, 2, 3], 0, 4)
+    assert list(generate(model, t5, [1], 9, Sampling(temperature=0.0))) == [" cat", " sat"]  # type: ignore[arg-type]
+
+
+def test_an_empty_prompt_is_the_start_of_a_document(tokenizer: Tokenizer) -> None:
+    assert encode_prompt(tokenizer, "") == [tokenizer.token_to_id("</s>")]
+    assert encode_prompt(tokenizer, "the cat") == tokenizer.encode("the cat").ids
+
+
+@pytest.fixture
+def checkpoint(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    model = build(vocab_size=384)
+
+    def load(path: Path, device: torch.device) -> tuple[LanguageModel, None, Tokenizer]:
+        assert path == tmp_path
+        return model.to(device), None, tokenizer
+
+    monkeypatch.setattr(module, "load_model", load)
+    return tmp_path
+
+
+def test_the_command_prints_prompt_and_continuation(
+    checkpoint: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(checkpoint), "--prompt", "the cat", "--max-new-tokens", "12", "--device", "cpu"]
+    main(arguments)
+    first = capsys.readouterr().out
+    assert first.startswith("the cat")
+    prompt = tokenizer.encode("the cat").ids
+    pieces = generate(build(vocab_size=384), tokenizer, prompt, 12, Sampling())
+    assert first == f"the cat{''.join(pieces)}\n"
+    main([*arguments, "--seed", "1"])
+    assert capsys.readouterr().out != first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--temperature", "-1"], "temperature -1.0 must be"),
+        (["--temperature", "nan"], "temperature nan must be"),
+        (["--top-k", "0"], "top-k 0 must be"),
+        (["--max-new-tokens", "0"], "max-new-tokens 0 must be"),
+        (["--seed", "-3"], "--seed -3 must be"),
+        (["--seed", f"{10**30}"], f"--seed {10**30} must be"),
+        (["--topk", "3"], "unknown option --topk"),
+        (["once", "upon"], "no option takes once"),
+        (["--top-k", "many"], "top-k"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    assert reason in failure(lambda: main([str(checkpoint), "--device", "cpu", *arguments]), capsys)
+
+
+def test_a_layer_without_steps_is_one_line(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: LanguageModel, batch: int) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(MIXERS["transformer"], "init_state", none)
+    assert "Transformer cannot generate: it has no step form" in failure(
+        lambda: main([str(checkpoint), "--prompt", "the", "--device", "cpu"]), capsys
+    )
+
+
+def test_the_limit_of_a_layer_is_one_line_after_the_text(
+    checkpoint: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, table_PD = LanguageModel.step, torch.zeros(10, 32)
+    fitting = 10 - len(tokenizer.encode("the").ids) + 1  # the last one is not read
+
+    def limited(self: LanguageModel, tokens_B: torch.Tensor, states: list[Any]) -> Any:
+        table_PD[states[0]["k"].shape[1]]
+        return step(self, tokens_B, states)
+
+    arguments = [str(checkpoint), "--prompt", "the", "--device", "cpu", "--max-new-tokens"]
+    main([*arguments, str(fitting)])
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(LanguageModel, "step", limited)
+    main([*arguments, str(fitting)])
+    assert capsys.readouterr().out == whole
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "60"])
+    assert stop.value.code == 2
+    output, error = capsys.readouterr()
+    assert output == whole
+    assert error.startswith("error: Transformer cannot generate at position 10 (IndexError: index 10 is out of bounds")
+    assert error.count("\n") == 1
+
+
+def test_a_missing_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "step-00000001.safetensors"):
+        assert str(path) in failure(lambda path=path: main([str(path), "--device", "cpu"]), capsys)  # type: ignore[misc]
+    assert "checkpoint" in failure(lambda: main([]), capsys)
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert not stop.value.code
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert " generate [-h]" in usage
+
+
+def failure(call: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        call()
+    assert stop.value.code == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.count("\n") == 1
+    return error

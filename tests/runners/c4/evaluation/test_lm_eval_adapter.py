@@ -1,0 +1,195 @@
+"""The adapter under a stand-in of the harness's abstract class, against next-token probabilities of single prefixes."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mixers.base import Shape
+from mixers.models import LanguageModel
+from mixers.transformer import Transformer
+from runners.c4.evaluation import lm_eval_adapter
+from runners.c4.evaluation.lm_eval_adapter import language_model, read_until
+
+LENGTH = 8
+TEXT = "the cat sat on the mat with a hat"
+
+
+class LM(ABC):
+    """What ``lm_eval.api.model.LM`` (version 0.4.13) asks of a model."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+
+    @abstractmethod
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]: ...
+
+    @abstractmethod
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]: ...
+
+    @abstractmethod
+    def generate_until(self, requests: list[Any]) -> list[str]: ...
+
+
+@dataclass
+class Instance:
+    """A request, as ``lm_eval.api.instance.Instance`` shows it to a model."""
+
+    args: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], vocab_size=60, show_progress=False)
+    made.train_from_iterator([TEXT], trainer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> LanguageModel:
+    torch.manual_seed(0)
+    shape = Shape(width=16, mlp_width=32, layers=2)
+    return LanguageModel(Transformer, Transformer.Config(heads=2), shape, tokenizer.get_vocab_size()).eval()
+
+
+@pytest.fixture
+def adapter(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    harness = {name: ModuleType(name) for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model")}
+    monkeypatch.setattr(harness["lm_eval.api.model"], "LM", LM, raising=False)
+    for name, module in harness.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def load(path: Path, device: torch.device) -> tuple[LanguageModel, Any, Tokenizer]:
+        assert (path, device) == (tmp_path, torch.device("cpu"))
+        return model, SimpleNamespace(seq_len=LENGTH), tokenizer
+
+    monkeypatch.setattr(lm_eval_adapter, "load_model", load)
+    return language_model(tmp_path, batch_size=2, device="cpu")
+
+
+def following(model: LanguageModel, context: list[int]) -> torch.Tensor:
+    """Log-probabilities (V,) of the next token, float64."""
+    with torch.no_grad():
+        return model(torch.tensor([context]))[0, -1].double().log_softmax(dim=0)
+
+
+def sums(model: LanguageModel, tokens: list[int], given: int) -> tuple[float, bool]:
+    """Log-probability of the tokens after the first ``given``, and whether each is the likeliest."""
+    rows = [following(model, tokens[:place]) for place in range(given, len(tokens))]
+    total = sum(row[token].item() for row, token in zip(rows, tokens[given:], strict=True))
+    return total, all(int(row.argmax()) == token for row, token in zip(rows, tokens[given:], strict=True))
+
+
+def test_it_is_a_model_of_the_harness(adapter: Any) -> None:
+    assert isinstance(adapter, LM)
+    assert adapter._rank == 0  # the harness's own constructor ran
+
+
+def test_log_likelihoods_are_in_the_order_of_the_requests(
+    adapter: Any, model: LanguageModel, tokenizer: Tokenizer
+) -> None:
+    words = TEXT.split()
+    pairs = [("the cat ", "sat on"), ("", "mat"), *((a, f" {b}") for a in words for b in words)]
+    answers = adapter.loglikelihood([Instance(pair) for pair in pairs])
+    for (context, continuation), answer in zip(pairs, answers, strict=True):
+        tokens = tokenizer.encode(context + continuation).ids
+        given = len(tokenizer.encode(context.rstrip()).ids)
+        expected = sums(model, tokens, given) if given else sums(model, [0, *tokens], 1)
+        assert answer == (pytest.approx(expected[0], rel=1e-5), expected[1])
+    assert {greedy for _, greedy in answers} == {True, False}
+
+
+def test_a_long_context_is_cut_on_the_left(adapter: Any, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    tokens, rest = (tokenizer.encode(text).ids for text in (TEXT, " cat"))
+    [(answer, _)] = adapter.loglikelihood([Instance((TEXT, " cat"))])
+    kept = [*tokens, *rest][-LENGTH - 1 :]
+    assert len(tokens) > LENGTH
+    assert answer == pytest.approx(sums(model, kept, len(kept) - len(rest))[0], rel=1e-5)
+
+
+def test_a_whole_text_is_predicted_after_an_end_of_text_in_parts(
+    adapter: Any, model: LanguageModel, tokenizer: Tokenizer
+) -> None:
+    """As in the harness's documentation: parts of as many tokens as the model reads, of which the last two overlap."""
+    long = f"{TEXT} {TEXT}"
+    tokens = [0, *tokenizer.encode(long).ids]
+    assert 2 * LENGTH < len(tokens) - 1 < 3 * LENGTH
+    left = len(tokens) - 1 - 2 * LENGTH
+    parts = [
+        (tokens[: LENGTH + 1], 1),
+        (tokens[LENGTH : 2 * LENGTH + 1], 1),
+        (tokens[-LENGTH - 1 :], LENGTH + 1 - left),
+    ]
+    expected = sum(sums(model, part, given)[0] for part, given in parts)
+    answers = adapter.loglikelihood_rolling([Instance(("the",)), Instance((long,)), Instance(("",))])
+    short = sums(model, [0, *tokenizer.encode("the").ids], 1)[0]
+    assert answers == pytest.approx([short, expected, 0.0], rel=1e-5)
+
+
+def decoded(model: LanguageModel, tokenizer: Tokenizer, prompt: list[int], count: int) -> str:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count and (token := int(following(model, tokens).argmax())) != 0:
+        tokens.append(token)
+    return tokenizer.decode(tokens)[len(tokenizer.decode(prompt)) :]
+
+
+def test_generation_is_greedy_and_ends_before_a_stop_text(
+    adapter: Any, model: LanguageModel, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode("the").ids
+    text = decoded(model, tokenizer, prompt, 30)
+    stop = text[len(text) // 2 :][:3]
+    settings = [{"max_gen_toks": 30}, {"max_gen_toks": 30, "until": ["never seen", stop], "do_sample": False}]
+    answers = adapter.generate_until([Instance(("the", setting)) for setting in settings])
+    assert answers == [text, text[: text.index(stop)]]
+
+
+def test_a_context_is_cut_to_leave_room_for_what_is_generated(
+    adapter: Any, model: LanguageModel, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode(TEXT).ids
+    for count, kept in ((LENGTH - 3, 3), (LENGTH + 5, 1)):
+        [text] = adapter.generate_until([Instance((TEXT, {"max_gen_toks": count, "until": "never seen"}))])
+        assert text == decoded(model, tokenizer, prompt[-kept:], count)
+
+
+def test_sampling_is_seeded(adapter: Any) -> None:
+    settings = {"do_sample": True, "temperature": 2.0, "max_gen_toks": 20}
+    first, second, greedy = adapter.generate_until(
+        [Instance(("the", setting)) for setting in (settings, settings, {"max_gen_toks": 20})]
+    )
+    assert first == second != greedy
+
+
+def test_a_setting_that_is_not_known_is_refused(adapter: Any) -> None:
+    with pytest.raises(ValueError, match="generation knows no num_beams"):
+        adapter.generate_until([Instance(("the", {"num_beams": 4}))])
+
+
+def test_text_is_read_no_further_than_its_first_stop() -> None:
+    taken = []
+
+    def pieces() -> Iterator[str]:
+        for piece in ("one t", "wo, ", "three"):
+            taken.append(piece)
+            yield piece
+
+    assert read_until(pieces(), [",", "two", "three"]) == "one "
+    assert taken == ["one t", "wo, "]
+    assert read_until(pieces(), []) == "one two, three"
+
+
+def test_without_the_harness_the_error_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ValueError, match="pip install lm-eval"):
+        language_model(tmp_path)

@@ -1,0 +1,287 @@
+"""Finished studies beside one another: which, and what their rows are called."""
+
+import copy
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from runners.mad import __main__ as mad
+from runners.mad.plan import plan
+from runners.mad.results import compare
+from runners.mad.results.charts import draw_bars, draw_heat_map
+from runners.mad.results.standings import Standing, in_order, print_comparison, told_apart
+from runners.mad.results.summary import Estimate, Point, Summary, span
+from tasks.base import Accuracy
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+def summary_of(*arguments: str, seeds: int = 1) -> dict[str, Any]:
+    """Of a study as it stands in its file, with made-up results."""
+    (experiment,) = plan([*arguments])[1]
+    estimates = {f"test_{split}_accuracy": Estimate(mean=0.25, half_width=None) for split in ("sequence", "token")}
+    made = Summary(
+        experiment=experiment,
+        points=[Point(lr=1e-3, weight_decay=0.0, seeds=[*range(seeds)], estimates=estimates, diverged={})],
+        chosen=0,
+        chosen_trial=None,
+        ceiling=Accuracy(sequence=1.0, token=1.0),
+        chance=Accuracy(sequence=0.0, token=0.5),
+    )
+    read: dict[str, Any] = json.loads(json.dumps(made.to_dict()))
+    return read
+
+
+RT = ("--mixer", "rt", "--task", "parity")
+SMALL = ("--width", "16", "--mlp-width", "16")
+LAYERS = ("retnet", "s5", "lstm", "lru")
+
+
+def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
+    standings = told_apart(
+        [
+            summary_of(*RT),
+            summary_of(*RT, "--mixer.block", "4"),
+            summary_of(*RT, "--mixer.block", "4", "--width", "64"),
+            summary_of("--mixer", "transformer", "--task", "parity"),
+            summary_of(*RT, "--task.length", "32"),
+            summary_of(*RT, "--task.length", "48"),
+        ]
+    )
+    assert [(s.mixer, s.setting) for s in standings] == [
+        ("rt (block 1, width 128)", "parity"),
+        ("rt (block 4, width 128)", "parity"),
+        ("rt (block 4, width 64)", "parity"),
+        ("transformer", "parity"),
+        ("rt (block 1, width 128)", "parity (custom, length 32)"),
+        ("rt (block 1, width 128)", "parity (custom, length 48)"),
+    ]
+
+
+def test_rows_of_several_layers_name_the_training_in_which_they_differ() -> None:
+    standings = told_apart(
+        [
+            summary_of(*RT),
+            summary_of(*RT, "--steps", "500"),
+            summary_of("--mixer", "transformer", "--task", "parity", "--steps", "500"),
+        ]
+    )
+    assert [s.mixer for s in standings] == ["rt (epochs 200)", "rt (steps 500)", "transformer (steps 500)"]
+
+
+def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
+    summaries = [
+        summary_of("--mixer", "staircase", "--task", "parity", "--mixer.steps", steps, "--steps", "500")
+        for steps in ("2", "4")
+    ]
+    assert [s.mixer for s in told_apart(summaries)] == ["staircase (steps 2)", "staircase (steps 4)"]
+
+
+def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings() -> None:
+    memorization = ("--task", "memorization", "--width", "16", "--mlp-width", "16", "--mixer.heads", "2")
+    foreign = summary_of("--mixer", "transformer", "--task", "parity")
+    foreign["config"]["mixer"] = "my_layer:Mine"
+    summaries = [
+        summary_of("--mixer", "transformer", *memorization),
+        summary_of("--mixer", "rt", *memorization),
+        summary_of("--mixer", "transformer", "--task", "parity"),
+        summary_of(*RT),
+        summary_of(*RT, "--steps", "500"),
+        summary_of(*RT, "--steps", "2000"),
+        summary_of(*RT, "--mixer.block", "4"),
+        summary_of(*RT, "--mixer.block", "16"),
+        summary_of("--mixer", "lstm", "--task", "parity"),
+        foreign,
+        summary_of(*RT, "--task.length", "32"),
+        summary_of("--mixer", "lstm", "--task", "parity", "--task.length", "32"),
+        summary_of(*RT, "--task.length", "108"),
+    ]
+    shuffled = random.Random(0).sample(summaries, len(summaries))
+    assert in_order(shuffled) == in_order(summaries) == summaries
+
+
+def test_tables_and_charts_are_in_that_order_also_where_layers_are_on_different_tasks() -> None:
+    """The first task has the last layer alone."""
+    standings = told_apart(
+        in_order(
+            summary_of("--mixer", mixer, "--task", task, *SMALL)
+            for task, mixer in [("parity", mixer) for mixer in LAYERS] + [("compression", "lstm")]
+        )
+    )
+    console = Console(width=200, file=io.StringIO())
+    print_comparison(standings, console)
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert [row for row in rows if row not in ("ceiling", "chance")] == ["compression", "lstm", "parity", *LAYERS]
+    (legend,) = draw_bars(standings).legends
+    assert [text.get_text() for text in legend.get_texts()][: len(LAYERS)] == list(LAYERS)
+    labels = [label.get_text() for label in draw_heat_map(standings).axes[0].get_yticklabels()]
+    assert labels == ["ceiling", *LAYERS, "chance"]
+
+
+def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:
+    summary = summary_of(*RT)
+    summary["points"].append({**summary["points"][0], "lr": 1e-4, "seeds": [0, 1, 2]})
+    assert Standing.of(summary).seeds == 1
+
+
+def test_one_study_with_other_results_in_two_folders_is_refused(tmp_path: Path) -> None:
+    summary = summary_of(*RT)
+    files = [tmp_path / name / "summary.json" for name in ("one", "same", "other")]
+    for file, content in zip(files, (summary, summary, {**summary, "chosen": None}), strict=True):
+        write(file, json.dumps(content))
+    assert compare.read_summaries(files[:2]) == [summary]
+    with pytest.raises(ValueError, match="differ: name one of them"):
+        compare.read_summaries(files)
+
+
+def test_studies_of_the_same_settings_are_told_apart_by_their_fingerprints() -> None:
+    one = summary_of(*RT)
+    other = {**copy.deepcopy(one), "fingerprint": "0123456789", "study": "of other code"}
+    assert [s.mixer for s in told_apart([one, other])] == [f"rt {one['fingerprint'][:8]}", "rt 01234567"]
+
+
+def test_a_standing_is_the_same_from_a_file_and_from_memory() -> None:
+    (experiment,) = plan(["--mixer", "lstm", "--task", "parity", "--width", "16"])[1]
+    limit = Accuracy(sequence=1.0, token=1.0)
+    for chosen, estimates in ((None, None), (0, {"test_token_accuracy": Estimate(mean=0.5, half_width=0.1)})):
+        point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=estimates, diverged={})
+        summary = Summary(
+            experiment=experiment, points=[point], chosen=chosen, chosen_trial=None, ceiling=limit, chance=limit
+        )
+        standing = Standing.of(summary.to_dict())
+        assert standing == Standing.of(json.loads(json.dumps(summary.to_dict())))
+        assert (standing.family, standing.seeds) == ("recurrent net", 0 if chosen is None else 2)
+        assert standing.costs == summary.costs
+        assert standing.accuracy("sequence") is None
+        assert standing.accuracy("token") == (estimates or {}).get("test_token_accuracy")
+        assert standing.accuracies() == (["diverged", ""] if chosen is None else ["", "0.5000 ± 0.1000"])
+
+
+def test_seeds_in_words() -> None:
+    assert [span([3]), span([3, 3]), span([5, 2, 3])] == ["3", "3", "2 to 5"]
+
+
+def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--task", "parity", "--task.length", "24", "--task.train-examples", "32", "--task.eval-examples", "16"]
+    small += ["--width", "16", "--mlp-width", "16", "--steps", "2", "--evaluations", "1", "--batch-size", "16"]
+    rt = ["--mixer", "rt", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)]
+    mad.main([*rt, *small])
+    mad.main([*rt, *small, "--mixer.block", "2", "--seeds", "2"])
+    capsys.readouterr()
+    compare.main(["--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert sorted(rows) == sorted(["parity (custom)", "rt (block 1)", "rt (block 2)", "ceiling", "chance"])
+    assert "mean over 2 seeds" in text
+    assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
+    (folder,) = {path.parent for path in tmp_path.glob("studies/*/summary.json") if '"block": 2' in path.read_text()}
+    compare.main([str(folder), str(folder / "summary.json"), "--out", str(tmp_path)])
+    rows = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert rows == ["parity (custom)", "rt", "ceiling", "chance"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "has no finished study: train with runners.mad, or name folders"),
+        (lambda folder: (folder / "studies" / "a").mkdir(parents=True), "has no finished study"),
+        (lambda folder: write(folder / "studies" / "a" / "summary.json", "{}"), "has no finished study"),
+        (lambda folder: write(folder / "studies" / "a" / "summary.json", "[torn"), "is damaged"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], message: str
+) -> None:
+    make(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        compare.main(["--out", str(tmp_path)])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "figures").exists()
+
+
+def test_studies_of_an_earlier_version_are_left_out_in_one_line_unless_they_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = summary_of(*RT)
+    write(tmp_path / "studies" / "rt-now" / "summary.json", json.dumps(summary))
+    del summary["family"]
+    for name in ("rt-before", "lstm-before"):
+        write(tmp_path / "studies" / name / "summary.json", json.dumps(summary))
+    compare.main(["--out", str(tmp_path)])
+    said, *table = capsys.readouterr().out.splitlines()
+    assert said == (
+        "left out 2 of 3 studies, whose summaries are of an earlier version or damaged: "
+        "run their commands again, or delete the folders: lstm-before, rt-before"
+    )
+    rows = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert rows == ["parity", "rt", "ceiling", "chance"]
+    with pytest.raises(SystemExit) as stop:
+        compare.main(["--out", str(tmp_path), *map(str, (tmp_path / "studies").iterdir())])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "before/summary.json is none of a study, or of an earlier version" in line
+
+
+def damaged(values: Any) -> Iterator[Any]:
+    """What JSON becomes when one of its values is gone or another, at any depth."""
+    if isinstance(values, dict | list):
+        for at in values if isinstance(values, dict) else range(len(values)):
+            without = copy.copy(values)
+            del without[at]
+            yield without
+            for value in (None, "words", *damaged(values[at])):
+                other = copy.copy(values)
+                other[at] = value
+                yield other
+
+
+def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, refused = summary_of(*RT), {}
+    file = tmp_path / "study" / "summary.json"
+    file.parent.mkdir()
+    for content in (None, [], *damaged(good)):
+        file.write_text(json.dumps(content))
+        try:
+            summaries = compare.read_summaries([file.parent])
+        except ValueError as error:
+            refused[json.dumps(content)] = str(error)
+        else:
+            draw_bars(told_apart(summaries))
+    message = f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
+    assert set(refused.values()) == {message}
+    without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good]
+    assert refused.keys() >= set(without)
+    file.write_text(without[0])
+    with pytest.raises(SystemExit) as stop:
+        compare.main([str(file)])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path / "nothing")])
+    assert "nothing is not there: name folders of studies that are finished" in capsys.readouterr().err
+
+
+def test_nobody_is_told_to_delete_what_is_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "study" / "diagnosis.png", "an image")
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path / "study" / "diagnosis.png")])
+    assert "diagnosis.png is no summary.json: name folders" in capsys.readouterr().err
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)

@@ -1,0 +1,496 @@
+"""The search: each point exactly once, whatever is killed or runs beside it."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from filelock import FileLock, Timeout
+from optuna.trial import TrialState
+
+from mixers import MIXERS
+from mixers.base import Shape
+from mixers.find import find_mixer
+from mixers.transformer import Transformer
+from runners import provenance
+from runners import storage as store_module
+from runners.files import load_tensors
+from runners.mad import experiment as experiment_module
+from runners.mad.experiment import Experiment, run_folder
+from runners.mad.search import search as search_module
+from runners.mad.search.search import ForeignFolderError, open_study, search
+from runners.mad.training import loop as train_module
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol, Run
+from runners.mad.training.result import CurvePoint, Result
+from runners.provenance import code_version
+from runners.storage import Store
+from tasks.metrics import Counts, count, score
+from tasks.recall import InContextRecall
+
+CPU = torch.device("cpu")
+GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
+
+
+class Silent:
+    """A watcher that remembers how many runs were started."""
+
+    def __init__(self) -> None:
+        self.started_runs: list[Run] = []
+
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+        self.started_runs += runs
+
+    def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None: ...
+
+    def progressed(self, step: int) -> None: ...
+
+    def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None: ...
+
+    def finished(self, results: Sequence[Result]) -> None: ...
+
+    def waiting(self, trials: int) -> None: ...
+
+
+def experiment(**changes: object) -> Experiment:
+    values: dict[str, object] = {
+        "mixer": "transformer",
+        "mixer_config": Transformer.Config(heads=2),
+        "task": "in-context-recall",
+        "task_config": InContextRecall.Config(length=16, train_examples=40, eval_examples=30),
+        "difficulty": "custom",
+        "shape": Shape(width=16, mlp_width=32),
+        "protocol": Protocol(batch_size=16, steps=6, evaluations=3),
+        "precision": "float32",
+    }
+    return Experiment(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path, str(tmp_path / "studies.journal"))
+    yield opened
+    opened.close()
+
+
+def test_the_grid_runs_once_and_is_then_read_from_storage(store: Store) -> None:
+    first, second = Silent(), Silent()
+    trials = search(experiment(), GRID, store, CPU, 64, first)
+    again = search(experiment(), GRID, store, CPU, 64, second)
+    assert first.started_runs == GRID
+    assert second.started_runs == []
+    assert [t.number for t in trials] == [t.number for t in again]
+    assert len({(t.params["lr"], t.params["weight_decay"]) for t in trials}) == 6
+
+
+def test_more_seeds_run_only_what_is_missing(store: Store) -> None:
+    watcher = Silent()
+    search(experiment(), GRID[:2], store, CPU, 64, watcher)
+    search(experiment(), [*GRID[:2], Run(lr=1e-4, weight_decay=0.0, seed=1)], store, CPU, 64, watcher)
+    assert watcher.started_runs[2:] == [Run(lr=1e-4, weight_decay=0.0, seed=1)]
+
+
+def test_what_a_killed_process_left_half_written_goes(store: Store) -> None:
+    folder = run_folder(store.folder, experiment(), GRID[0])
+    folder.mkdir(parents=True)
+    (folder / ".checkpoint-abc.safetensors").write_bytes(b"half")
+    search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_queue_that_a_killed_command_left_is_nobody_elses(store: Store) -> None:
+    study = open_study(experiment(), store)
+    for run in GRID[1:4]:
+        study.enqueue_trial(asdict(run))
+    watcher = Silent()
+    search(experiment(), GRID[:1], store, CPU, 64, watcher)
+    assert watcher.started_runs == GRID[:1]
+    search(experiment(), GRID, store, CPU, 64, watcher)
+    assert sorted(map(str, watcher.started_runs)) == sorted(map(str, GRID))
+
+
+def test_small_ensembles_give_the_same_figures_as_one(tmp_path: Path) -> None:
+    values = []
+    for together in (6, 4, 1):
+        opened = Store(tmp_path / str(together), str(tmp_path / str(together) / "studies.journal"))
+        trials = search(experiment(), GRID, opened, CPU, together, Silent())
+        values.append([trial.user_attrs["validation_loss"] for trial in trials])
+        opened.close()
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    assert values[2] == pytest.approx(values[0], rel=1e-5)
+
+
+def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> None:
+    (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    attrs = trial.user_attrs
+    assert attrs["config"]["mixer_config"] == {"heads": 2, "qk_norm": True}
+    assert attrs["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
+    assert attrs["fingerprint"] == experiment().fingerprint
+    assert set(attrs["versions"]) == {"python", "torch", "triton", "numpy", "optuna"}
+    assert list(trial.intermediate_values) == [2, 4, 6]
+    assert trial.value == attrs["validation_score"]
+    files = Path(attrs["files"])
+    assert sorted(path.name for path in files.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((files / "config.json").read_text())["fingerprint"] == attrs["fingerprint"]
+    model = experiment().build()
+    model.load_state_dict(load_tensors(files / "model.safetensors")[0])
+    batch = experiment().instance.batch("validation")
+    with torch.no_grad():
+        logits_STV = model(torch.from_numpy(batch.inputs_ST))
+    counts = count(logits_STV[None], torch.from_numpy(batch.targets_ST), torch.from_numpy(batch.scored_ST))
+    for metric in ("sequence_accuracy", "token_accuracy", "loss"):
+        assert attrs[f"validation_{metric}"] == pytest.approx(getattr(counts, metric).item(), rel=1e-5), metric
+    assert attrs["validation_score"] == pytest.approx(score(counts).item(), rel=1e-5)
+    assert not any("test" in name for name in attrs)
+
+
+def test_a_diverged_trial_is_recorded_with_its_step_and_not_run_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Experiment.build
+    monkeypatch.setattr(Experiment, "build", lambda self: _poison_third(build(self)))
+    grid = [Run(lr=1e-3, weight_decay=0.0, seed=seed) for seed in range(3)]
+    watcher = Silent()
+    trials = search(experiment(), grid, store, CPU, 64, watcher)
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
+    assert trials[2].user_attrs["diverged_step"] == 1
+    assert search(experiment(), grid, store, CPU, 64, watcher) == trials
+    assert watcher.started_runs == grid
+
+
+def _poison_third(model: torch.nn.Module) -> torch.nn.Module:
+    if torch.initial_seed() == 2:
+        next(model.parameters()).data[:] = torch.nan
+    return model
+
+
+def test_what_differs_in_anything_that_counts_has_a_study_of_its_own() -> None:
+    different = [
+        experiment(),
+        experiment(mixer_config=Transformer.Config(heads=4)),
+        experiment(task_config=InContextRecall.Config(length=18, train_examples=40, eval_examples=30)),
+        experiment(protocol=Protocol(batch_size=16, steps=7, evaluations=3)),
+        experiment(shape=Shape(width=32, mlp_width=32)),
+        experiment(precision="bfloat16"),
+        experiment(mixer="rt", mixer_config=find_mixer("rt").Config(heads=2)),
+    ]
+    assert len({e.fingerprint for e in different}) == len(different)
+    assert experiment().fingerprint == experiment(difficulty="another label").fingerprint
+
+
+def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = []
+    for i, body in enumerate(["return 1", "'a docstring'\n    return 1  # a comment", "return 2"]):
+        name = f"layer_{i}"
+        (tmp_path / f"{name}.py").write_text(f"class Layer:\n  def f(self):\n    {body}\n")
+        module = __import__(name)
+        digest = code_version(module.Layer)
+        versions.append(digest)
+    sources = [(tmp_path / f"layer_{i}.py") for i in range(3)]
+    for source in sources[1:]:
+        sources[0].write_text(source.read_text())
+        versions.append(code_version(__import__("layer_0").Layer))
+    assert versions[3] == versions[0]
+    assert versions[4] != versions[0]
+
+
+def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "studies.journal"
+    first = Store(tmp_path, str(path))
+    search(experiment(), GRID[:1], first, CPU, 64, Silent())
+    first.close()
+    with path.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker')
+    second, watcher = Store(tmp_path, str(path)), Silent()
+    search(experiment(), GRID[:2], second, CPU, 64, watcher)
+    second.close()
+    assert watcher.started_runs == GRID[1:2]
+    assert len(search(experiment(), GRID[:2], Store(tmp_path, str(path)), CPU, 64, watcher)) == 2
+
+
+def test_a_relational_database_serves_as_well(tmp_path: Path) -> None:
+    opened, watcher = Store(tmp_path, f"sqlite:///{tmp_path}/studies.db"), Silent()
+    assert len(search(experiment(), GRID, opened, CPU, 64, watcher)) == 6
+    assert len(search(experiment(), GRID, opened, CPU, 64, watcher)) == 6
+    assert watcher.started_runs == GRID
+
+
+COMMAND = [
+    *(sys.executable, "-m", "runners.mad", "--mixer", "transformer", "--task", "in-context-recall"),
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--mixer.heads", "2", "--device", "cpu", "--evaluations", "400"),
+]
+
+
+def launch(folder: Path, steps: int, *more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [*COMMAND, "--steps", str(steps), "--out", str(folder), *more]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[4],
+    )
+
+
+def states(folder: Path) -> list[TrialState]:
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "studies.journal"))
+    )
+    return [trial.state for trial in optuna.load_study(study_name=None, storage=storage).trials]
+
+
+def test_four_processes_leave_exactly_six_finished_trials(tmp_path: Path) -> None:
+    processes = [launch(tmp_path, 20, "--together", "2") for _ in range(4)]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    assert states(tmp_path) == [TrialState.COMPLETE] * 6
+
+
+def test_a_killed_search_goes_on_and_repeats_nothing_finished(tmp_path: Path) -> None:
+    process = launch(tmp_path, 1000, "--together", "3")
+    journal, deadline = tmp_path / "studies.journal", time.monotonic() + 200
+    reported = '"op_code":7'  # SET_TRIAL_INTERMEDIATE_VALUE: training is under way
+    while time.monotonic() < deadline and (not journal.exists() or reported not in journal.read_text()):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert TrialState.RUNNING in states(tmp_path)
+    again = launch(tmp_path, 1000, "--together", "6")
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert states(tmp_path) == [TrialState.COMPLETE] * 6
+
+
+def test_a_process_killed_while_it_takes_trials_leaves_a_study_that_goes_on(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes the parameters of a trial one by one, after it runs: die after each of them."""
+
+    class Died(BaseException):
+        pass
+
+    suggest, calls = optuna.trial.Trial.suggest_float, []
+
+    def dying(self: optuna.trial.Trial, name: str, *args: object, **options: object) -> float:
+        calls.append(name)
+        if len(calls) == 2:
+            raise Died
+        return suggest(self, name, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(optuna.trial.Trial, "suggest_float", dying)
+    dead = Store(tmp_path, str(tmp_path / "studies.journal"))
+    with pytest.raises(Died):
+        search(experiment(), GRID, dead, CPU, 64, Silent())
+    dead.close()
+    monkeypatch.undo()
+    watcher = Silent()
+    assert len(search(experiment(), GRID, store, CPU, 64, watcher)) == 6
+    assert sorted(watcher.started_runs, key=GRID.index) == GRID
+    assert len(open_study(experiment(), store).trials) == 6
+
+
+def test_a_narrower_command_does_not_work_off_the_queue_of_a_killed_one(store: Store, tmp_path: Path) -> None:
+    class Dying(Silent):
+        def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
+            raise KeyboardInterrupt
+
+    dead = Store(tmp_path, str(tmp_path / "studies.journal"))
+    with pytest.raises(KeyboardInterrupt):
+        search(experiment(), GRID, dead, CPU, 2, Dying())
+    dead.close()
+    watcher = Silent()
+    search(experiment(), GRID[5:], store, CPU, 64, watcher)
+    assert watcher.started_runs == GRID[5:]
+
+
+def test_two_spellings_of_a_journal_share_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = Store(tmp_path, "x.journal"), Store(tmp_path / "elsewhere", str(tmp_path / "sub" / ".." / "x.journal"))
+    assert a.exclusive().lock_file == b.exclusive().lock_file
+    a.close()
+    b.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runners.storage import Store
+store = Store(Path(sys.argv[1]), sys.argv[2])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_lock_files_of_killed_processes_go_when_the_next_one_starts_and_those_of_others_stay(
+    store: Store, tmp_path: Path
+) -> None:
+    def owners() -> set[Path]:
+        return set(tmp_path.glob("locks/*.alive"))
+
+    journal = str(tmp_path / "studies.journal")
+    elsewhere = Store(tmp_path, str(tmp_path / "other.journal"))
+    living = owners()
+    for name in ("studies.journal", "other.journal"):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / name)]
+        assert subprocess.run(command, cwd=Path(__file__).parents[4]).returncode == -signal.SIGKILL
+    assert len(owners()) == len(living) + 2
+    following = Store(tmp_path, journal)
+    assert len(owners() - living) == 2  # its own, and one of the other journal
+    Store(tmp_path, str(tmp_path / "other.journal")).close()
+    assert len(owners() - living) == 1
+    for opened in (following, elsewhere):
+        opened.close()
+    assert len(owners()) == 1
+
+
+def test_no_process_is_taken_for_dead_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its locking a file is as a killed process leaves it: nobody may look for one then."""
+    locked = []
+
+    class Observed(FileLock):
+        def acquire(self, *args: Any, **options: Any) -> Any:
+            if self.lock_file.endswith(".alive"):
+                (lock,) = (tmp_path / "locks").glob("*.lock")
+                with pytest.raises(Timeout):
+                    FileLock(lock, timeout=0).acquire()
+                locked.append(self.lock_file)
+            return super().acquire(*args, **options)
+
+    monkeypatch.setattr(store_module, "FileLock", Observed)
+    Store(tmp_path, str(tmp_path / "studies.journal")).close()
+    assert locked
+
+
+def test_a_study_in_a_database_stays_with_its_results_folder(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    first, second = Store(tmp_path / "one", url), Store(tmp_path / "two", url)
+    search(experiment(), GRID[:1], first, CPU, 64, Silent())
+    with pytest.raises(ForeignFolderError, match="belongs to the results folder"):
+        search(experiment(), GRID[:1], second, CPU, 64, Silent())
+    first.close()
+    second.close()
+
+
+def test_a_run_that_only_its_evaluation_finds_broken_is_recorded_as_diverged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All training losses are finite; the parameters that the last step left give no finite loss."""
+    evaluate = train_module.evaluate
+
+    def broken(members: Ensemble, params: torch.Tensor, *rest: object) -> Counts:
+        return evaluate(members, torch.full_like(params, torch.nan), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_module, "evaluate", broken)
+    (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
+    assert trial.state == TrialState.FAIL
+    assert trial.user_attrs["diverged_step"] == 2
+
+
+def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "layer.py").write_text("from .helper import K\nimport beside\nclass Mine:\n    k = K\n")
+    (package / "helper.py").write_text("K = 1\n")
+    (tmp_path / "beside.py").write_text("B = 1\n")
+    layer = importlib.import_module("lab.layer").Mine
+    before = code_version(layer)
+    assert code_version(layer) == before
+    (package / "helper.py").write_text("K = 2\n")
+    after = code_version(layer)
+    (tmp_path / "beside.py").write_text("B = 2\n")
+    assert len({before, after, code_version(layer)}) == 3
+
+
+def add_a_line(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let the code of a module be another."""
+    source = provenance._source
+
+    def with_more(name: str) -> str | None:
+        found = source(name)
+        return found if found is None or name != module else found + "\nX = 1\n"
+
+    monkeypatch.setattr(provenance, "_source", with_more)
+
+
+def test_a_study_is_another_when_its_trainer_its_task_or_its_data_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = {"unchanged": experiment().fingerprint}
+    for module in ("runners.mad.training.loop", "runners.mad.training.ensemble", "tasks.recall"):
+        with monkeypatch.context() as changed:
+            add_a_line(changed, module)
+            prints[module] = experiment().fingerprint
+    monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
+    experiment_module._data_fingerprint.cache_clear()
+    prints["data"] = experiment().fingerprint
+    experiment_module._data_fingerprint.cache_clear()
+    assert len(set(prints.values())) == len(prints), prints
+
+
+def test_layers_on_one_task_share_its_data() -> None:
+    other = replace(experiment().task_config, data_seed=1)
+    one, same, different = (
+        experiment(**changes) for changes in ({}, {"precision": "bfloat16"}, {"task_config": other})
+    )
+    assert one.instance is same.instance
+    assert len({e.fingerprint for e in (one, same, different)}) == 3
+    assert different.instance.config == other
+
+
+def test_a_study_in_a_database_belongs_to_the_folder_that_opened_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while that one is still counting what the layer costs."""
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    first, second = Store(tmp_path / "a", url), Store(tmp_path / "b", url)
+    describe = search_module.describe
+
+    def slow(described: Experiment) -> str:
+        monkeypatch.setattr(search_module, "describe", describe)
+        with pytest.raises(ForeignFolderError):
+            open_study(described, second)
+        return describe(described)
+
+    monkeypatch.setattr(search_module, "describe", slow)
+    assert open_study(experiment(), first).user_attrs["results_folder"] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("line", ['{"op_code":4}', '{"op_code":'])
+def test_a_damaged_journal_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "studies.journal"
+    path.write_text(f"{line}\n{line}\n")
+    with pytest.raises(ValueError, match=r"studies\.journal is damaged .*: mend it, or move it away to begin anew$"):
+        Store(tmp_path, str(path))
+    assert not list((tmp_path / "locks").glob("*.alive"))
+
+
+def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [code_version("runners.mad.training.loop", layer) for layer in MIXERS.values()]
+    add_a_line(monkeypatch, "mixers.lstm")
+    after = [code_version("runners.mad.training.loop", layer) for layer in MIXERS.values()]
+    assert [name for name, a, b in zip(MIXERS, before, after, strict=True) if a != b] == ["lstm"]
+
+
+def test_the_version_of_code_imports_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"purelib": sysconfig.get_path("purelib"), "platlib": str(tmp_path / "site")}
+    monkeypatch.setattr("sysconfig.get_path", places.get)
+    (tmp_path / "site" / "slow_library").mkdir(parents=True)
+    (tmp_path / "site" / "slow_library" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "own_layer.py").write_text("class Mine:\n    def run(self):\n        import slow_library.inner\n")
+    for place in (tmp_path, tmp_path / "site"):
+        monkeypatch.syspath_prepend(place)
+    assert len(code_version(importlib.import_module("own_layer").Mine)) == 64

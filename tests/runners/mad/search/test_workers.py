@@ -1,0 +1,220 @@
+"""A crew of processes on several devices, here the CPU several times: what they share, and how they end."""
+
+import io
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+
+from mixers.base import Shape
+from mixers.transformer import Transformer
+from runners.mad import __main__ as mad
+from runners.mad.experiment import Experiment
+from runners.mad.search import progress
+from runners.mad.search.progress import Display
+from runners.mad.search.search import search
+from runners.mad.search.workers import Crew, CrewError
+from runners.mad.training.protocol import Protocol, Run
+from runners.mad.training.result import CurvePoint, Metrics
+from runners.storage import Store
+from tasks.recall import InContextRecall
+
+CPU = torch.device("cpu")
+GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
+EXPERIMENT = Experiment(
+    mixer="transformer",
+    mixer_config=Transformer.Config(heads=2),
+    task="in-context-recall",
+    task_config=InContextRecall.Config(length=16, train_examples=64, eval_examples=30),
+    difficulty="custom",
+    shape=Shape(width=32, mlp_width=32),
+    protocol=Protocol(batch_size=16, steps=6, evaluations=3),
+    precision="float32",
+)
+COMMAND = [
+    *("--mixer", "transformer", "--task", "in-context-recall", "--mixer.heads", "2", "--device", "cpu"),
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "32", "--mlp-width", "32"),
+]
+"""The same experiment, and the same grid by default."""
+
+
+def trials(folder: Path) -> list[FrozenTrial]:
+    journal = optuna.storages.journal.JournalFileBackend(str(folder / "studies.journal"))
+    return optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(journal)).trials
+
+
+def wait_for(condition: Callable[[], object], patience: float = 100.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tracked() -> list[Path]:
+        return list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+    shown = Display.evaluated
+
+    def wait_for_company(self: Display, step: int, points: list[CurvePoint]) -> None:
+        wait_for(lambda: len(tracked()) == 6)
+        shown(self, step, points)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(mad, "find_devices", lambda name: [CPU, CPU])
+    monkeypatch.setattr(Display, "evaluated", wait_for_company)
+    mad.main([*COMMAND, "--steps", "6", "--evaluations", "3", "--wandb", "offline", "--out", str(tmp_path)])
+    assert multiprocessing.active_children() == []
+    printed = capsys.readouterr()
+    assert "2 GPUs share each grid, up to 3 runs at a time on each" in printed.out
+    assert "chosen on validation" in printed.out
+    assert printed.err == ""
+
+    found = trials(tmp_path)
+    owners = [trial.user_attrs["owner"] for trial in found]
+    assert sorted(owners.count(owner) for owner in set(owners)) == [3, 3]
+    assert all(b"kept/token_accuracy" in path.read_bytes() for path in tracked())
+
+    store = Store(tmp_path / "one", str(tmp_path / "one" / "studies.journal"))
+    expected = search(EXPERIMENT, GRID, store, CPU, 64, Display(Console(quiet=True)))
+    store.close()
+    by_run = {tuple(trial.params.values()): trial for trial in found}
+    assert len(by_run) == len(found) == len(expected)
+    for trial in expected:
+        other = by_run[tuple(trial.params.values())]
+        assert other.state == TrialState.COMPLETE
+        assert other.user_attrs["fingerprint"] == trial.user_attrs["fingerprint"]
+        for name in ("validation_loss", "validation_token_accuracy"):
+            assert other.user_attrs[name] == pytest.approx(trial.user_attrs[name], rel=1e-5), name
+
+
+def fail_or_go_on(device: torch.device) -> None:
+    print("nobody is to see this")
+    if device.index == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+    time.sleep(600)
+
+
+def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
+    def next_error(crew: Crew) -> tuple[type[Exception], str]:
+        with pytest.raises((CrewError, torch.OutOfMemoryError)) as caught:
+            wait_for(lambda: crew.waiting(1))
+        return caught.type, str(caught.value)
+
+    errors = []
+    with pytest.raises(KeyboardInterrupt), Crew([torch.device("meta", i) for i in range(2)], fail_or_go_on) as crew:  # noqa: PT012
+        crew.started(EXPERIMENT, GRID, 6)
+        errors = [next_error(crew) for _ in range(2)]
+        assert [process.name for process in multiprocessing.active_children()] == ["meta:0"]
+        raise KeyboardInterrupt
+    assert errors == [
+        (torch.OutOfMemoryError, "meta:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB"),
+        (CrewError, "meta:1: its process ended with exit code 1"),
+    ]
+    assert multiprocessing.active_children() == []
+    assert capfd.readouterr() == ("", "")
+
+
+def run_out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+
+def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mad, "find_devices", lambda name: [CPU] * 2)
+    monkeypatch.setattr(mad, "work_off", run_out_of_memory)
+    with pytest.raises(SystemExit) as stop:
+        mad.main([*COMMAND, "--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
+
+
+ON_TWO_DEVICES = """
+import sys, torch
+from runners.mad import __main__ as mad
+mad.find_devices = lambda name: [torch.device("cpu")] * 2
+mad.main(sys.argv[1:])
+"""
+
+
+def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
+    endless = ["--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)]
+    command = subprocess.Popen(
+        [sys.executable, "-c", ON_TWO_DEVICES, *COMMAND, *endless],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[4],
+    )
+    journal = tmp_path / "studies.journal"
+    wait_for(lambda: journal.exists() and journal.read_text().count('"owner"') == 6)
+    store = Store(tmp_path, str(journal))
+
+    def orphans() -> int:
+        with store.exclusive():
+            return sum(store.is_orphan(trial) for trial in trials(tmp_path))
+
+    assert orphans() == 0
+    command.kill()
+    command.wait()
+    wait_for(lambda: orphans() == 6, patience=10.0)
+    store.close()
+
+
+def test_the_display_has_one_bar_at_a_time() -> None:
+    display, bars = Display(Console(quiet=True)), []
+    for show in (lambda: display.waiting(2), lambda: display.started(EXPERIMENT, GRID, 6), lambda: display.waiting(0)):
+        show()
+        bars.append(len(display._progress.tasks))
+    assert bars == [1, 1, 0]
+
+
+def test_a_bar_of_80_columns_keeps_its_figures() -> None:
+    text, long = io.StringIO(), replace(EXPERIMENT, task="noisy-in-context-recall", difficulty="vocab-size-32")
+    metrics = Metrics(sequence_accuracy=0.123, token_accuracy=0.456, loss=1.0, score=0.1)
+    with Display(Console(file=text, width=80, force_terminal=True)) as display:
+        display.started(long, GRID, 20_000)
+        display.evaluated(12_345, [CurvePoint(step=12_345, train_loss=2.5, validation=metrics)])
+    for shown in ("12345/20000", "loss 2.500  val seq 0.123 token 0.456", "noisy-in-context-recall", "vocab-size-32"):
+        assert shown in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
+
+
+def test_without_a_terminal_each_evaluation_is_a_line() -> None:
+    text = io.StringIO()
+    with Display(Console(file=text, width=200, force_terminal=False)) as display:
+        display.started(EXPERIMENT, GRID, 6)
+        display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
+    assert f"{len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
+
+
+def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of steps that take two seconds."""
+    text, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Display(Console(file=text, width=200, force_terminal=False)) as display:
+        monkeypatch.setattr(display._progress, "get_time", lambda: now[0])
+        display.started(EXPERIMENT, GRID, 20_000)
+        for step in range(1, 50):
+            now[0] += 2.0
+            display.progressed(step)
+        lines = [line.partition(": ")[2] for line in text.getvalue().splitlines()]
+    assert lines == [
+        "step 5 of 20000: 0.50 steps/s  11:06:30 left",
+        "step 35 of 20000: 0.50 steps/s  11:05:30 left",
+    ]

@@ -1,0 +1,319 @@
+"""What is refused of a layer before it is trained, and that no layer of the project would be."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mixers import MIXERS
+from mixers.base import ContractError, Shape
+from mixers.contract import check_layer
+from mixers.find import find_mixer
+from mixers.transformer import Transformer
+from runners.mad import __main__ as mad
+
+CPU = torch.device("cpu")
+COMMAND = [
+    *("--task", "in-context-recall", "--task.length", "16", "--task.train-examples", "64", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--steps", "3"),
+]
+
+
+class Faulty(Transformer):
+    """A Transformer whose outputs ``fault`` changes."""
+
+    fault: Callable[[Tensor], Any]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        result: Tensor = type(self).fault(super().forward(x_BTD))
+        return result
+
+
+FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "later": (lambda z: z + z.roll(-1, 1), "is not causal"),
+    "all positions": (lambda z: z + z.mean(1, keepdim=True), "is not causal"),
+    "other sequences": (lambda z: z - z.mean(0), "of another one"),
+    "random": (lambda z: F.dropout(z, 0.1), "other outputs when it is called again"),
+    "one position less": (lambda z: z[:, :-1], "it returned (2, 15, 16)"),
+    "narrower": (lambda z: z[..., :-1], "it returned (2, 16, 15)"),
+    "two": (lambda z: (z, z), "it returned tuple"),
+    "nothing": (lambda z: None, "it returned NoneType"),
+}
+
+UNCOUNTED = ("narrower", "two", "nothing")
+"""Layers whose operations cannot be counted, for which a dry run has a question mark."""
+
+
+def faulty(fault: Callable[[Tensor], Any]) -> type[Faulty]:
+    return type("L", (Faulty,), {"fault": staticmethod(fault)})
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fault, message = FAULTS[name]
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=faulty(fault)))
+    command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2"]
+    assert message in refused(*command)
+    if name not in UNCOUNTED:
+        assert message in refused(*command, "--dry-run")
+
+
+def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
+    layer = faulty(lambda z: z.no_such_thing)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+    with pytest.raises(AttributeError, match="no_such_thing") as caught:
+        check_layer("faulty", layer, CPU)
+    assert caught.value.__notes__ == ["while mixer 'faulty' was called"]
+
+
+def test_so_is_what_its_backward_pass_raises() -> None:
+    class Backwardless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Tensor) -> Tensor:
+            return z.clone()
+
+    layer = faulty(Backwardless.apply)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+    with pytest.raises(NotImplementedError) as caught:
+        check_layer("faulty", layer, CPU)
+    assert caught.value.__notes__ == ["while mixer 'faulty' was called, and its gradients computed"]
+
+
+def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Recomputed(Transformer):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            z_BTD: Tensor = checkpoint(super().forward, x_BTD, use_reentrant=False)
+            return z_BTD
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Recomputed))
+    command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", "--out"]
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(RuntimeError, match="vmap") as caught:
+            mad.main([*command, str(tmp_path / "out"), *more])
+        assert caught.value.__notes__[-1].startswith("while mixer 'layers_of_others:L' was called for all runs at once")
+        assert not (tmp_path / "out").exists()
+
+
+def test_outputs_that_are_not_finite_are_left_to_training() -> None:
+    layer = faulty(lambda z: z * torch.nan)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+    check_layer("faulty", layer, CPU)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU)
+    assert caplog.messages == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MIXERS)
+def test_nor_would_it_on_a_gpu(name: str) -> None:
+    torch.manual_seed(0)
+    check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), torch.device("cuda"))
+
+
+def test_the_layer_that_the_documentation_shows_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
+    (tmp_path / "shown_layer.py").write_text(text.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    layer = find_mixer("shown_layer:RunningMean")
+    check_layer("shown_layer:RunningMean", layer(layer.Config(), Shape(width=16, mlp_width=32)), CPU)
+
+
+def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
+    def check(leak: float) -> None:
+        layer = faulty(lambda z: z + leak * z.roll(-1, 1))(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+        check_layer("leaking", layer, CPU)
+
+    check(1e-7)
+    with pytest.raises(ContractError, match="not causal"):
+        check(1e-3)
+
+
+def of_others(**members: Any) -> Transformer:
+    return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+
+
+def refusal(layer: Transformer, positions: int = 32) -> str:
+    with pytest.raises(ContractError) as caught:
+        check_layer("other", layer, CPU, positions)
+    return str(caught.value)
+
+
+def test_a_leak_behind_a_gate_that_starts_closed_is_found() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + self.gate(x.roll(-1, 1)))
+    layer.gate = torch.nn.Linear(16, 16, bias=False)
+    torch.nn.init.zeros_(layer.gate.weight)
+    assert "is not causal" in refusal(layer)
+
+
+@pytest.mark.parametrize("chunk", [4, 32])
+def test_a_leak_inside_chunks_or_beyond_the_first_is_found_at_the_length_of_training(chunk: int) -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        inside = x_BTD.unflatten(1, (-1, chunk))
+        mean = inside.mean(2, keepdim=True).expand_as(inside).flatten(1, 2)
+        late = torch.arange(x_BTD.shape[1])[:, None] >= 32
+        return Transformer.forward(self, x_BTD) + torch.where(late, mean, 0.0)
+
+    check_layer("other", of_others(forward=forward), CPU, 32)
+    assert "is not causal" in refusal(of_others(forward=forward), 96)
+
+
+def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z_BD, state = Transformer.step(self, x_BD, state)
+        return 1.01 * z_BD, state
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    assert "step gives another output at position 0" in refusal(of_others(step=step))
+    check_layer("other", of_others(init_state=none), CPU)
+
+
+def test_a_small_time_constant_and_growing_outputs_hide_no_leak() -> None:
+    """With other signs its logarithm is not a number, and outputs grow with the length."""
+
+    def logarithm(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD.flip(1) + self.rate.log() * x_BTD
+
+    def growing(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = (1 - self.rate) * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1) + x_BTD.flip(1)
+
+    for forward in (logarithm, growing):
+        layer = of_others(forward=forward)
+        layer.rate = torch.nn.Parameter(torch.tensor(0.005))
+        assert "is not causal" in refusal(layer, 512)
+
+
+def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = 0.9 * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1)
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state.mul_(0.9).add_(x_BD)
+        return state, state
+
+    check_layer("other", of_others(forward=forward, step=step, init_state=lambda self, n: torch.zeros(n, 16)), CPU)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    layer = of_others()
+    layer.mlp.up.weight.requires_grad_(False)
+    assert "parameter 'mlp.up.weight' does not require a gradient" in refusal(layer)
+
+
+def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A gate that starts closed gets one."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, x_BTD) + self.gate * x_BTD + self.fixed.detach()
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    layer = of_others(forward=forward, init_state=none)
+    layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
+    layer.spare = torch.nn.Linear(16, 16)
+    for _task in range(2):
+        check_layer("other", layer, CPU)
+    names = "fixed, spare.weight, spare.bias"
+    assert caplog.messages == [f"mixer 'other': no gradient reaches {names}, which count as parameters all the same"]
+
+
+class Usual(Transformer):
+    """What many layers have: a scalar parameter, a table that is not trained, one matrix under two names."""
+
+    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("table", torch.arange(float(shape.width)))
+        self.a, self.b = (torch.nn.Linear(shape.width, shape.width, bias=False) for _ in range(2))
+        self.b.weight = self.a.weight
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) + self.temperature * self.b(self.a(x_BTD * self.table))
+
+    def init_state(self, batch: int) -> Any:
+        raise NotImplementedError
+
+
+def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Usual))
+    mad.main([*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)])
+    (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
+    (summary,) = tmp_path.glob("studies/*/summary.json")
+    measured = json.loads(summary.read_text())
+    chosen = measured["points"][measured["chosen"]]["estimates"]
+    read = json.loads(diagnosis.read_text())["accuracy"]
+    assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
+
+
+def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Bounded(Usual):
+        longest = 16
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            if x_BTD.shape[1] > self.longest:
+                raise KeyError("at most [16] positions")
+            return super().forward(x_BTD)
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Bounded))
+    command = ["--mixer", "layers_of_others:L", "transformer", "--mixer.heads", "2", "--lr", "1e-3"]
+    command += [*COMMAND, "--task", "parity", "--task.eval-examples", "30", "--out", str(tmp_path)]
+    del command[command.index("--task") : command.index("--task") + 2]
+    without = "'{}': layers_of_others:L on parity (custom) cannot be read there: KeyError: 'at most [16] positions'\n"
+    for _ in range(2):
+        mad.main(command)
+        text = capsys.readouterr().out
+        assert all(f"diagnosis without {without}".format(f"length {length}") in text for length in (32, 64))
+        assert text.count("\ndiagnosis of the chosen model: ") == 2
+        assert "\nchart: " in text
+    for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
+        diagnosis.unlink()
+    monkeypatch.setattr(Bounded, "longest", 0)
+    monkeypatch.setattr(mad, "check_foreign", lambda *_: None)
+    monkeypatch.setattr(mad, "call_as_in_training", lambda *_: None)
+    mad.main(command)
+    text = capsys.readouterr().out
+    assert "no diagnosis: layers_of_others:L on parity (custom) cannot be read on the test split: KeyError" in text
+    assert "\nchart: " in text
+
+
+def test_buffers_that_depend_on_the_seed_are_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Features(Transformer):
+        def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+            super().__init__(config, shape)
+            self.register_buffer("unknown", torch.full((2,), torch.nan))
+            self.register_buffer("features", torch.randn(4), persistent=False)
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Features))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
+    for more in ([], ["--dry-run"]):
+        assert "buffer 'layers.0.features' of mixer Features depends on the seed" in refused(*command, *more)
