@@ -8,7 +8,7 @@ from rich.console import Console
 
 from runners.device import find_devices
 from runners.mad.options import Options, check_options
-from runners.mad.plan import plan
+from runners.mad.plan import plan_experiments
 from runners.mad.result import Study
 from runners.mad.studies import train_studies, try_layers
 from runners.tracking import check_login
@@ -91,7 +91,7 @@ def study(
     )
     check_options(options)
     own = dict(mixer_options or {}), dict(task_options or {})
-    experiments = plan(options, *own)
+    experiments = plan_experiments(options, *own)
     check_login(options.wandb)
     try_layers(experiments, find_devices(device)[0])
 

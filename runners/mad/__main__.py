@@ -29,7 +29,7 @@ from runners.mad.dry_run import print_forecast
 from runners.mad.experiment import Experiment, study_folder
 from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
-from runners.mad.plan import plan, plan_layers
+from runners.mad.plan import plan_experiments, plan_layers
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import print_summary
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.list:
             print_layers(plan_layers(options, mixer_values, say), console)
             return
-        experiments = plan(options, mixer_values, task_values, say)
+        experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
             storage = existing_storage(options.settings.storage)
             print_forecast(experiments, options.grid, storage, options.out, console)

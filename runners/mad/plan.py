@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 """Prints a line."""
 
 
-def plan(
+def plan_experiments(
     options: Options, mixer_values: dict[str, Any], task_values: dict[str, Any], say: Say = lambda line: None
 ) -> list[Experiment]:
     """The experiments that options ask for: tasks × difficulties × layers. All is checked that can be before training.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from runners.mad.experiment import Experiment
 from runners.mad.options import Options, read_options
-from runners.mad.plan import plan
+from runners.mad.plan import plan_experiments
 
 
 def planned(
@@ -12,4 +12,4 @@ def planned(
 ) -> tuple[Options, list[Experiment]]:
     """Options and experiments of a command line."""
     options, mixer_values, task_values = read_options(arguments)
-    return options, plan(options, mixer_values, task_values, say)
+    return options, plan_experiments(options, mixer_values, task_values, say)

@@ -122,8 +122,8 @@ def test_lost_parameters_are_an_error_that_says_what_to_do(store: Store) -> None
     model_path(store, RUNS[1]).unlink()
     model_path(store, RUNS[2]).write_bytes(b"torn")
     for run in RUNS[1:]:
-        with pytest.raises(DamagedFileError, match="is gone or damaged: another --out trains it anew"):
-            read_test(EXPERIMENT, [RUNS[0], run], store, CPU, 64)
+        with pytest.raises(DamagedFileError, match="is gone or damaged: another --out trains the run again"):
+            read_test(EXPERIMENT, [RUNS[0], run], store.folder, CPU, 64)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"accuracy": 1.0}'])

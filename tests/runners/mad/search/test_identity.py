@@ -72,7 +72,7 @@ def test_code_that_trains_otherwise_gets_a_study_of_its_own_and_a_line_says_why(
     search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
     with_other_code()
     forward = Transformer.forward
-    monkeypatch.setattr(Transformer, "forward", lambda self, x_BTD: 1.001 * forward(self, x_BTD))
+    monkeypatch.setattr(Transformer, "forward", lambda self, x_BTD: forward(self, x_BTD) + 0.01 * x_BTD)
 
     found, (line,) = identified(store)
     assert found == replace(EXPERIMENT, revision=2)
