@@ -16,7 +16,7 @@ class SelectiveCopying(Task):
 
     Data tokens are ``[0, V-2)``, the blank is ``V-2`` and the copy token ``V-1``. The places of the data tokens before
     the copy token are drawn uniformly: any of them, the last included, may be a blank. The model reads only blanks
-    while it answers (no teacher forcing). Training loss at the answers only.
+    while it answers (no teacher forcing). Only the answers have targets.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=8, length=12, tokens_to_copy=3, train_examples=1, eval_examples=1)``;
@@ -77,6 +77,8 @@ class SelectiveCopying(Task):
         blank, copy = self.config.vocab_size - 2, self.config.vocab_size - 1
         count = self.config.tokens_to_copy
         places = self.config.length - count - 1
+
+        # Data tokens and their places.
         data_SC = rng.integers(blank, size=(n, count))
         is_data_ST = np.zeros((n, self.config.length), dtype=np.bool_)
         is_data_ST[:, :count] = True
@@ -85,6 +87,7 @@ class SelectiveCopying(Task):
         inputs_ST = np.full((n, self.config.length), blank, dtype=np.int64)
         inputs_ST[is_data_ST] = data_SC.ravel()
         inputs_ST[:, places] = copy
+
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, places + 1 :] = data_SC
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)

@@ -161,7 +161,7 @@ def _diagnose(summary: Summary, store: Store, device: torch.device, console: Con
     say = partial(console.print, soft_wrap=True)
     if (read_json(there) or {}).get("title") != title:
         from runners.mad.diagnosis.diagnose import diagnose  # slow to import
-        from runners.mad.diagnosis.linear_probes import UnreadableError
+        from runners.mad.diagnosis.outputs import UnreadableError
 
         model = experiment.build()
         try:

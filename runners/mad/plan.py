@@ -15,8 +15,7 @@ from runners.mad.experiment import Experiment
 from runners.mad.layers import Choice, choose_layers
 from runners.mad.options import PRESETS, Options, _read
 from runners.mad.training.protocol import Protocol
-from tasks import TASKS
-from tasks.find import find_task
+from tasks import TASKS, find_task
 
 
 def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: None) -> tuple[Options, list[Experiment]]:
