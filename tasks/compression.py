@@ -73,5 +73,5 @@ class Compression(Task):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer stands in the input."""
+        """Return 1: every answer stands in the input."""
         return Accuracy(sequence=1.0, token=1.0)

@@ -146,8 +146,8 @@ class Copying(Task):
         """Fill each of ``n`` contexts with examples, until one reaches its end."""
         context, ngram = self.config.context, self.config.ngram
 
-        # Draw the lengths of the strings, as many as a context may need. An example whose least length is known to
-        # begin too late is not drawn; the query, which decides the rest of its length, is drawn with it.
+        # Strings for as many examples as a context may need. An example has its least length if its query is the last
+        # possible one. One that begins behind the context even if those before it have theirs is not drawn.
         extra = {"copy": 3, "prefix-ngram": ngram + 5, "suffix-ngram": ngram + 4}[self.config.variant]
         per_letter = 2 if self.config.variant == "copy" else 1
         per_row = -(-context // (per_letter * self.config.min_length + extra))
@@ -180,6 +180,7 @@ class Copying(Task):
         if self.config.variant == "copy":
             letters_NC = rng.integers(LETTERS, size=(len(lengths_N), int(lengths_N.max())))
             return self._spell(letters_NC, lengths_N, np.zeros_like(lengths_N))
+
         letters_NC, start_N = draw_with_unique_ngram(rng, lengths_N, self.config.ngram)
         return self._spell(letters_NC, lengths_N, start_N)
 
@@ -206,6 +207,7 @@ class Copying(Task):
             (np.full((len(letters_NC), 1), token), np.ones((len(letters_NC), 1), dtype=np.bool_))
             for token in (BEGIN, SEPARATOR, END)
         )
+
         if self.config.variant == "copy":
             return (*_join(width, begin, string, separator, string, end), lengths_N)
 
@@ -223,7 +225,7 @@ class Copying(Task):
         return {example for example, end, _ in pieces if end}
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer stands in the input, and the queried n-gram occurs once."""
+        """Return 1: every answer stands in the input, and the queried n-gram occurs once."""
         return Accuracy(sequence=1.0, token=1.0)
 
 

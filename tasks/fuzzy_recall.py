@@ -58,6 +58,8 @@ class FuzzyInContextRecall(Task):
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.max_motif >= 1, f"max_motif is {self.max_motif}: use at least 1")
+
+            # Tokens.
             smallest = max(5, 2 * self.max_motif + 1)
             require(
                 self.vocab_size >= smallest,
@@ -67,6 +69,8 @@ class FuzzyInContextRecall(Task):
                 ((self.vocab_size + 1) // 2) ** self.max_motif * self.length < 2**62,
                 f"max_motif is {self.max_motif}: too many motifs to number, use a smaller one",
             )
+
+            # Positions.
             shortest = 4 * self.max_motif
             require(
                 self.length >= shortest,
@@ -95,7 +99,9 @@ class FuzzyInContextRecall(Task):
         return (LONGEST_KEYS,)
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-        longest, key_tokens = self.config.max_motif, self.key_tokens
+        longest = self.config.max_motif
+        key_tokens = self.key_tokens
+
         # The last pair, which asks for a key that the others have shown, may need the tokens beyond this room.
         room = self.config.length - 2 * longest
         slots = room // 2 + 1
@@ -112,25 +118,25 @@ class FuzzyInContextRecall(Task):
 
         # Values; a slot has the value of the first slot with its key.
         values_SPM = key_tokens + draw_motifs(rng, (n, slots), self.answer_count, longest)
-        value_lengths_SP = rng.integers(1, longest + 1, size=(n, slots))
-        slot_P = np.arange(slots)
+        drawn_lengths_SP = rng.integers(1, longest + 1, size=(n, slots))
         first_SP = first_occurrence(number_motifs(keys_SPM, key_lengths_SP, key_tokens))
-        value_lengths_SP = np.take_along_axis(value_lengths_SP, first_SP, axis=1)
+        value_lengths_SP = np.take_along_axis(drawn_lengths_SP, first_SP, axis=1)
 
         # Slots that fit, and behind them one that repeats the slot of a key shown before.
+        slot_P = np.arange(slots)
         shown_SP = np.cumsum(key_lengths_SP + value_lengths_SP, axis=1) <= room
         asked_S = choose(rng, shown_SP & (first_SP == slot_P))
         last_SP = slot_P == shown_SP.sum(axis=1, keepdims=True)
         source_SP = np.where(last_SP, asked_S[:, None], slot_P)[:, : int(shown_SP.sum(axis=1).max()) + 1]
         used_SP = (shown_SP | last_SP)[:, : source_SP.shape[1]]
-        first_SP = np.take_along_axis(first_SP, source_SP, axis=1)
+        first_of_source_SP = np.take_along_axis(first_SP, source_SP, axis=1)
 
         return self._lay_out(
             keys_SPM=np.take_along_axis(keys_SPM, source_SP[:, :, None], axis=1),
-            values_SPM=np.take_along_axis(values_SPM, first_SP[:, :, None], axis=1),
+            values_SPM=np.take_along_axis(values_SPM, first_of_source_SP[:, :, None], axis=1),
             key_lengths_SP=np.take_along_axis(key_lengths_SP, source_SP, axis=1) * used_SP,
             value_lengths_SP=np.take_along_axis(value_lengths_SP, source_SP, axis=1) * used_SP,
-            asked_SP=first_SP != slot_P[: source_SP.shape[1]],
+            asked_SP=first_of_source_SP != slot_P[: source_SP.shape[1]],
         )
 
     def _lay_out(
@@ -165,12 +171,13 @@ class FuzzyInContextRecall(Task):
             inputs_ST[rows, positions] = values_SPM[rows, slots, token]
             scored_ST[rows, positions - 1] = asked_SP[rows, slots]
 
+        # Every next token is a target, except behind padding.
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, :-1] = np.where(inputs_ST[:, :-1] != pad, inputs_ST[:, 1:], IGNORE)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: a key shown before is recognised at its last token, and its value stands behind its first occurrence."""
+        """Return 1: the last token of a key shown before tells the key, whose value stands in the input."""
         return Accuracy(sequence=1.0, token=1.0)
 
 

@@ -79,7 +79,7 @@ class Memorization(Task):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """All keys that the training split shows are right; values of the others are guessed among those not shown.
+        """Return the accuracy of a solver that knows all keys of the training split and guesses the values of others.
 
         With u unknown keys there are u unused values. A guess is right with probability 1/u, and m different unknown
         keys of one sequence, guessed without repetition, are all right with probability 1 / (u (u-1) ... (u-m+1)).

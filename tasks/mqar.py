@@ -58,6 +58,7 @@ class MultiQueryRecall(Extrapolation):
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.pairs >= 1, f"pairs is {self.pairs}: use at least 1")
+
             require(
                 self.vocab_size % 2 == 0 and self.vocab_size >= 2 * self.pairs + 2,
                 f"vocab_size is {self.vocab_size}: a filler, {self.pairs} different keys and as many values or more "
@@ -68,6 +69,7 @@ class MultiQueryRecall(Extrapolation):
                 f"length is {self.length}: {self.pairs} pairs and their queries need an even number from "
                 f"{4 * self.pairs}",
             )
+
             require(0 < self.alpha <= 1, f"alpha is {self.alpha}: use a value above 0, at most 1")
 
     name = "mqar"
@@ -111,7 +113,7 @@ class MultiQueryRecall(Extrapolation):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
+        """Return 1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 

@@ -62,5 +62,5 @@ class Parity(Extrapolation):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=np.ones_like(inputs_ST, dtype=np.bool_))
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer is the parity of bits that stand in the input up to its position."""
+        """Return 1: every answer is the parity of bits that stand in the input up to its position."""
         return Accuracy(sequence=1.0, token=1.0)

@@ -70,7 +70,7 @@ class InContextRecall(Task):
         return draw_recall(rng, n, self.config.length, self.answer_count)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: the answer of every scored position stands behind an earlier occurrence of its key."""
+        """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 
@@ -111,6 +111,7 @@ class NoisyInContextRecall(Task):
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.noise_vocab_size >= 1, f"noise_vocab_size is {self.noise_vocab_size}: use at least 1")
+
             rest = self.vocab_size - self.noise_vocab_size
             require(
                 rest % 2 == 0 and rest >= 4,
@@ -143,7 +144,7 @@ class NoisyInContextRecall(Task):
         return draw_recall(rng, n, config.length, self.answer_count, *noise)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: the answer of every scored position stands behind an earlier occurrence of its key."""
+        """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 
@@ -174,6 +175,7 @@ def draw_recall(
     keys_SP = rng.integers(keys, size=(n, shown))
     noise_SP = rng.random((n, shown)) < noise_fraction
     noise_SP[np.arange(n), rng.integers(shown, size=n)] = False
+
     # A code of its own keeps a noise slot from ever matching another slot.
     first_SP = first_occurrence(np.where(noise_SP, keys + np.arange(shown), keys_SP))
 

@@ -49,6 +49,7 @@ class SelectiveCopying(Task):
                 self.vocab_size >= 4, f"vocab_size is {self.vocab_size}: two data tokens, blank and copy need 4 or more"
             )
             require(self.tokens_to_copy >= 1, f"tokens_to_copy is {self.tokens_to_copy}: use at least 1")
+
             shortest = 2 * self.tokens_to_copy + 2
             require(
                 self.length >= shortest,
@@ -93,5 +94,5 @@ class SelectiveCopying(Task):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer stands in the input."""
+        """Return 1: every answer stands in the input."""
         return Accuracy(sequence=1.0, token=1.0)
