@@ -2,20 +2,20 @@
 
 Between two evaluations:
 
-1. Batches are taken from the data set on the device, in each run's own order of the epoch. On a CPU the loop looks up
-   after each step, on a GPU after each epoch, which it hands over at once.
-2. The training loss is added up on the device; nothing else is read from it.
+1. The runs take optimizer steps on data that lies on the device, each run in its own order of the epoch: one step at a
+   time on a CPU, the rest of the epoch at once on a GPU.
+2. The training losses add up on the device. Between evaluations only checkpoints are read from it.
 3. If SIGINT or SIGTERM has come, the loop saves a checkpoint of each run and raises ``StoppedError``.
 4. If the last checkpoints are older than ``SECONDS_BETWEEN_CHECKPOINTS``, new ones replace them.
 5. The caller is told how many steps are done: on a CPU every second, on a GPU after a checkpoint.
 
 At an evaluation:
 
-6. Each run is measured on the validation split; a run whose loss there is not finite is frozen.
-7. Parameters with a higher score than those of all evaluations before are kept.
-8. Each curve gets a point: the step, the mean training loss since the last one, and the metrics.
-9. Checkpoints are saved if they are due. They hold the point: of a step there are no two kinds of checkpoint.
-10. A wish to stop is heeded as in 3, and only then the caller is told of the evaluation.
+6. Each run is measured on the validation split. A run whose loss there is not finite is frozen.
+7. Parameters with a higher score than at all earlier evaluations are kept.
+8. Each curve gets a point: the step, the mean training loss since the last evaluation, and the metrics.
+9. Checkpoints are saved if they are due. They contain the point: no checkpoint of this step is without it.
+10. A wish to stop is heeded as in 3. Only then the caller is told of the evaluation.
 
 Training ends at the last step, or once all runs have diverged.
 
@@ -110,13 +110,15 @@ def train(
 
 
 class _Loop:
-    """The state of a training, and the steps of the module's docstring.
+    """State of a training, and the steps of the module's docstring.
 
     Attributes:
         step: optimizer steps done, or handed to the device.
         curves: evaluations of each run.
-        seconds: wall time of training up to ``counted``, in seconds.
-        counted: time of the clock up to which ``seconds`` counts; ``saved`` and ``reported`` are times of it, too.
+        seconds: wall time of training, up to ``counted``.
+        counted: clock time up to which ``seconds`` counts.
+        saved: clock time of the last checkpoint.
+        reported: clock time of the last report.
     """
 
     def __init__(
