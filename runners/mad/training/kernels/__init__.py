@@ -1,4 +1,4 @@
-"""Triton kernels of a training step. Small models are bound by the number of launches; these need a few for dozens.
+"""Triton kernels of a training step: a few launches where PyTorch needs dozens, which bound the speed of small models.
 
 No kernel uses atomics, and the results of a run do not depend on how many runs are trained beside it.
 """
