@@ -12,8 +12,7 @@ from runners.mad.experiment import Experiment, first_layer
 from runners.mad.layers import Choice, choose_layers
 from runners.mad.options import PRESETS, Options
 from runners.mad.training.protocol import Protocol
-from tasks import TASKS
-from tasks.find import find_task
+from tasks import TASKS, find_task
 
 Say = Callable[[str], None]
 """Prints a line."""

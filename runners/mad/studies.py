@@ -125,7 +125,7 @@ def look_into(experiment: Experiment, summary: Summary, settings: Settings, say:
 
     if (read_json(record) or {}).get("title") != title:
         from runners.mad.diagnosis.diagnose import diagnose  # imports scikit-learn, which takes seconds
-        from runners.mad.diagnosis.linear_probes import UnreadableError
+        from runners.mad.diagnosis.outputs import UnreadableError
 
         try:
             model = kept_model(experiment, run, settings.out)

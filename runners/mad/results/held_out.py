@@ -13,8 +13,9 @@ from torch import Tensor
 
 from runners.files import DamagedFileError, load_tensors, read_json, write_json
 from runners.mad.experiment import Experiment, run_folder
+from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident, evaluate
+from runners.mad.training.evaluate import evaluate
 from runners.mad.training.protocol import Run
 
 

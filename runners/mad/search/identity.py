@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
-from typing import cast
 
 import numpy as np
 import optuna
@@ -26,7 +25,7 @@ from runners.mad.search.study import open_study, study_names
 from runners.mad.training.loop import train
 from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
-from tasks.base import IGNORE, Batch, Task
+from tasks.base import IGNORE, Batch, Split
 
 TOLERANCE = 1e-5
 """Relative difference of a loss by which a trajectory may differ, on another processor say."""
@@ -48,7 +47,7 @@ class Rehearsal:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def split(self, name: str) -> Batch:
+    def split(self, name: Split) -> Batch:
         """Sequences of a split, of which all have the same."""
         random = np.random.default_rng(0)
         inputs_ST, targets_ST = random.integers(0, self.vocab_size, (2, SEQUENCES, POSITIONS))
@@ -62,7 +61,7 @@ def trajectory(experiment: Experiment) -> Trajectory | None:
     """Losses and accuracies of the rehearsal's runs, in order; None if the CPU cannot run the layer."""
     optimizer = replace(experiment.protocol.optimizer, clip=CLIP)
     protocol = Protocol(batch_size=SEQUENCES, steps=STEPS, evaluations=STEPS, optimizer=optimizer)
-    task = cast(Task, Rehearsal(experiment.instance.vocab_size))
+    task = Rehearsal(experiment.instance.vocab_size)
     try:
         results = train(experiment.build, task, protocol, RUNS, torch.device("cpu"), ())
     except StoppedError:

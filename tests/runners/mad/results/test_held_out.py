@@ -20,8 +20,8 @@ from runners.mad.results import held_out
 from runners.mad.results.held_out import Reading, read_test
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
+from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident
 from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
 from tasks.metrics import Counts, count
