@@ -78,15 +78,15 @@ class NoisyInContextRecall(Task):
     """In-context recall in which some of the key-value slots hold two noise tokens instead.
 
     With N noise tokens, keys are ``[0, (V-N)/2)``, values ``[(V-N)/2, V-N)`` and noise ``[V-N, V)``. Each slot but the
-    last is noise with probability ``noise_fraction``; at least one is not. A noise token is never a target: the
-    position before it carries no training loss.
+    last is noise with probability ``noise_fraction``; at least one is not. Every next token is a target, noise
+    tokens too, which cannot be predicted; the last position has none.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=12, noise_vocab_size=4, noise_fraction=0.4, length=12, data_seed=3, train_examples=1,
     eval_examples=1)``; ``_`` is no target, ``^`` a scored position::
 
         inputs    2  7  0  4  9 10  0  4  0  4  0  4
-        targets   7  0  4  _  _  0  4  0  4  0  4  _
+        targets   7  0  4  9 10  0  4  0  4  0  4  _
         scored    .  .  .  .  .  .  ^  .  ^  .  ^  .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "noisy in-context recall".
@@ -195,10 +195,9 @@ def draw_recall(
         slots_SP2 = np.where(noise_SP[:, :, None], noise_tokens_SP2, slots_SP2)
     inputs_ST = slots_SP2.reshape(n, length)
 
-    # Next tokens that are not noise are targets; values of keys shown before are scored.
+    # Every next token is a target; values of keys shown before are scored.
     targets_ST = np.full((n, length), IGNORE, dtype=np.int64)
-    next_ST = inputs_ST[:, 1:]
-    targets_ST[:, :-1] = np.where(next_ST < 2 * keys, next_ST, IGNORE)
+    targets_ST[:, :-1] = inputs_ST[:, 1:]
     scored_ST = np.zeros((n, length), dtype=np.bool_)
     scored_ST[:, 0::2] = first_SP != np.arange(shown + 1)
     return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)

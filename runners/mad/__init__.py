@@ -7,7 +7,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from runners.device import find_devices
-from runners.mad.options import Options, check_options
+from runners.mad.options import Grid, Options, check_options
 from runners.mad.plan import plan_experiments
 from runners.mad.result import Study
 from runners.mad.studies import train_studies, try_layers
@@ -20,9 +20,11 @@ def study(
     mixer: str,
     task: str,
     *,
+    grid: Grid = Options.grid,
     lr: Sequence[float] = Options.lr,
     weight_decay: Sequence[float] = Options.weight_decay,
     seeds: int = Options.seeds,
+    seeds_of: Literal["all", "chosen"] = Options.seeds_of,
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int = Options.batch_size,
@@ -46,9 +48,12 @@ def study(
     Args:
         mixer: registered name, or ``package.module:Class``.
         task: registered name.
-        lr: peak learning rates of the grid.
-        weight_decay: weight decays of the grid.
-        seeds: repetitions of each point with seeds 0, 1, ….
+        grid: ``paper`` or ``wide``.
+        lr: peak learning rates, in place of the grid's.
+        weight_decay: weight decays, in place of the grid's.
+        seeds: repetitions with seeds 0, 1, ….
+        seeds_of: ``all`` repeats every grid point; ``chosen`` trains the grid with seed 0, then repeats the chosen
+            point.
         steps: optimizer steps; by default those of ``epochs``, or of 200 epochs.
         epochs: passes over the training split, in place of steps.
         batch_size: sequences a step.
@@ -77,6 +82,8 @@ def study(
         lr=tuple(lr),
         weight_decay=tuple(weight_decay),
         seeds=seeds,
+        seeds_of=seeds_of,
+        grid=grid,
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
@@ -96,5 +103,5 @@ def study(
     try_layers(experiments, find_devices(device)[0])
 
     console = Console(markup=False, quiet=quiet)
-    ((experiment, summary),) = train_studies(experiments, options.grid, options.settings, console)
+    ((experiment, summary),) = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
     return Study(experiment=experiment, summary=summary, out=Path(out).resolve())

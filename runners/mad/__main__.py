@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
             storage = existing_storage(options.settings.storage)
-            print_forecast(experiments, options.grid, storage, options.out, console)
+            print_forecast(experiments, options.runs, storage, options.out, console)
             return
         check_login(options.wandb)
     with user_errors(ContractError):
@@ -72,7 +72,7 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
     say, settings, standings = partial(console.print, soft_wrap=True), options.settings, []
     try:
         with user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError):
-            for experiment, summary in train_studies(experiments, options.grid, settings, console):
+            for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
                 look_into(experiment, summary, settings, say)
                 say(f"stored in {study_folder(settings.out.resolve(), experiment)}\n")

@@ -10,10 +10,19 @@ from typing import Any, Literal
 from mixers.base import Shape
 from mixers.costs import Figure
 from runners.cli import check_out, parse
+from runners.mad.results.choice import PAPER_LRS
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
 from runners.mad.training.protocol import Protocol, Run
 from runners.tracking import Mode
+
+Grid = Literal["paper", "wide"]
+GRIDS: dict[Grid, tuple[float, ...]] = {
+    "paper": PAPER_LRS,
+    "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+}
+"""Learning rates of each grid."""
+WEIGHT_DECAYS = (0.0, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +34,10 @@ class Options:
         task: tasks to train on, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
-        lr: peak learning rates of the grid.
-        weight_decay: weight decays of the grid.
+        seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
+        grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide has 2e-3 and 5e-3 besides; both have weight decays 0, 0.1.
+        lr: peak learning rates, in place of the grid's.
+        weight_decay: weight decays, in place of the grid's.
         epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
         batch_size: sequences a step.
@@ -49,8 +60,10 @@ class Options:
     task: tuple[str, ...]
     difficulty: tuple[str, ...] = ("baseline",)
     seeds: int = 1
-    lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
-    weight_decay: tuple[float, ...] = (0.0, 0.1)
+    seeds_of: Literal["all", "chosen"] = "all"
+    grid: Grid = "paper"
+    lr: tuple[float, ...] = ()
+    weight_decay: tuple[float, ...] = ()
     epochs: int | None = None
     steps: int | None = Protocol.steps
     batch_size: int = Protocol.batch_size
@@ -69,10 +82,17 @@ class Options:
     dry_run: bool = False
 
     @property
-    def grid(self) -> Sequence[Run]:
-        """Grid points × seeds."""
-        points = product(self.lr, self.weight_decay, range(self.seeds))
-        return list(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
+    def runs(self) -> Sequence[Run]:
+        """Grid points × seeds; with ``seeds_of`` chosen those of seed 0 alone."""
+        lrs, decays = self.lr or GRIDS[self.grid], self.weight_decay or WEIGHT_DECAYS
+        seeds = range(self.seeds if self.seeds_of == "all" else 1)
+        points = product(lrs, decays, seeds)
+        return tuple(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
+
+    @property
+    def more_seeds(self) -> Sequence[int]:
+        """Seeds that the chosen point alone is repeated with."""
+        return () if self.seeds_of == "all" else range(1, self.seeds)
 
     @property
     def settings(self) -> Settings:
@@ -122,7 +142,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
 
 def check_options(options: Options) -> None:
     """Raise ValueError where an option is missing, out of bounds, or excluded by another one."""
-    needed = ("mixer", "lr", "weight_decay", "difficulty")
+    needed = ("mixer", "difficulty")
     for name in needed if options.list else (*needed, "task"):
         if not getattr(options, name):
             raise ValueError(f"{_flag(name)} is missing: give at least one value, or use --preset demo")

@@ -4,7 +4,7 @@ For each experiment:
 
 1. find the study that was trained by code which behaves as today's (``runners.mad.search.identity``);
 2. train what is missing of its grid (``runners.mad.search.search``);
-3. choose the point with the best mean validation score;
+3. choose the point with the best mean validation score, and repeat it with more seeds if they are asked for;
 4. read the test split for the runs of that point, and of no other (``runners.mad.results.held_out``);
 5. write ``summary.json``, and look into the chosen model (``runners.mad.diagnosis``).
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+import optuna
 import torch
 from rich.console import Console
 
@@ -24,12 +25,14 @@ from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, study_folder
+from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
 from runners.mad.results.held_out import Reading, kept_parameters, read_test
-from runners.mad.results.summary import GridPoint, Summary, choose_point, summarise, write_summary
+from runners.mad.results.summary import Summary, summarise, write_summary
+from runners.mad.results.tables import edge_advice
 from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
-from runners.mad.search.study import done_of, done_trials, run_of
+from runners.mad.search.study import done_of, done_trials, open_study, run_of
 from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
@@ -73,9 +76,20 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
 
 
 def train_studies(
-    experiments: Sequence[Experiment], grid: Sequence[Run], settings: Settings, console: Console
+    experiments: Sequence[Experiment],
+    grid: Sequence[Run],
+    settings: Settings,
+    console: Console,
+    more_seeds: Sequence[int] = (),
 ) -> Iterator[tuple[Experiment, Summary]]:
     """Train what is missing of each experiment's grid; yield each experiment, as identified, with its summary.
+
+    Args:
+        experiments: what to train.
+        grid: runs of each.
+        settings: where and how.
+        console: for progress.
+        more_seeds: seeds that the chosen point alone is repeated with; the point is chosen without them.
 
     Raises:
         ValueError: the storage cannot be opened.
@@ -94,8 +108,9 @@ def train_studies(
             say(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
 
         # Other processes get the experiments without the data that these hold, and a tracker of their own.
-        bare, others = [replace(experiment) for experiment in experiments], Tracker(settings.wandb, settings.out)
-        work = partial(train_elsewhere, bare, grid, store.folder, store.url, together, others)
+        bare = [replace(experiment) for experiment in experiments]
+        tracker = Tracker(settings.wandb, settings.out)
+        work = partial(train_elsewhere, bare, grid, store.folder, store.url, together, tracker)
 
         say_once = cache(say)
         with memory_advice(together), Display(console) as display, Workers(devices[1:], work) as workers:
@@ -105,13 +120,21 @@ def train_studies(
                     workers.start()
                 trials = search(experiment, grid, store, devices[0], together, watcher)
 
-                # The point is chosen in this grid; the study may hold more points and seeds.
-                chosen, done = choose_point(trials), done_trials(experiment, store)
-                runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) == chosen]
+                chosen = choose_point(trials)
+                if chosen is not None and more_seeds:
+                    repeats = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in more_seeds]
+                    trials += search(experiment, repeats, store, devices[0], together, watcher)
+
+                # The study may hold more points and seeds than this grid; the choice is that of this grid.
+                done, others = done_trials(experiment, store), choose_in_other_grids(trials)
+                selected = {chosen, *others.values()}
+                runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) in selected]
                 readings = _read_test(experiment, runs, store, devices[0], together, say_once)
-                folder = study_folder(store.folder, experiment)
-                write_summary(summarise(experiment, done, chosen, readings), folder)
-                yield experiment, summarise(experiment, trials, chosen, readings)
+
+                whole, summary = (summarise(experiment, t, chosen, readings, others) for t in (done, trials))
+                write_summary(whole, study_folder(store.folder, experiment))
+                flag_study(open_study(experiment, store), summary)
+                yield experiment, summary
 
 
 def look_into(experiment: Experiment, summary: Summary, settings: Settings, say: Say) -> None:
@@ -164,6 +187,13 @@ def memory_advice(together: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"out of GPU memory: lower --together (now {together})") from error
+
+
+def flag_study(study: optuna.Study, summary: Summary) -> None:
+    """Show the chosen point with the study in the dashboard, and that it lies at the edge of the grid."""
+    chosen = summary.chosen_point
+    at = "every point diverged" if chosen is None else f"lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}"
+    study.set_user_attr("chosen", at if summary.edge is None else f"{at}: {edge_advice(summary)}")
 
 
 def _point_of(run: Run) -> GridPoint:

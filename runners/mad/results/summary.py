@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from mixers.costs import Costs, costs
 from runners.files import read_json, write_json
 from runners.mad.experiment import Experiment
+from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
 from runners.mad.search.study import run_of
 from runners.mad.training.protocol import Run
@@ -28,9 +29,6 @@ METRICS = (
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
 """Read for the chosen point alone, so that nobody chooses by them."""
-
-GridPoint = tuple[float, float]
-"""Learning rate and weight decay."""
 
 
 class IncomparableError(ValueError):
@@ -63,14 +61,19 @@ class Point:
         lr: peak learning rate.
         weight_decay: weight decay.
         seeds: seeds of its runs.
-        estimates: figures by name, those of the test split for the chosen point alone; None where a seed diverged.
+        values: figures by name, one value a seed; those of the test split for selected points alone; None where a seed
+            diverged.
+        estimates: means and intervals of ``values``.
+        extrapolation: accuracies on each of the task's extrapolation sets, one a seed, for selected points alone.
         diverged: step at which a seed diverged, by seed.
     """
 
     lr: float
     weight_decay: float
     seeds: list[int]
+    values: dict[str, list[float]] | None = None
     estimates: dict[str, Estimate] | None
+    extrapolation: dict[str, list[Accuracy]] = field(default_factory=dict)
     diverged: dict[int, int]
 
 
@@ -86,9 +89,15 @@ class Summary:
         points: the grid points.
         chosen: index of the point with the best mean validation score; None if all diverged.
         best_seed: the chosen point's seed with the best validation score.
+        edge: end of the grid's learning rates at which the chosen point lies, unless it reaches the ceiling.
+        near_best: share of the points with at least 0.9 of the best validation token accuracy.
+        other_choices: index of the point that other grids would choose, by grid (``runners.mad.results.choice``).
         ceiling: accuracies that a perfect solver reaches on the test split.
         chance: accuracies of guessing.
         costs: of one layer.
+        seconds: of training, evaluations included, shares of runs that were trained together.
+        versions: of libraries that the last run was trained with.
+        device: that the last run was trained on.
     """
 
     study: str
@@ -98,9 +107,15 @@ class Summary:
     points: list[Point]
     chosen: int | None
     best_seed: int | None
+    edge: Edge | None = None
+    near_best: float | None = None
+    other_choices: dict[str, int] = field(default_factory=dict)
     ceiling: Accuracy
     chance: Accuracy
     costs: Costs
+    seconds: float = 0.0
+    versions: dict[str, str | None] = field(default_factory=dict)
+    device: str = ""
 
     @property
     def chosen_point(self) -> Point | None:
@@ -125,44 +140,37 @@ class Summary:
         return asdict(self)
 
 
-def choose_point(trials: Sequence[FrozenTrial]) -> GridPoint | None:
-    """The grid point with the best mean validation score over its seeds, None if a seed of each diverged."""
-    scores = {
-        point: fmean(trial.user_attrs["validation_score"] for trial in members)
-        for point, members in by_point(trials).items()
-        if not _diverged(members)
-    }
-    return max(scores, key=scores.__getitem__, default=None)
-
-
-def by_point(trials: Sequence[FrozenTrial]) -> dict[GridPoint, list[FrozenTrial]]:
-    """Trials by grid point."""
-    groups: dict[GridPoint, list[FrozenTrial]] = {}
-    for trial in trials:
-        run = run_of(trial)
-        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
-    return groups
-
-
 def summarise(
     experiment: Experiment,
     trials: Sequence[FrozenTrial],
     chosen: GridPoint | None,
     readings: Mapping[Run, Reading],
+    other_choices: Mapping[str, GridPoint] = MappingProxyType({}),
 ) -> Summary:
     """Group finished trials by grid point.
 
     Args:
         experiment: what was trained.
         trials: finished trials of its study.
-        chosen: the point that ``choose_point`` chose, among these trials or some of them.
-        readings: test figures of the chosen point's runs, by run; runs without one have no test figures.
+        chosen: the point that was chosen among these trials, or among some of them.
+        readings: test figures of the selected points' runs, by run; runs without one have no test figures.
+        other_choices: points that other grids would choose.
     """
     groups, task = by_point(trials), experiment.instance
-    points = [_point(at, members, readings if at == chosen else {}) for at, members in groups.items()]
+    ceiling = task.ceiling("test")
+    selected, index = {chosen, *other_choices.values()}, list(groups).index
+    points = [_point(at, members, readings if at in selected else {}) for at, members in groups.items()]
+
     best = None
     if chosen is not None:
         best = run_of(max(groups[chosen], key=lambda trial: trial.user_attrs["validation_score"])).seed
+
+    accuracies = {
+        (point.lr, point.weight_decay): point.estimates["validation_token_accuracy"].mean
+        for point in points
+        if point.estimates is not None
+    }
+    latest = trials[-1].user_attrs if trials else {}
 
     return Summary(
         study=experiment.name,
@@ -170,11 +178,19 @@ def summarise(
         fingerprint=experiment.fingerprint,
         family=experiment.layer.family,
         points=points,
-        chosen=None if chosen is None else list(groups).index(chosen),
+        chosen=None if chosen is None else index(chosen),
         best_seed=best,
-        ceiling=task.ceiling("test"),
+        edge=edge_of(chosen, [lr for lr, _ in groups], accuracies, ceiling),
+        near_best=near_best(accuracies, len(points)),
+        other_choices={name: index(point) for name, point in other_choices.items()},
+        ceiling=ceiling,
         chance=task.chance("test"),
         costs=costs(experiment.layer, experiment.mixer_config, experiment.shape),
+        seconds=sum(
+            trial.user_attrs.get("seconds", 0.0) / trial.user_attrs.get("trained_together", 1) for trial in trials
+        ),
+        versions=latest.get("versions", {}),
+        device=latest.get("device", ""),
     )
 
 
@@ -208,24 +224,29 @@ def refusal(path: Path) -> str:
 
 
 def _point(at: GridPoint, trials: Sequence[FrozenTrial], readings: Mapping[Run, Reading]) -> Point:
-    lr, weight_decay = at
-    runs, diverged = [run_of(trial) for trial in trials], _diverged(trials)
+    (lr, weight_decay), runs, diverged = at, [run_of(trial) for trial in trials], diverged_seeds(trials)
+    values: dict[str, list[float]] = {}
+    extrapolation: dict[str, list[Accuracy]] = {}
 
-    estimates = None
     if not diverged:
-        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in METRICS}
+        values = {name: [trial.user_attrs[name] for trial in trials] for name in METRICS}
 
         # A mean over some of the seeds would be no estimate of the point.
-        known = [asdict(readings[run]) for run in runs if run in readings]
-        for name in TEST_METRICS:
-            values = [reading[name.removeprefix("test_")] for reading in known]
-            if len(values) == len(runs) and None not in values:
-                estimates[name] = Estimate.of(values)
+        known = [readings[run] for run in runs if run in readings]
+        if len(known) == len(runs):
+            for name in TEST_METRICS:
+                read = [getattr(reading, name.removeprefix("test_")) for reading in known]
+                if None not in read:
+                    values[name] = read
+            names = [name for name in known[0].extrapolation if all(name in reading.extrapolation for reading in known)]
+            extrapolation = {name: [reading.extrapolation[name] for reading in known] for name in names}
 
-    seeds = [run.seed for run in runs]
-    return Point(lr=lr, weight_decay=weight_decay, seeds=seeds, estimates=estimates, diverged=diverged)
-
-
-def _diverged(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Step at which each diverged seed did, by seed."""
-    return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
+    return Point(
+        lr=lr,
+        weight_decay=weight_decay,
+        seeds=[run.seed for run in runs],
+        values=None if diverged else values,
+        estimates=None if diverged else {name: Estimate.of(found) for name, found in values.items()},
+        extrapolation=extrapolation,
+        diverged=diverged,
+    )

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from runners.mad.results.summary import METRICS, TEST_METRICS, Point, Summary
+from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
 
 COLUMNS = (
     *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
@@ -32,14 +32,43 @@ def print_summary(summary: Summary, console: Console) -> None:
             console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
     print_intervals([summary.seeds], console)
 
-    if (chosen := summary.chosen_point) is None:
-        console.print("chosen: none, every point diverged")
-    else:
-        console.print(f"chosen on validation: lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}")
+    print_choice(summary, console)
     ceiling, chance = summary.ceiling, summary.chance
     console.print(
         f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
         f"chance {chance.sequence:.2g} / {chance.token:.4f}"
+    )
+
+
+def print_choice(summary: Summary, console: Console) -> None:
+    """Say which point was chosen, whether it lies at the edge of the grid, and what other grids would choose."""
+    if (chosen := summary.chosen_point) is None:
+        console.print("chosen: none, every point diverged")
+        return
+    console.print(f"chosen on validation: lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}")
+    if summary.edge is not None:
+        console.print(edge_advice(summary), soft_wrap=True)
+    if summary.near_best is not None and len(summary.points) > 1:
+        console.print(f"{summary.near_best:.0%} of the grid's points have 0.9 of the best validation token accuracy")
+
+    for grid, index in summary.other_choices.items():
+        point = summary.points[index]
+        found = [(point.estimates or {}).get(name) for name in TEST_METRICS[:2]]
+        test = " / ".join(estimate.text() for estimate in found if estimate is not None)
+        console.print(f"grid {grid!r} would choose lr {point.lr:g}, weight decay {point.weight_decay:g}: test {test}")
+    for name, accuracies in chosen.extrapolation.items():
+        sequence, token = (Estimate.of([getattr(a, kind) for a in accuracies]) for kind in ("sequence", "token"))
+        console.print(f"sequence / token accuracy on {name!r}: {sequence.text()} / {token.text()}")
+
+
+def edge_advice(summary: Summary) -> str:
+    """What to do about a chosen learning rate that is the smallest or largest of the grid."""
+    assert summary.chosen_point is not None
+    better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
+    lrs = sorted({point.lr for point in summary.points})
+    return (
+        f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
+        f"try --grid wide, or --lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
     )
 
 

@@ -159,6 +159,8 @@ def _record(
         "seconds": result.seconds,
         "steps_per_second": result.steps_per_second,
         "trained_together": members,
+        "versions": versions(),
+        "device": device_name(device),
     }
     if result.validation is not None:
         figures |= {f"validation_{name}": value for name, value in asdict(result.validation).items()}
@@ -171,8 +173,6 @@ def _record(
         "config": settings,
         "fingerprint": experiment.fingerprint,
         "code": experiment.code,
-        "versions": versions(),
-        "device": device_name(device),
         **figures,
         "curve": [asdict(point) for point in result.curve],
     }
