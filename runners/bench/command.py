@@ -42,8 +42,7 @@ def run_benchmark(
         print_tables: prints the tables of a run.
 
     Raises:
-        SystemExit: with status 1 if an implementation was wrong or raised an error, with status 2 if the command line
-            or the folder of results does not fit.
+        SystemExit: status 1 if an implementation was wrong or failed, 2 if the command line does not fit.
     """
     # Refuse a wrong command line before anything is written.
     with user_errors(ValueError, OSError):

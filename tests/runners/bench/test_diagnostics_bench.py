@@ -28,7 +28,8 @@ from runners.bench.work import LayerWork
 
 CPU = torch.device("cpu")
 SHAPE = ["--width", "16", "--heads", "2", "--mlp-width", "32", "--batch-size", "4"]
-TINY = ["diagnostics", "--device", "cpu", *SHAPE]
+PATIENT = ["--limit", "60", "--budget", "600"]  # a busy machine must not skip a cell
+TINY = ["diagnostics", "--device", "cpu", *SHAPE, *PATIENT]
 WIDE = ["pretraining", "--device", "cpu"]
 
 
@@ -273,7 +274,7 @@ def test_lack_of_memory_and_errors_stay_in_their_cells(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(LayerWork, "run_eagerly", failing)
     with pytest.raises(SystemExit) as stop:
-        main([*TINY, "--lengths", "16", "20", "--phases", "forward+backward", "--limit", "60", "--out", str(tmp_path)])
+        main([*TINY, "--lengths", "16", "20", "--phases", "forward+backward", "--out", str(tmp_path)])
     assert stop.value.code == 1
     statuses = [cell["status"] for cell in stored(tmp_path)["cells"]]
     assert statuses == ["skipped: out of memory", "failed: RuntimeError: bad kernel", *["timed"] * 4]

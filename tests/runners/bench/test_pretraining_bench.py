@@ -34,7 +34,8 @@ CPU = torch.device("cpu")
 SETTING = Setting(width=32, heads=2, mlp_width=64, batch_size=2)
 SHAPE = ["--widths", "32", "--head-width", "16", "--model-width", "32", "--vocabulary", "50", "--layers", "2"]
 GRID = ["--batches", "2", "--batch-size", "4", "--length", "4", "--lengths", "4", "6", "--decode-batches", "3"]
-TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID]
+PATIENT = ["--limit", "60", "--budget", "600"]  # a busy machine must not skip a cell
+TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID, *PATIENT]
 
 
 @pytest.fixture(autouse=True)
