@@ -15,27 +15,33 @@ from torch import Tensor
 from mixers.base import State
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
-from runners.bench import accuracy, timing, turns
+from runners.bench import accuracy, preparation, scheduler
 from runners.bench.__main__ import main
-from runners.bench.accuracy import Oracle, check
-from runners.bench.models import TrainingWork
-from runners.bench.pretraining import PretrainingBench
-from runners.bench.pretraining_cells import DECODERS, LAYERS, PRESETS, Cell, Target, layer_cells, parse
-from runners.bench.pretraining_report import cell_to_dict, print_tables, sweeps
-from runners.bench.timing import Clock, Setting
-from runners.bench.turns import Figures
+from runners.bench.accuracy import Oracle, check_implementation
+from runners.bench.cells import Figures
+from runners.bench.clock import Clock
+from runners.bench.implementations import Setting
+from runners.bench.pretraining.bench import PretrainingBench
+from runners.bench.pretraining.cells import PretrainingCell, layer_cells
+from runners.bench.pretraining.implementations import DECODERS, LAYERS
+from runners.bench.pretraining.options import PRESETS, parse
+from runners.bench.pretraining.record import cell_to_dict, sweeps
+from runners.bench.pretraining.report import print_tables
+from runners.bench.pretraining.targets import Target
+from runners.bench.pretraining.work import TrainingWork
 
 CPU = torch.device("cpu")
 SETTING = Setting(width=32, heads=2, mlp_width=64, batch_size=2)
 SHAPE = ["--widths", "32", "--head-width", "16", "--model-width", "32", "--vocabulary", "50", "--layers", "2"]
 GRID = ["--batches", "2", "--batch-size", "4", "--length", "4", "--lengths", "4", "6", "--decode-batches", "3"]
-TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID]
+PATIENT = ["--limit", "60", "--budget", "600"]  # a busy machine must not skip a cell
+TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID, *PATIENT]
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "CHECK_LENGTHS", (5,))
-    monkeypatch.setattr(timing, "SECONDS_A_REPEAT", 1e-4)
+    monkeypatch.setattr(preparation, "SECONDS_A_REPEAT", 1e-4)
 
 
 def measure(folder: Path, *arguments: str) -> Any:
@@ -131,9 +137,9 @@ def test_models_of_the_paper() -> None:
     assert decoded == {("rt-step", 12, 1408), ("rt-step", 6, 2048)} | transformers
 
 
-def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: Any) -> Cell:
+def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: Any) -> PretrainingCell:
     width = more.pop("width", 32)
-    return Cell(phase=phase, width=width, batch_size=batch, length=length, implementation=name, **more)
+    return PretrainingCell(phase=phase, width=width, batch_size=batch, length=length, implementation=name, **more)
 
 
 def test_operations() -> None:
@@ -250,7 +256,9 @@ def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyP
             pytest.skip("needs TRITON_INTERPRET=1")
         monkeypatch.setattr("mixers.rt.wavefront.passes.group_size", lambda layers, sequences: 16)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    outcome = check((LAYERS | DECODERS)[name], Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU))
+    outcome = check_implementation(
+        (LAYERS | DECODERS)[name], Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU)
+    )
     assert outcome.problem is None
     assert outcome.error is not None
     assert 0 < outcome.error < 1e-5
@@ -266,7 +274,7 @@ def test_training_steps_train(recompute: bool) -> None:
         group["lr"] = 1e-2
     losses = []
     for _ in range(5):
-        work.once()
+        work.run_eagerly()
         losses.append(float(work.loss))
     assert losses[0] == pytest.approx(torch.tensor(50.0).log().item(), abs=2.0)
     assert losses == sorted(losses, reverse=True)
@@ -274,14 +282,14 @@ def test_training_steps_train(recompute: bool) -> None:
 
 
 def test_what_does_not_fit_is_trained_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = TrainingWork.once
+    run_eagerly = TrainingWork.run_eagerly
 
     def failing(self: TrainingWork) -> None:
         if self.stepper.micro == 4 and self.config.mixer == "rt":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        once(self)
+        run_eagerly(self)
 
-    monkeypatch.setattr(TrainingWork, "once", failing)
+    monkeypatch.setattr(TrainingWork, "run_eagerly", failing)
     cells = measure(tmp_path, "--parts", "training")["cells"]
     assert [(c["implementation"], c["micro_batch_size"], c["status"]) for c in cells] == [
         ("transformer", None, "timed"),
@@ -291,7 +299,7 @@ def test_what_does_not_fit_is_trained_in_parts(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "CHEAP_SECONDS", 0.0)
     arguments = ["--parts", "layers", "training", "--implementations", "rt-tiled", "--budget", "1e-3"]
     statuses = [c["status"] for c in measure(tmp_path, *arguments)["cells"]]
     assert statuses == ["timed", *["skipped: budget of 0.001 s spent"] * 8]

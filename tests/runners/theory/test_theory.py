@@ -11,8 +11,11 @@ from torch import Tensor
 
 from mixers.ops.attention import alibi_slopes, attention
 from mixers.rt.naive import Weights, naive_recurrence
-from runners import theory
-from runners.theory import NormFree
+from runners.theory import path_lengths, simulation
+from runners.theory.__main__ import main
+from runners.theory.checks import Check, largest
+from runners.theory.path_lengths import check_gradient, stirling, stirling_gradient, uniform_layer
+from runners.theory.simulation import NormFree, check_simulation, run_layer, simulate
 
 WIDTH, HEADS, LENGTH, SCALE = 12, 3, 9, 0.5
 
@@ -40,7 +43,7 @@ def cycles(order: tuple[int, ...]) -> int:
 def test_the_command_checks_everything_and_leaves_json_and_a_figure(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    theory.main(["--out", str(tmp_path), "--seed", "3"])
+    main(["--out", str(tmp_path), "--seed", "3"])
     text = capsys.readouterr().out
     assert "theorem 1" in text
     assert "theorem 2" in text
@@ -53,10 +56,10 @@ def test_the_command_checks_everything_and_leaves_json_and_a_figure(
 def test_exit_status_1_if_the_blocks_do_not_change_places(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = theory.blocks
-    monkeypatch.setattr(theory, "blocks", lambda width, layer: blocks(width, 0))
+    blocks = simulation.blocks
+    monkeypatch.setattr(simulation, "blocks", lambda width, layer: blocks(width, 0))
     with pytest.raises(SystemExit) as stop:
-        theory.main(["--out", str(tmp_path)])
+        main(["--out", str(tmp_path)])
     assert stop.value.code == 1
     failed = [c for c in json.loads((tmp_path / "theory" / "theory.json").read_text()) if not c["holds"]]
     assert failed
@@ -65,37 +68,35 @@ def test_exit_status_1_if_the_blocks_do_not_change_places(
 
 @pytest.mark.parametrize("part", range(6))
 def test_the_simulation_fails_if_any_weight_is_wrong(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate = theory.simulate
-
     def wrong(weights: NormFree, heads: int, scale: float, index: int) -> NormFree:
         right = simulate(weights, heads, scale, index)
         return NormFree(*(1.01 * weight if i == part else weight for i, weight in enumerate(right)))
 
-    monkeypatch.setattr(theory, "simulate", wrong)
-    assert any(check.error > 1e-5 for check in theory.check_simulation(0))
+    monkeypatch.setattr(simulation, "simulate", wrong)
+    assert any(check.error > 1e-5 for check in check_simulation(0))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_errors_stay_at_rounding_whatever_the_seed(seed: int) -> None:
-    checks = [*theory.check_simulation(seed), *theory.check_gradient(seed)]
+    checks = [*check_simulation(seed), *check_gradient(seed)]
     assert max(check.error for check in checks) < 1e-12
 
 
 def test_an_error_that_is_no_number_does_not_hold() -> None:
-    check = theory.Check(check="", setting="", error=theory.largest([0.0, math.nan, 0.0]), bound=1.0)
+    check = Check(check="", setting="", error=largest([0.0, math.nan, 0.0]), bound=1.0)
     assert not check.holds
     assert check.to_dict()["error"] is None
 
 
 def test_the_simulating_mlp_fits_into_the_usual_one() -> None:
-    weights = theory.simulate(layer(hidden=4 * WIDTH), HEADS, SCALE, 0)
+    weights = simulate(layer(hidden=4 * WIDTH), HEADS, SCALE, 0)
     assert weights.q_DD.shape == (3 * WIDTH, 3 * WIDTH)
     assert weights.up_FD.shape[0] <= 4 * 3 * WIDTH
 
 
 def test_the_transformer_is_that_of_the_mixers_without_norms() -> None:
     weights, slopes, x = layer(), alibi_slopes(HEADS).double(), draw(LENGTH, WIDTH, seed=9)
-    y, scores = theory.run_layer(x, weights, slopes, SCALE, recurrent=False)
+    y, scores = run_layer(x, weights, slopes, SCALE, recurrent=False)
     q, k, v = (torch.nn.functional.linear(x, w)[None] for w in weights[:3])
     a = attention(q, k, v, slopes)[0]
     u = x + SCALE * a @ weights.out_DD.T
@@ -109,7 +110,7 @@ def test_the_recurrent_layer_is_that_of_the_mixers_where_both_have_no_norm() -> 
     """The oracle has a norm before the MLP, so the MLP is off."""
     weights, slopes, x = layer(), alibi_slopes(HEADS).double(), draw(LENGTH, WIDTH, seed=9)
     weights = weights._replace(down_DF=torch.zeros_like(weights.down_DF))
-    z, _ = theory.run_layer(x, weights, slopes, SCALE, recurrent=True)
+    z, _ = run_layer(x, weights, slopes, SCALE, recurrent=True)
     inside = Weights(
         wo_DD=weights.out_DD,
         mlp_norm_D=torch.ones(WIDTH).double(),
@@ -126,7 +127,7 @@ def test_the_recurrent_layer_is_that_of_the_mixers_where_both_have_no_norm() -> 
 
 
 def test_stirling_numbers_count_permutations_by_cycles() -> None:
-    for k, row in enumerate(theory.stirling(7), start=1):
+    for k, row in enumerate(stirling(7), start=1):
         counts = [cycles(order) for order in permutations(range(k))]
         assert row == [counts.count(r) for r in range(k + 1)]
 
@@ -135,7 +136,7 @@ def test_the_layer_of_theorem_2_is_the_equation_of_the_paper() -> None:
     v, x, alpha, outputs = draw(4, 4), draw(7, 4, seed=1), 0.7, []
     for k, x_D in enumerate(x, start=1):
         outputs.append(x_D + alpha / k * (v @ x_D + v @ sum(outputs, torch.zeros(4).double())))
-    torch.testing.assert_close(theory.uniform_layer(x, v, alpha), torch.stack(outputs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(uniform_layer(x, v, alpha), torch.stack(outputs), rtol=1e-12, atol=1e-12)
 
 
 def test_the_formula_in_closed_form_and_its_start() -> None:
@@ -144,15 +145,14 @@ def test_the_formula_in_closed_form_and_its_start() -> None:
     product = torch.eye(3).double()
     for m in range(5):
         product = product @ (z + m * torch.eye(3)) / (m + 1)
-    torch.testing.assert_close(theory.stirling_gradient(5, z), product, rtol=1e-12, atol=1e-14)
-    jacobian = torch.autograd.functional.jacobian(lambda x: theory.uniform_layer(x[None], z, 1.0)[0], draw(3))
+    torch.testing.assert_close(stirling_gradient(5, z), product, rtol=1e-12, atol=1e-14)
+    jacobian = torch.autograd.functional.jacobian(lambda x: uniform_layer(x[None], z, 1.0)[0], draw(3))
     torch.testing.assert_close(jacobian, torch.eye(3).double() + z, rtol=1e-12, atol=1e-12)
 
 
 def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    formula = theory.stirling_gradient
-    monkeypatch.setattr(theory, "stirling_gradient", lambda k, matrix: formula(k + 1, matrix))
-    assert not any(check.holds for check in theory.check_gradient(0))
+    monkeypatch.setattr(path_lengths, "stirling_gradient", lambda k, matrix: stirling_gradient(k + 1, matrix))
+    assert not any(check.holds for check in check_gradient(0))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_bad_input_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        theory.main([*arguments, "--out", str(tmp_path / "out")])
+        main([*arguments, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"error: {message}\n"
     assert not (tmp_path / "out").exists()
