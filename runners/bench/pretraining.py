@@ -36,7 +36,7 @@ from runners.bench.timing import Implementation, Setting, Work, layer_work
 from runners.bench.turns import OUT_OF_MEMORY, Bench, grouped, run_benchmark
 from runners.c4.config import HEAD_WIDTH, Config
 from runners.c4.cost import flops_per_token
-from runners.c4.train import peak_flops
+from runners.c4.gpu_peak import peak_flops
 
 USUAL_SHARE = 0.3
 """Of the peak; what is not known yet is expected to take as long as at this share."""

@@ -30,7 +30,8 @@ from mixers.base import Shape  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from runners import c4, provenance  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
-from runners.c4 import checkpoints, search  # noqa: E402
+from runners.c4 import checkpoints, identity, search  # noqa: E402
+from runners.c4.charts import plot_curves  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
 from runners.c4.corpus.prepare import Corpus, prepare  # noqa: E402
 from runners.c4.corpus.shards import Manifest, Part, write_shard  # noqa: E402
@@ -38,19 +39,14 @@ from runners.c4.corpus.sources import SPLITS  # noqa: E402
 from runners.c4.corpus.windows import Windows  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
 from runners.c4.distributed import World  # noqa: E402
-from runners.c4.evaluation.downstream import read_items  # noqa: E402
+from runners.c4.errors import BusyError, DivergedError, RunError  # noqa: E402
+from runners.c4.evaluation.items import read_items  # noqa: E402
+from runners.c4.gpu_peak import peak_flops  # noqa: E402
+from runners.c4.identity import run_folder  # noqa: E402
 from runners.c4.model import build  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
-from runners.c4.track import Bar, plot_curves  # noqa: E402
-from runners.c4.train import (  # noqa: E402
-    BusyError,
-    DivergedError,
-    RunError,
-    Watcher,
-    peak_flops,
-    run_folder,
-    train,
-)
+from runners.c4.train import train  # noqa: E402
+from runners.c4.watchers import Bar, Watcher  # noqa: E402
 from runners.files import DamagedFileError, load_tensors, save_tensors  # noqa: E402
 from runners.interrupt import StoppedError  # noqa: E402
 from runners.storage import Store  # noqa: E402
@@ -217,7 +213,7 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         optimizer.step()
-    trained = checkpoints.load_model(folder_of(config), ALONE.device)[0].state_dict()
+    trained = checkpoints.load_model(folder_of(config))[0].state_dict()
     for name, y in model.state_dict().items():
         torch.testing.assert_close(trained[name], y, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -258,7 +254,7 @@ def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(text
     config = configured(texts, tmp_path, steps=2, validation_tokens=65)
     corpus = prepare(tmp_path, config.data, config.tokenizer, 97, 400, Console(quiet=True))
     result = train(config, {}, corpus, ALONE, [])
-    model, _, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus), ALONE.device)
+    model, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus))
     with gzip.open(texts / "c4-validation.json.gz", "rt") as file:
         documents = [json.loads(line)["text"] for line in file]
     end = tokenizer.token_to_id("</s>")
@@ -311,7 +307,7 @@ def test_ctrl_c_after_training_says_what_is_left(asked: Config, monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr("runners.c4.train.evaluate_items", interrupted)
-    with pytest.raises(StoppedError, match="the run is trained, the same command goes on with the downstream") as stop:
+    with pytest.raises(StoppedError, match="the run is trained, the same command continues with") as stop:
         run(asked)
     assert stop.value.status == 130
     monkeypatch.undo()
@@ -331,7 +327,7 @@ def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, [At(4, interrupt)])
-    monkeypatch.setattr(checkpoints, "run_code", lambda config: "another")
+    monkeypatch.setattr(identity, "run_code", lambda config: "another")
     with pytest.raises(RunError, match=r"^the code of transformer or of its training is not the .* begun with: delete"):
         run(config)
     monkeypatch.undo()
@@ -347,7 +343,7 @@ def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest
             return found if found is None or name != changed else found + "\nX = 1\n"
 
         monkeypatch.setattr(provenance, "_source", with_more)
-        return checkpoints.run_code(Config(mixer="gla"))
+        return identity.run_code(Config(mixer="gla"))
 
     ours = [module.name for module in pkgutil.walk_packages(c4.__path__, "runners.c4.")]
     others = [f"mixers.{name}" for name in ("gla", "lstm", "models", "base", "parts", "ops.numerics")]
