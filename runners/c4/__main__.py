@@ -19,13 +19,14 @@ import torch
 from rich.console import Console
 
 from mixers.contract import check_foreign
-from runners.c4.config import PRESETS, Config
+from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
 from runners.c4.errors import RunError
 from runners.c4.evaluation import generate
 from runners.c4.evaluation.downstream import print_scores
+from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
 from runners.cli import parse, run_command, user_errors
@@ -68,6 +69,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     Raises:
         ValueError: something does not fit; the message says what to do.
     """
+    # The preset decides the defaults, so it is read first.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", nargs="?", default="paper")
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
@@ -91,7 +93,8 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
     console = Console(markup=False)
     found = cost(config, options, vocabulary(config.tokenizer))
 
-    if ACTIVATIONS in found.memory:  # the layer runs without a GPU
+    # A layer whose activations were counted runs without a GPU.
+    if ACTIVATIONS in found.memory:
         check_foreign(config.mixer, lambda: build_layer(config, options), torch.device("cpu"), lambda: config.seq_len)
 
     console.print(describe(found, config))
@@ -117,6 +120,7 @@ def print_result(
     if result.downstream:
         print_scores(result.downstream, console)
 
+    # Where to go from here.
     console.print(f"curves: {result.chart}", soft_wrap=True)
     if _has_steps(config, options, device):
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)

@@ -1,10 +1,9 @@
-"""Every option of a pretraining run, the paper's table of model sizes, and the presets."""
+"""Every option of a pretraining run, and the paper's table of model sizes."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
 from runners.cli import check_out, check_seed
@@ -170,11 +169,13 @@ class Config:
         Raises:
             ValueError: a value is not one of the possible ones.
         """
+        # Choices.
         for name, hint in get_type_hints(Config).items():
             value = getattr(self, name)
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise ValueError(f"{_option(name)} {value} must be one of {', '.join(get_args(hint))}")
 
+        # Whole numbers.
         for name in (*_COUNTS, "seed"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, int):
@@ -182,6 +183,7 @@ class Config:
             if value is not None and value < 1 and name in _COUNTS:
                 raise ValueError(f"{_option(name)} {value} must be at least 1")
 
+        # Real numbers.
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not (low <= value < high):  # false for NaN
@@ -246,53 +248,3 @@ def _join(numbers: dict[int, Widths]) -> str:
     """List numbers in words."""
     *most, last = map(str, numbers)
     return f"{', '.join(most)} or {last}" if most else last
-
-
-PRESETS: dict[str, Config] = {
-    "paper": Config(),
-    "tiny": Config(
-        layers=2,
-        width=64,
-        heads=4,
-        seq_len=32,
-        batch_size=8,
-        steps=100,
-        lr=1e-2,
-        warmup_fraction=0.1,
-        validation_tokens=2048,
-        evaluations=4,
-        checkpoint_every=20,
-        preset="tiny",
-    ),
-}
-"""Defaults of each preset."""
-
-
-def configure(preset: str, values: Mapping[str, Any]) -> Config:
-    """Return a preset's configuration with other values, converted to the types of ``Config``.
-
-    Args:
-        preset: name of the preset.
-        values: by option, its value: for ``data`` a path or several, for options that are real numbers any number.
-
-    Raises:
-        ValueError: there is no such preset or option.
-    """
-    if preset not in PRESETS:
-        raise ValueError(f"--preset {preset} must be one of {', '.join(PRESETS)}")
-    known = [field.name for field in fields(Config) if field.name not in ("preset", "dry_run")]
-    if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"unknown option {unknown[0]}: the options are {', '.join(known)}")
-
-    return replace(PRESETS[preset], **{name: _convert(name, value) for name, value in values.items()})
-
-
-def _convert(name: str, value: Any) -> Any:
-    """Return the value of an option in the type of its field."""
-    if name == "data":
-        return (str(value),) if isinstance(value, str | Path) else tuple(map(str, value))
-    if name == "out":
-        return Path(value)
-    if isinstance(value, Path):
-        return str(value)
-    return float(value) if name in _RANGES else value

@@ -193,6 +193,7 @@ def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) 
         model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
         return count_parameters(model) - 2 * config.shape().width
 
+    # Without memory, if the layer can be built so; else from models of one layer and of two.
     try:
         with torch.device("meta"):
             others = of_layers(config.layers)

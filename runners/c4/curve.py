@@ -51,6 +51,7 @@ def read_curve(folder: Path) -> list[Row]:
     if not path.exists():
         return []
 
+    # A whole line ends with a newline.
     try:
         lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return [_row(values) for values in csv.DictReader(lines)]

@@ -75,6 +75,7 @@ def world(device: str) -> Iterator[World]:
         yield World(rank=0, size=1, device=place)
         return
 
+    # Several processes form a group.
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     try:
         yield World(rank=dist.get_rank(), size=size, device=place)
@@ -103,6 +104,7 @@ def distribute(
     if world.device.type == "cuda" and not sharded:
         _graph(model, *batch)
 
+    # Shard each layer by itself, then the rest.
     if sharded:
         for layer in model.layers:
             fully_shard(layer)

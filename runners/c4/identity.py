@@ -30,6 +30,7 @@ def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
         options: options of the layer that were set.
         corpus: corpus of the run.
     """
+    # The digest tells runs apart; the rest of the name tells a reader what they are.
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     identity = [values, options, corpus.folder.name]
     digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]

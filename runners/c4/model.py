@@ -90,10 +90,12 @@ def mean_loss(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     For bfloat16 products on a GPU, Liger-Kernel computes the mean if it is installed, in less time and memory. It
     divides the gradients of logits by the number of tokens before rounding them; float16 would lose them.
     """
+    # Fused, if possible.
     inputs = hidden_ND, weight_VD, targets_N, dtype = _readout(model, tokens_BT)
     if hidden_ND.is_cuda and dtype == torch.bfloat16 and (fused := _liger()) is not None:
         return fused(weight_VD.to(dtype), hidden_ND.to(dtype), targets_N)
 
+    # In chunks.
     losses_N: Tensor = _ReadoutLosses.apply(*inputs)  # type: ignore[no-untyped-call]
     return losses_N.mean()
 

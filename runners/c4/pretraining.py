@@ -21,7 +21,7 @@ from mixers.find import building, find_mixer
 from mixers.models import LanguageModel
 from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
-from runners.c4.config import Config, configure
+from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
 from runners.c4.curve import read_curve
 from runners.c4.distributed import World, world
@@ -29,6 +29,7 @@ from runners.c4.errors import RunError
 from runners.c4.evaluation.items import HUB, read_items
 from runners.c4.identity import run_folder
 from runners.c4.model import build, layer_of
+from runners.c4.presets import configure
 from runners.c4.search import best, print_results, search, study_file
 from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
@@ -113,10 +114,12 @@ def pretrain(
         RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
         StoppedError: Ctrl-C or SIGTERM came in training; the state is saved, and the same call continues the run.
     """
+    # What the caller set, on top of the preset.
     given = {"layers": layers, "data": data, "tokenizer": tokenizer}
     values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
     config = configure(preset, values | options)
 
+    # Refuse options that the layer does not have.
     layer_options = mixer_options or {}
     applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, _refuse)
     check(config, layer_options, options)
@@ -147,6 +150,7 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     if config.search and {"lr", "beta2"}.intersection(given):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
 
+    # Build the model without memory, to see whether it can be built.
     try:
         with torch.device("meta"):
             build(config, options, 1)
@@ -199,6 +203,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     if shortage := corpus.shortage(config.seq_len):
         console.print(shortage, soft_wrap=True)
 
+    # Training.
     bar, wandb = Bar(console), Wandb(config.wandb, config.out)
     with closing(bar), closing(wandb):
         if config.search:
@@ -206,6 +211,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         else:
             result = train(config, options, corpus, world, [bar, wandb])
 
+    # A chart with all runs on the corpus.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
         plot_curves(_runs_on(corpus, config.out), chart)

@@ -62,6 +62,7 @@ def search(
             if point in results:
                 continue
 
+            # Train the point, unless another process does so now.
             trial = _Trial(study, point, run_folder(point, options, corpus).name, store)
             try:
                 results[point] = train(point, options, corpus, world, [*watchers, trial])
@@ -72,6 +73,7 @@ def search(
             except BusyError:
                 continue
 
+        # The remaining points belong to other processes.
         if len(results) < len(points):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -118,6 +120,7 @@ def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store)
             load_if_exists=True,
         )
 
+        # Describe a new study for the dashboard.
         if "config" not in study.user_attrs:
             from optuna_dashboard import save_note  # slow to import
 
@@ -152,10 +155,12 @@ class _Trial:
             return
 
         with self.store.exclusive():
+            # A trial of this point whose process is gone.
             for old in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if self._is_mine(old.params) and self.store.is_orphan(old):
                     self._trial = Trial(self.study, old._trial_id)
 
+            # A new one.
             if self._trial is None:
                 self.study.enqueue_trial({"lr": self.point.lr, "beta2": self.point.beta2})
                 while not self._is_mine((trial := self.study.ask(_distributions())).params):

@@ -57,6 +57,8 @@ def train(
             for watcher in watchers if world.is_first else ():
                 watcher.finished(result)
             return result
+
+        # Errors that the user can do something about.
         except torch.OutOfMemoryError as error:
             micro = _micro_batch_size(config, world)
             raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
@@ -77,6 +79,7 @@ def _result(
     folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
     """Return the stored result of a run; train the run if there is none."""
+    # Runs of other code are not comparable.
     begun = read_json(folder / "run.json")
     if begun is not None and begun["code"] != identity.run_code(config):
         raise RunError(
@@ -84,6 +87,7 @@ def _result(
             "folder or give another --out to train again, or take the old code back"
         )
 
+    # A run that ended before, with a result or without.
     if (result := read_json(folder / "result.json")) is not None:
         return dict(result)
     if (diverged := read_json(folder / "diverged.json")) is not None:
@@ -95,6 +99,7 @@ def _downstream(
     folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
     """Return the scores of the last checkpoint by set; stored scores of the same questions and figures are reused."""
+    # The digest changes with the questions and with the figures of the scores.
     path = folder / "downstream.json"
     figures = [field.name for field in fields(Scores)]
     digest = sha256(repr((figures, items)).encode()).hexdigest()

@@ -48,6 +48,7 @@ class Bar:
         total = description["config"]["steps"]
         begin = "continuing after" if done else "from"
 
+        # A line for logs, and the bar.
         self._progress.console.print(f"{name}: {begin} step {done}", soft_wrap=True)
         self._progress.update(self._task, description=name, completed=done, total=total)
         self._progress.start_task(self._task)
@@ -55,11 +56,13 @@ class Bar:
 
     def stepped(self, row: Row) -> None:
         """Advance the bar; print a line if the step was evaluated."""
+        # Figures of the step.
         utilisation = "" if row.mfu is None else f"  MFU {row.mfu:.1%}  {row.memory_gib:.1f} GiB"
         speed = f"{row.tokens_per_second:,.0f} tok/s{utilisation}"
         figures = f"loss {row.loss:.3f}  norm {row.grad_norm:.2f}  {speed}"
         self._progress.update(self._task, completed=row.step, figures=figures)
 
+        # A line that stays.
         if row.validation_loss is not None:
             losses = f"loss {row.loss:.4f}, validation {row.validation_loss:.4f}"
             self._progress.console.print(f"step {row.step:>6}: {losses}, lr {row.lr:.2e}, {speed}")
@@ -67,9 +70,12 @@ class Bar:
     def evaluating(self, name: str, number: int, sets: int) -> None:
         """Count downstream sets in place of steps."""
         self._progress.console.print(f"evaluating {name}: set {number} of {sets}", soft_wrap=True)
+
+        # The first set begins a new bar.
         if number == 1:
             self._progress.reset(self._task, total=sets, description="downstream")
             self._progress.start()
+
         self._progress.update(self._task, completed=number - 1, figures=name)
 
     def finished(self, result: dict[str, Any]) -> None:
@@ -94,6 +100,7 @@ class Wandb:
         """Open the run; in mode ``online``, a resumed run continues its curves."""
         if self.mode == "disabled":
             return
+
         import wandb  # slow to import, and rarely needed
 
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -66,10 +66,12 @@ def encode(
         advance: called after each batch with the numbers of documents and of tokens that were encoded.
     """
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
+        # Encode together the documents that are not held out.
         digests = [_digest(text) for _number, text in batch]
         kept = [text for (_number, text), digest in zip(batch, digests, strict=True) if digest not in held_out]
         encodings = iter(encoder.encode_batch_fast(kept, add_special_tokens=False))
 
+        # Return all of them in order.
         tokens = 0
         for (number, _text), digest in zip(batch, digests, strict=True):
             if digest in held_out:

@@ -157,6 +157,7 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
         documents_sha256="",
     )
 
+    # Checksums are those of the files, so these come first.
     tokens, documents = shard.files(folder)
     with _room(folder):
         write_atomically(tokens, lambda path: np.save(path, tokens_N))
@@ -201,6 +202,7 @@ def verify(folder: Path, manifest: Manifest, console: Console) -> None:
     if not checksums:
         return
 
+    # Look for missing files before reading any.
     for path in checksums:
         if not path.is_file():
             raise _damaged(path)

@@ -68,6 +68,7 @@ def describe(file: str) -> dict[str, str]:
     The fingerprint of a compressed file covers its size and its two ends: the last bytes of gzip are the CRC of the
     content.
     """
+    # The name identifies a file on the hub.
     if file.startswith(HUB):
         return {"name": file, "sha256": ""}
 
@@ -97,6 +98,7 @@ def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[i
     """
     first = 0
     for i, file in enumerate(files):
+        # Skip files that end before the first line to read.
         if i < len(lines) and first + lines[i] <= start:
             first += lines[i]
             continue
@@ -107,6 +109,7 @@ def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[i
                 yield number, _text(line, file, number - first)
             number += 1
 
+        # The length of a file is known once it was read to its end.
         if i == len(lines):
             lines.append(number - first)
         first = number
@@ -159,6 +162,7 @@ def hub() -> Iterator[None]:
     """
     from huggingface_hub import constants, get_session
 
+    # Ask the hub once.
     unreachable = None
     was_offline = constants.HF_HUB_OFFLINE
     try:
@@ -167,6 +171,7 @@ def hub() -> Iterator[None]:
         unreachable = error
         constants.HF_HUB_OFFLINE = True
 
+    # If it does not answer, its error explains a failure better than that of the cache.
     try:
         with quiet():
             yield

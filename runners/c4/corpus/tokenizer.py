@@ -27,6 +27,7 @@ def load_tokenizer(name: str) -> "Tokenizer":
     except ImportError as error:
         raise ValueError("tokenising needs the package tokenizers: pip install '.[pretraining]'") from error
 
+    # A name that can only be meant as a file is not looked up on the hub.
     is_file = Path(name).is_file()
     if not is_file and (name.endswith(".json") or Path(name).is_dir()):
         raise ValueError(f"no tokenizer file {name}: give --tokenizer a tokenizer.json or a name on the hub")

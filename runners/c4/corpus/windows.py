@@ -110,6 +110,7 @@ class Windows:
     def _document_numbers(self, begin: int) -> list[int]:
         """Return the numbers of the documents with tokens in the window at ``begin``."""
         numbers: list[int] = []
+        # Rows are sorted by position: from the document that holds the first token to the one that holds the last.
         for shard, start, stop in self._pieces(begin):
             _tokens_N, documents_D3 = self._shards[shard]
             first = np.searchsorted(documents_D3[:, 0], start, side="right") - 1

@@ -143,11 +143,13 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
     for heading, width in widths.items():
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)
 
+    # A row for each set.
     for name, score in scores.items():
         low, high = score["accuracy_interval"]
         accuracy, *others = _cells(score)
         table.add_row(textwrap.fill(name, 10), str(score["items"]), f"{accuracy} ({low:.3f}–{high:.3f})", *others)
 
+    # A row of means.
     means = {name: fmean(score[name] for score in scores.values()) for name in MEANS}
     table.add_section()
     table.add_row("mean", "", *_cells(means))

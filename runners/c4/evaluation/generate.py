@@ -87,6 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         model.to(device)
         check_steps(model)
 
+        # Print each piece at once; an error still ends the line.
         pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
         sys.stdout.write(options.prompt)
         try:
@@ -168,6 +169,7 @@ def generate_tokens(
     unread = list(prompt)
     position = 0
     for _ in range(max_new_tokens):
+        # Read the prompt, later the last token.
         for token in unread:
             try:
                 logits_BV, states = model.step(torch.tensor([token], device=device), states)
@@ -179,6 +181,7 @@ def generate_tokens(
                 ) from error
             position += 1
 
+        # Draw the next token.
         token = draw(logits_BV[0, :known].float().cpu(), sampling, generator)
         if token == end:
             return

@@ -48,6 +48,7 @@ def read_items(source: str | Path) -> dict[str, list[Item]]:
     if str(source) == HUB:
         return {name: _read_hub(name, hub_set) for name, hub_set in HUB_SETS.items()}
 
+    # A file for each set.
     files = sorted([*Path(source).glob("*.jsonl"), *Path(source).glob("*.jsonl.gz")])
     sets: dict[str, list[Item]] = {}
     for path in files:
@@ -90,6 +91,7 @@ def _parse(line: bytes) -> Item:
         raise ValueError(f"no {', '.join(sorted(missing))}")
     contexts, continuations, gold = values["contexts"], values["continuations"], values["gold"]
 
+    # Types and lengths.
     for name, texts in (("contexts", contexts), ("continuations", continuations)):
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{name} must be a list of texts, none of them blank")
@@ -118,6 +120,7 @@ def _read_hub(name: str, hub_set: HubSet) -> list[Item]:
             f"{hub_set.path} cannot be read from the hub ({first_line(error)}): give a folder of *.jsonl"
         ) from error
 
+    # The rows as questions.
     items = []
     for number, row in enumerate(rows):
         contexts, choices, gold = hub_set.choices(row)

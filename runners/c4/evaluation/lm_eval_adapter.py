@@ -50,6 +50,7 @@ def language_model(checkpoint: Path, batch_size: int = 16, device: Literal["auto
     model, tokenizer = load_model(checkpoint)
     seq_len = load_config(checkpoint).seq_len
 
+    # The harness is imported here, so the class that inherits from it is made here, too.
     adapter = type("CheckpointLM", (Requests, LM), {"__module__": __name__})
     return adapter(model.to(place), tokenizer, seq_len, batch_size)
 
@@ -94,6 +95,7 @@ class Requests:
         if unknown := settings.keys() - GENERATION:
             raise ValueError(f"generation knows no {', '.join(sorted(unknown))}: its settings are {sorted(GENERATION)}")
 
+        # The harness gives one stop text or several, and means greedy decoding unless it says otherwise.
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else until
         length = settings.get("max_gen_toks", MAX_NEW_TOKENS)
