@@ -13,10 +13,10 @@ from torch import Tensor
 
 from runners.files import DamagedFileError, load_tensors, read_json, write_json
 from runners.mad.experiment import Experiment, run_folder
+from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident, evaluate
+from runners.mad.training.evaluate import evaluate
 from runners.mad.training.protocol import Run
-from runners.storage import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +35,20 @@ class Reading:
 
 
 def read_test(
-    experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device, together: int
+    experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device, together: int
 ) -> dict[Run, Reading]:
-    """Readings of finished runs, by run; at most ``together`` are in memory at a time, as in training.
+    """Test figures of finished runs below a results folder, by run.
+
+    At most ``together`` models are in memory at a time, as in training.
 
     Raises:
         DamagedFileError: a run that was not read before has lost its parameters, or what was read is damaged.
     """
-    paths = {run: run_folder(store.folder, experiment, run) / "test.json" for run in runs}
+    paths = {run: run_folder(folder, experiment, run) / "test.json" for run in runs}
     known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
     unread = [run for run in runs if run not in known]
     for start in range(0, len(unread), together):
-        for run, reading in _read(experiment, unread[start : start + together], store, device).items():
+        for run, reading in _read(experiment, unread[start : start + together], folder, device).items():
             write_json(paths[run], asdict(reading))
             known[run] = reading
     return known
@@ -61,8 +63,8 @@ def _known(path: Path) -> Reading | None:
         raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
-def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
-    kept = [kept_parameters(experiment, run, store) for run in runs]
+def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:
+    kept = [kept_parameters(experiment, run, folder) for run in runs]
     members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
     for name, rows in members.named(members.params_RP).items():
         for row, parameters in zip(rows, kept, strict=True):
@@ -76,14 +78,14 @@ def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: tor
     }
 
 
-def kept_parameters(experiment: Experiment, run: Run, store: Store) -> dict[str, Tensor]:
-    """What training left of a finished run, by name: its parameters alone, each once.
+def kept_parameters(experiment: Experiment, run: Run, folder: Path) -> dict[str, Tensor]:
+    """Parameters that training kept of a finished run below a results folder, by name.
 
     Raises:
-        DamagedFileError: it is not there any more, or cannot be read.
+        DamagedFileError: they are gone, or cannot be read.
     """
-    path = run_folder(store.folder, experiment, run) / "model.safetensors"
+    path = run_folder(folder, experiment, run) / "model.safetensors"
     try:
         return load_tensors(path)[0]
     except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(f"{path} is gone or damaged: another --out trains it anew") from error
+        raise DamagedFileError(f"{path} is gone or damaged: another --out trains the run again") from error
