@@ -20,7 +20,7 @@ from runners.bench.pretraining.work import DecodeWork, TrainingWork
 from runners.bench.work import Work, random_layer_work
 from runners.c4.config import Config
 from runners.c4.cost import flops_per_token
-from runners.c4.train import peak_flops
+from runners.c4.gpu_peak import peak_flops
 
 MLP_FACTOR = 4
 """Hidden width of the MLP over the model width."""

@@ -1,30 +1,41 @@
-"""What a run shows of itself: a progress bar, Weights & Biases, charts of loss curves."""
+"""Watchers of a run: a progress bar, and Weights & Biases."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from runners.c4.curve import Row, read_curve
-from runners.files import write_atomically
+from runners.c4.curve import Row
 from runners.tracking import Mode
 
 PROJECT = "c4"
-LINES = ("-", "--", "-.", ":")
-"""One for each ten runs of a chart, which has ten colours."""
+
+
+class Watcher(Protocol):
+    """An object that learns what a run does, in the first process."""
+
+    def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
+        """A run begins, or continues after ``row``."""
+
+    def stepped(self, row: Row) -> None:
+        """A step is done."""
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """The run is trained and begins a downstream set, the ``number``-th of ``sets``."""
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """The run is done and its result stored."""
 
 
 class Bar:
-    """A progress bar with the step's figures; each evaluation leaves a line."""
+    """A progress bar with the figures of the last step; each evaluation prints a line."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # one that may wrap
-            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # about what stands beside it
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # the other columns take about 88
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
@@ -33,37 +44,47 @@ class Bar:
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
         """Show the bar."""
-        done, total = row.step if row else 0, description["config"]["steps"]
-        self._progress.console.print(f"{name}: {'going on after' if done else 'from'} step {done}", soft_wrap=True)
+        done = row.step if row else 0
+        total = description["config"]["steps"]
+        begin = "continuing after" if done else "from"
+
+        # A line for logs, and the bar.
+        self._progress.console.print(f"{name}: {begin} step {done}", soft_wrap=True)
         self._progress.update(self._task, description=name, completed=done, total=total)
         self._progress.start_task(self._task)
         self._progress.start()
 
     def stepped(self, row: Row) -> None:
-        """Move it."""
+        """Advance the bar; print a line if the step was evaluated."""
+        # Figures of the step.
         utilisation = "" if row.mfu is None else f"  MFU {row.mfu:.1%}  {row.memory_gib:.1f} GiB"
         speed = f"{row.tokens_per_second:,.0f} tok/s{utilisation}"
         figures = f"loss {row.loss:.3f}  norm {row.grad_norm:.2f}  {speed}"
         self._progress.update(self._task, completed=row.step, figures=figures)
+
+        # A line that stays.
         if row.validation_loss is not None:
             losses = f"loss {row.loss:.4f}, validation {row.validation_loss:.4f}"
             self._progress.console.print(f"step {row.step:>6}: {losses}, lr {row.lr:.2e}, {speed}")
 
     def evaluating(self, name: str, number: int, sets: int) -> None:
-        """Begin anew, with sets of questions in place of steps."""
+        """Count downstream sets in place of steps."""
         self._progress.console.print(f"evaluating {name}: set {number} of {sets}", soft_wrap=True)
+
+        # The first set begins a new bar.
         if number == 1:
             self._progress.reset(self._task, total=sets, description="downstream")
             self._progress.start()
+
         self._progress.update(self._task, completed=number - 1, figures=name)
 
     def finished(self, result: dict[str, Any]) -> None:
-        """Take it away."""
+        """Fill and stop the bar."""
         self._progress.update(self._task, completed=self._progress.tasks[0].total)
         self._progress.stop()
 
     def close(self) -> None:
-        """Give the terminal back, whatever happened."""
+        """Release the terminal, also after an error."""
         self._progress.stop()
 
 
@@ -71,14 +92,16 @@ class Wandb:
     """Curves in Weights & Biases; with mode ``disabled`` it does nothing."""
 
     def __init__(self, mode: Mode, folder: Path) -> None:
-        self.mode, self.folder = mode, folder
+        self.mode = mode
+        self.folder = folder
         self._run: Any = None
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
-        """Open the run; online, a resumed one goes on where it was."""
+        """Open the run; in mode ``online``, a resumed run continues its curves."""
         if self.mode == "disabled":
             return
-        import wandb  # slow to import, and seldom wanted
+
+        import wandb  # slow to import, and rarely needed
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
@@ -99,10 +122,10 @@ class Wandb:
             self._run.log(values, step=row.step)
 
     def evaluating(self, name: str, number: int, sets: int) -> None:
-        """Nothing: the scores are part of the result."""
+        """Do nothing: the scores are part of the result."""
 
     def finished(self, result: dict[str, Any]) -> None:
-        """Write the result and close."""
+        """Write the result and close the run."""
         if self._run is not None:
             self._run.summary.update(result)
         self.close()
@@ -112,37 +135,3 @@ class Wandb:
         if self._run is not None:
             self._run.finish()
             self._run = None
-
-
-def plot_curves(folders: Sequence[Path], path: Path) -> None:
-    """Training and validation loss of runs against tokens read, as PNG; the legend tells lines and runs apart."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    training: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}
-    validation: dict[str, Any] = {"marker": "o", "markersize": 3}
-    for i, folder in enumerate(folders):
-        rows, color, line = read_curve(folder), f"C{i % 10}", LINES[i // 10 % len(LINES)]
-        measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
-        axes.plot(
-            [row.tokens for row in rows],
-            [row.loss for row in rows],
-            color=color,
-            linestyle=line,
-            **training,
-        )
-        axes.plot(
-            [tokens for tokens, _ in measured],
-            [loss for _, loss in measured],
-            color=color,
-            linestyle=line,
-            label=folder.name,
-            **validation,
-        )
-    for name, kind in (("validation", validation), ("training, each step", training)):
-        axes.plot([], [], color="black", label=name, **kind)
-    axes.set_xscale("log")
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("cross-entropy (nats a token)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
