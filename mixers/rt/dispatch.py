@@ -12,9 +12,9 @@ from mixers.ops.runs import Method, Optionals, Tensors, over_runs
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.tiled import tiled_backward, tiled_forward
 
-Chosen = Literal["naive", "tiled", "chunked", "triton"]
+Chosen = Literal["naive", "tiled", "wavefront", "fused"]
 Implementation = Literal["auto"] | Chosen
-WIDEST_OF_TRITON = 256
+WIDEST_OF_FUSED = 256
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
@@ -47,7 +47,7 @@ def recurrence(
     slopes_H: Tensor,
     scale: float,
     block: int,
-    implementation: Literal["naive", "tiled", "triton"],
+    implementation: Literal["naive", "tiled", "fused"],
 ) -> Tensor:
     """Outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
 
@@ -63,14 +63,14 @@ def recurrence(
 def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, block: int) -> Chosen:
     """Name of the implementation that runs for inputs or queries x (..., D).
 
-    ``auto`` is on a GPU with products in bfloat16 ``triton`` up to width 256 and ``chunked`` beyond, ``tiled``
+    ``auto`` is on a GPU with products in bfloat16 ``fused`` up to width 256 and ``wavefront`` beyond, ``tiled``
     elsewhere. Where their kernels do not support a shape, ``tiled`` runs and the log says why, once.
     """
     if implementation == "auto":
         if not (x.is_cuda and product_dtype(x) == torch.bfloat16):
             return "tiled"
-        implementation = "triton" if x.shape[-1] <= WIDEST_OF_TRITON else "chunked"
-    if implementation in ("chunked", "triton"):
+        implementation = "fused" if x.shape[-1] <= WIDEST_OF_FUSED else "wavefront"
+    if implementation in ("wavefront", "fused"):
         reason = _unsupported(implementation, x, hidden, heads, block)
         if reason is not None:
             log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
@@ -85,6 +85,6 @@ def _unsupported(implementation: str, x: Tensor, hidden: int, heads: int, block:
     from mixers.rt.wavefront import passes as chunked
 
     width, dtype = x.shape[-1], product_dtype(x)
-    if implementation == "chunked":
+    if implementation == "wavefront":
         return chunked.unsupported(width, heads, block, dtype, x.device)
     return fused.unsupported(width, heads, hidden, block, dtype, x.device)

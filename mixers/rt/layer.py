@@ -52,7 +52,7 @@ class RecurrentTransformer(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         chosen = self._choose(x_BTD)
-        if chosen == "chunked":
+        if chosen == "wavefront":
             return self._wavefront([self], x_BTD)
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         return recurrence(
@@ -80,7 +80,7 @@ class RecurrentTransformer(AttentionLayer):
             for layer in layers
         )
         # At the same time layers hold the memory of all, which for gradients is kept anyway.
-        return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "chunked"
+        return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "wavefront"
 
     def init_state(self, batch: int) -> State:
         pairs = super().init_state(batch)
@@ -113,9 +113,9 @@ class RecurrentTransformer(AttentionLayer):
     def _choose(self, x_BTD: Tensor) -> Chosen:
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
-        # ``chunked`` computes queries and pairs itself; a subclass may do so in another way.
+        # ``wavefront`` computes queries and pairs itself; a subclass may do so in another way.
         own = type(self).project is not AttentionLayer.project
-        return "tiled" if own and chosen == "chunked" else chosen
+        return "tiled" if own and chosen == "wavefront" else chosen
 
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ PRESETS = {
 }
 """Defaults by type of device."""
 
-TARGETS_MS = {("rt-triton", "step", 128, 1): 2.0, ("rt-triton", "step", 128, 30): 6.0}
+TARGETS_MS = {("rt-fused", "step", 128, 1): 2.0, ("rt-fused", "step", 128, 30): 6.0}
 """Milliseconds to reach on one H200, by implementation, phase, length and runs, in the default setting."""
 
 

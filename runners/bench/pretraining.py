@@ -145,7 +145,7 @@ class PretrainingBench(Bench[Options, Cell]):
             by_length = min(1.0, by_length)
         by_width = min(1.0, cell.width / other.width) ** 2
         by_layers = cell.layers / other.layers
-        if self.implementations[cell.implementation].method == "chunked":
+        if self.implementations[cell.implementation].method == "wavefront":
             by_layers = min(1.0, by_layers)
         return by_length * by_width * by_layers * min(1.0, cell.batch_size / other.batch_size)
 

@@ -26,10 +26,10 @@ LAYERS = {
         label="RT tiled, graph", layer=RecurrentTransformer, method="tiled", graph=True, form="single"
     ),
     "rt-tiled": Implementation(label="RT tiled", layer=RecurrentTransformer, method="tiled", form="single"),
-    "rt-chunked-graph": Implementation(
-        label="RT chunked, graph", layer=RecurrentTransformer, method="chunked", graph=True, form="single"
+    "rt-wavefront-graph": Implementation(
+        label="RT wavefront, graph", layer=RecurrentTransformer, method="wavefront", graph=True, form="single"
     ),
-    "rt-chunked": Implementation(label="RT chunked", layer=RecurrentTransformer, method="chunked", form="single"),
+    "rt-wavefront": Implementation(label="RT wavefront", layer=RecurrentTransformer, method="wavefront", form="single"),
     "transformer-compiled": Implementation(label="Transformer, compiled", layer=PlainTransformer, form="compiled"),
     "transformer": Implementation(label="Transformer", layer=Transformer, form="single"),
 }
@@ -150,7 +150,7 @@ RECOMPUTED_TARGETS = {12: Target("peak_gib", 48.0)}
 """Memory of the 300M models by layers where activations are computed again."""
 QUADRATIC_TARGET = Target("quadratic_share", 1.3)
 QUADRATIC_UP_TO = 2048
-OURS = "rt-chunked-graph"
+OURS = "rt-wavefront-graph"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class Implementation:
     @property
     def stepwise(self) -> bool:
         """Whether Python goes from position to position, so that an eager pass takes time in proportion to N."""
-        return self.method in ("naive", "tiled", "chunked")
+        return self.method in ("naive", "tiled", "wavefront")
 
     def config(self, setting: Setting) -> Any:
         values: dict[str, Any] = {"heads": setting.heads}
@@ -95,7 +95,7 @@ class Implementation:
 
     def has_kernel(self, setting: Setting, device: torch.device) -> bool:
         """False where the layer would run another method than the one that is named."""
-        if self.method not in ("chunked", "triton"):
+        if self.method not in ("wavefront", "fused"):
             return True
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         q_BTD = torch.empty(1, 1, setting.width, dtype=dtype, device=device)
@@ -113,7 +113,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
         "rt-tiled-graph": Implementation(
             label="RT tiled, graph", layer=RecurrentTransformer, method="tiled", graph=True
         ),
-        "rt-triton": Implementation(label="RT triton, graph", layer=RecurrentTransformer, method="triton", graph=True),
+        "rt-fused": Implementation(label="RT fused, graph", layer=RecurrentTransformer, method="fused", graph=True),
         "transformer": Implementation(label="Transformer, graph", layer=Transformer, graph=True),
     },
     "cpu": {

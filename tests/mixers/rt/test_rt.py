@@ -198,7 +198,7 @@ def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_bac
     assert choose("auto", q, 64, 4, 1) == "tiled"
     assert choose("naive", q, 64, 4, 1) == "naive"
     for _ in range(2):
-        assert choose("triton", q, 64, 4, 6) == "tiled"
+        assert choose("fused", q, 64, 4, 6) == "tiled"
     assert [record.getMessage() for record in caplog.records] == [
-        "Recurrent Transformer: tiled in place of triton: no kernel for blocks of 6 positions (kernels: powers of two)"
+        "Recurrent Transformer: tiled in place of fused: no kernel for blocks of 6 positions (kernels: powers of two)"
     ]

@@ -79,7 +79,7 @@ def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
     wanted = passes(runs, x, dz, "naive")
     runs = [stack.float() for stack in runs]
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-        got = passes(runs, x.float(), dz.float(), "chunked")
+        got = passes(runs, x.float(), dz.float(), "wavefront")
         return wanted, got, passes(runs, x.float(), dz.float(), "naive") if dtype == torch.bfloat16 else {}
 
 
@@ -140,7 +140,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
     shape = Shape(width=32, mlp_width=16, layers=2)
-    config = kind.Config(heads=2, implementation="chunked")
+    config = kind.Config(heads=2, implementation="wavefront")
     torch.manual_seed(0)
     stack = Stack(kind(config, shape) for _ in range(2)).to(DEVICE)
     called = []
@@ -149,7 +149,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     elif reason == "backward hook":
         stack[1].register_full_backward_hook(lambda module, inputs, outputs: called.append(module))
     elif reason == "another configuration":
-        stack[1] = kind(kind.Config(heads=1, implementation="chunked"), shape).to(DEVICE)
+        stack[1] = kind(kind.Config(heads=1, implementation="wavefront"), shape).to(DEVICE)
     elif reason == "another module":
         stack[1] = torch.nn.Identity()
     counts, wavefront = [], RecurrentTransformer._wavefront
@@ -185,7 +185,7 @@ def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypat
 
     monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
     for layer in stack.float():
-        object.__setattr__(layer.config, "implementation", "chunked")
+        object.__setattr__(layer.config, "implementation", "wavefront")
     stack.recompute = True
     x_BTD = x[0].float().requires_grad_()
     gradients = torch.autograd.grad(z_BTD := stack(x_BTD), [x_BTD, *stack.parameters()], dz[0].float())
@@ -200,7 +200,7 @@ def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
     runs, x, _ = build(Case(1, 2, 1, 5, 32, 2, 16))
     for stack in runs:
-        object.__setattr__(stack[0].config, "implementation", "chunked")
+        object.__setattr__(stack[0].config, "implementation", "wavefront")
     params = {
         name: torch.stack([dict(stack.named_parameters())[name].detach().float() for stack in runs])
         for name, _ in runs[0].named_parameters()
@@ -272,7 +272,7 @@ def test_gpu_bfloat16(case: Case) -> None:
 @pytest.mark.gpu
 def test_gpu_graph_repeats_bitwise() -> None:
     (stack,), x, dz = build(Case(3, 1, 20, 140, 128, 2, 512))
-    call = partial(passes, [stack.float()], x.float(), dz.float(), "chunked")
+    call = partial(passes, [stack.float()], x.float(), dz.float(), "wavefront")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         want = call()
