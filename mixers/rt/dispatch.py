@@ -10,7 +10,7 @@ from mixers.base import log_once
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import Method, Optionals, Tensors, over_runs
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.tiled import tiled_backward, tiled_forward
+from mixers.rt.tiled.passes import tiled_backward, tiled_forward
 
 Chosen = Literal["naive", "tiled", "wavefront", "fused"]
 Implementation = Literal["auto"] | Chosen

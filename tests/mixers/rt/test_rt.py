@@ -13,7 +13,7 @@ from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.tiled import tiles
+from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
