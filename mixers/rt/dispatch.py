@@ -82,9 +82,9 @@ def _unsupported(implementation: str, x: Tensor, hidden: int, heads: int, block:
     if importlib.util.find_spec("triton") is None:
         return "this platform (Triton is not installed)"
     from mixers.rt.fused import passes as fused
-    from mixers.rt.wavefront import passes as chunked
+    from mixers.rt.wavefront import passes as wavefront
 
     width, dtype = x.shape[-1], product_dtype(x)
     if implementation == "wavefront":
-        return chunked.unsupported(width, heads, block, dtype, x.device)
+        return wavefront.unsupported(width, heads, block, dtype, x.device)
     return fused.unsupported(width, heads, hidden, block, dtype, x.device)

@@ -120,7 +120,10 @@ class RecurrentTransformer(AttentionLayer):
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
         """Layers at work at the same time, each as soon as the one before has outputs."""
-        from mixers.rt.wavefront.passes import LayerWeights, layers_method  # Triton is not there on every platform
+        # Triton does not exist on every platform.
+        from mixers.rt.wavefront.buffers import Setting
+        from mixers.rt.wavefront.passes import layers_method
+        from mixers.rt.wavefront.weights import LayerWeights
 
         def gain(norm: nn.Module) -> Tensor | None:
             return norm.gain if isinstance(norm, RMSNorm) else None
@@ -141,13 +144,13 @@ class RecurrentTransformer(AttentionLayer):
             for layer in layers
         ]
         first = layers[0]
-        method = layers_method(
-            len(layers),
-            first.slopes_H,
-            first.shape.residual_scale,
-            first.config.persistent_norm,
-            product_dtype(x_BTD),
+        setting = Setting(
+            slopes_H=first.slopes_H,
+            scale=first.shape.residual_scale,
+            persistent_norm=first.config.persistent_norm,
+            dtype=product_dtype(x_BTD),
         )
+        method = layers_method(len(layers), setting)
         (z_BTD,) = over_runs(method, x_BTD, *(y for field in zip(*weights, strict=True) for y in field))
         return z_BTD
 

@@ -18,7 +18,7 @@ from mixers.rt.fused.passes import triton_backward, triton_forward, unsupported 
 from mixers.rt.fused.room import Room  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
-from mixers.rt.wavefront import passes as chunked  # noqa: E402
+from mixers.rt.wavefront import schedule  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
@@ -357,7 +357,7 @@ def test_gpu_two_passes_at_the_same_time() -> None:
 @interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
 def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     shape = Shape(width=64, mlp_width=64)
     gradients = {}
     for implementation in ("naive", "fused", "wavefront"):

@@ -13,7 +13,8 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.models import Stack  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
-from mixers.rt.wavefront import passes as chunked  # noqa: E402
+from mixers.rt.wavefront import schedule  # noqa: E402
+from mixers.rt.wavefront.passes import unsupported  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -105,7 +106,7 @@ def check_float32(case: Case) -> None:
     ],
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: group)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: group)
     check_float32(case)
 
 
@@ -137,7 +138,7 @@ class Cold(RecurrentTransformer):
 def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     reason: str, together: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
     shape = Shape(width=32, mlp_width=16, layers=2)
     config = kind.Config(heads=2, implementation="wavefront")
@@ -174,7 +175,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
 
 @interpreted
 def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     (stack,), x, dz = build(Case(3, 1, 1, 3, 16, 1, 16))
     wanted = passes([stack], x, dz, "naive")
     counts, wavefront = [], RecurrentTransformer._wavefront
@@ -197,7 +198,7 @@ def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypat
 
 @interpreted
 def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     runs, x, _ = build(Case(1, 2, 1, 5, 32, 2, 16))
     for stack in runs:
         object.__setattr__(stack[0].config, "implementation", "wavefront")
@@ -215,7 +216,7 @@ def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])
 def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int, groups: int) -> None:
     done: set[tuple[int, int]] = set()
-    for lo, hi, base in chunked._waves(layers, groups * 32, 32, 32):
+    for lo, hi, base in schedule.Schedule(layers, length=groups * 32, group=32, skew=32).waves():
         starts = {(layer, base // 32 - (layer - lo)) for layer in range(lo, hi)}
         for layer, group in starts:
             assert (layer, group) not in done
@@ -227,11 +228,11 @@ def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int
 
 def test_says_why_a_case_is_unsupported() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert chunked.unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(chunked.unsupported(1408, 22, 4, torch.bfloat16, cuda))
-    assert "16 heads of width 1408" in str(chunked.unsupported(1408, 16, 1, torch.bfloat16, cuda))
-    assert "float64" in str(chunked.unsupported(1408, 22, 1, torch.float64, cuda))
-    assert "cpu" in str(chunked.unsupported(1408, 22, 1, torch.bfloat16, cpu))
+    assert unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(unsupported(1408, 22, 4, torch.bfloat16, cuda))
+    assert "16 heads of width 1408" in str(unsupported(1408, 16, 1, torch.bfloat16, cuda))
+    assert "float64" in str(unsupported(1408, 22, 1, torch.float64, cuda))
+    assert "cpu" in str(unsupported(1408, 22, 1, torch.bfloat16, cpu))
 
 
 SHAPES = [
