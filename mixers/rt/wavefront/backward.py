@@ -16,7 +16,7 @@ from mixers.rt.wavefront.backward_kernels import (
     gelu_bwd_kernel,
     pair_bwd_kernel,
 )
-from mixers.rt.wavefront.buffers import BackwardScratch, Kept, Setting, Sizes, at_work
+from mixers.rt.wavefront.buffers import BackwardScratch, Kept, at_work
 from mixers.rt.wavefront.launch import (
     ATTEND,
     BEGIN_BWD,
@@ -27,11 +27,11 @@ from mixers.rt.wavefront.launch import (
     group_tile,
     position_tile,
     product,
-    row_tile,
     strided,
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
-from mixers.rt.wavefront.weights import LayerWeights, Operands, key_gain, operands_of, weight_gradients
+from mixers.rt.wavefront.setup import Pass, Setting
+from mixers.rt.wavefront.weights import LayerWeights, Operands, weight_gradients
 
 
 class _Groups(NamedTuple):
@@ -55,13 +55,8 @@ class _Groups(NamedTuple):
     delta: Tensor
     operands: Operands
 
-    @property
-    def n(self) -> int:
-        """Number of layers at work."""
-        return len(self.d)
 
-
-class Backward:
+class Backward(Pass):
     """Backward pass of a stack of layers (R = 1), or of one layer of R runs.
 
     Args:
@@ -72,19 +67,12 @@ class Backward:
     """
 
     def __init__(self, dz_RBTD: Tensor, weights: LayerWeights, setting: Setting, saved: tuple[Tensor, ...]) -> None:
+        super().__init__(dz_RBTD, weights, setting)
         self.dz_RBTD = dz_RBTD
         self.weights = weights
-        self.setting = setting
-        self.sizes = Sizes.of(dz_RBTD, weights, setting)
-        self.operands = operands_of(weights, setting.persistent_norm, setting.dtype)
-        self.key_gain = key_gain(weights)
-        self.slopes_H = setting.slopes_H.float()
-        self.qk_norm = weights.q_norm_D is not None
-
         self.kept = Kept.named(self.sizes, saved)
         self.scratch = BackwardScratch.new(self.sizes)
         self.doperands = Operands(*(torch.zeros_like(w, dtype=dz_RBTD.dtype) for w in self.operands))
-        self.row: dict[str, Any] = row_tile(self.sizes.D)
 
     def run(self) -> tuple[Tensor, LayerWeights]:
         """Gradients of inputs (R, B, T, D) and of weights, all float32; None where a weight is None."""
@@ -131,25 +119,24 @@ class Backward:
               steps from there to the gradient of its attention output.
         4. Gradients on which no position depends: weights, then queries, temporary pairs and inputs.
         """
-        (_, _, base), n, sizes = groups.wave, groups.n, self.sizes
+        (_, _, base), n, sizes = groups.wave, groups.wave.n, self.sizes
         group = sizes.schedule.group
 
         # 1. Hidden layer.
         product(groups.kept.n_u, groups.operands.up.mT, out=self.scratch.h[:n])
 
         # 2. Later groups. Their end lies behind the last position of every layer at work.
-        stop = base + group
         end = sizes.schedule.length + sizes.L * sizes.schedule.skew
-        tile = group_tile(group, sizes.K)
-        self.pull_past(groups, start=base, stop=stop, begin=stop, end=end, first=True, tile=tile)
+        self.pull_past(groups, start=base, stop=base + group, end=end, first=True, tile=group_tile(group, sizes.K))
 
         # 3. Chunks.
         for chunk in reversed(range(0, group, CHUNK)):
             if chunk + CHUNK < group:
-                start = base + chunk
-                stop, end = start + CHUNK, base + group
-                tile = {"C": CHUNK, **CHUNK_TILE}
-                self.pull_past(groups, start=start, stop=stop, begin=stop, end=end, first=False, tile=tile)
+                # a. Later chunks.
+                start, end = base + chunk, base + group
+                self.pull_past(groups, start=start, stop=start + CHUNK, end=end, first=False, tile=CHUNK_TILE)
+
+            # b. Positions. The last call only computes delta of the first position.
             pull = self.pull_in_chunk(groups, chunk)
             for t in reversed(range(CHUNK)):
                 pull(t=t, J=position_tile(CHUNK - 2 - t), QUERY=t + 1 < CHUNK, PULL=True)
@@ -160,40 +147,30 @@ class Backward:
         self.add_weight_gradients(groups)
         self.finish_inputs(groups)
 
-    def pull_past(
-        self, groups: _Groups, *, start: int, stop: int, begin: int, end: int, first: bool, tile: dict[str, Any]
-    ) -> None:
-        """Gradients that the pairs start..stop of layer ``lo`` get from its queries begin..end; others likewise.
+    def pull_past(self, groups: _Groups, *, start: int, stop: int, end: int, first: bool, tile: dict[str, Any]) -> None:
+        """Gradients that the pairs start..stop get from the queries stop..end, positions of layer ``lo``.
 
-        The ``first`` call for a pair starts from zero. The kernel finds the other layers at work by their distance.
+        The kernel finds the other layers at work by their distance from ``lo``. The ``first`` call for a pair starts
+        from zero.
         """
         (lo, _, base), sizes = groups.wave, self.sizes
 
-        past_bwd_kernel[(groups.n * sizes.B * sizes.H,)](
+        past_bwd_kernel[(groups.wave.n * sizes.B * sizes.H,)](
             q_ptr=self.kept.q[lo],
             k_ptr=self.kept.k[lo],
             v_ptr=self.kept.v[lo],
             da_ptr=self.scratch.da[lo],
             lse_ptr=self.kept.lse[lo],
             delta_ptr=self.scratch.delta[lo],
-            slopes_ptr=self.slopes_H,
             dk_ptr=self.scratch.dk,
             dv_ptr=self.scratch.dv,
-            T=sizes.schedule.length,
-            step=sizes.B,
             start=start,
             stop=stop,
-            begin=begin,
+            begin=stop,
             end=end,
             base=base,
-            D=sizes.D,
-            K=sizes.K,
-            UNIT=sizes.K**-0.5,
-            S=sizes.schedule.group,
-            G=1,
-            E=sizes.K,
             FIRST=first,
-            SKEW=sizes.schedule.skew,
+            **self.past_arguments,
             **tile,
         )
 
@@ -205,7 +182,7 @@ class Backward:
         first, scratch, sizes = groups.kept.at(chunk), self.scratch, self.sizes
 
         return partial(
-            attend_bwd_kernel[groups.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
+            attend_bwd_kernel[groups.wave.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
             q_ptr=first.q,
             k_ptr=first.k,
             v_ptr=first.v,
@@ -228,33 +205,32 @@ class Backward:
 
     def finish_position(self, groups: _Groups, i: int) -> None:
         """From the gradients of position i's outputs and persistent pairs to those of its attention outputs."""
-        n, B, scratch, operands = groups.n, self.sizes.B, self.scratch, groups.operands
+        n, B, F = groups.wave.n, self.sizes.B, self.sizes.F
+        scratch, operands = self.scratch, groups.operands
         kept, d, da = groups.kept.at(i), groups.d[:, i], groups.da[:, i]
         dkv, dy, h, dh, du = (y[:n, i] for y in (scratch.dkv, scratch.dy, scratch.h, scratch.dh, scratch.du))
         dn, dg = scratch.dn[:n], scratch.dg[:n]
 
         # Persistent pair.
         if self.qk_norm:
-            pair_bwd_kernel[B, n](**strided(dkv=dkv, k=kept.k, r=kept.r_k), **self.row)
+            pair_bwd_kernel[B, n](**strided(dkv=dkv, k=kept.k, r=kept.r_k), **self.row_arguments)
         product(dkv, operands.kv, out=dn)
         add_norm_bwd_kernel[B, n](
             **strided(d=d, dn=dn, n=kept.n_z, r=kept.r_z, du=d, dy=dy),
             scale=self.setting.scale,
             NORM=self.setting.persistent_norm,
-            **self.row,
+            **self.row_arguments,
         )
 
         # z = u + scale * down GELU(up RMS(u))
         product(dy, operands.down, out=dg)
-        gelu_bwd_kernel[B, triton.cdiv(self.sizes.F, GELU["W"]), n](
-            **strided(dg=dg, h=h, dh=dh), F=self.sizes.F, **GELU
-        )
+        gelu_bwd_kernel[B, triton.cdiv(F, GELU["W"]), n](**strided(dg=dg, h=h, dh=dh), F=F, **GELU)
         product(dh, operands.up, out=dn)
         add_norm_bwd_kernel[B, n](
             **strided(d=d, dn=dn, n=kept.n_u, r=kept.r_u, du=d, dy=du),
             scale=self.setting.scale,
             NORM=True,
-            **self.row,
+            **self.row_arguments,
         )
 
         # u = x + scale * out a
@@ -262,7 +238,7 @@ class Backward:
 
     def add_weight_gradients(self, groups: _Groups) -> None:
         """Add the group's part to the gradients of the matrices; that of ``qkv`` follows in ``finish_inputs``."""
-        n, kept, scratch = groups.n, groups.kept, self.scratch
+        n, kept, scratch = groups.wave.n, groups.kept, self.scratch
         doperands = self.doperands.layers(groups.wave.lo, groups.wave.hi)
 
         add_outer_products(doperands.up, scratch.dh[:n], kept.n_u)
@@ -272,7 +248,7 @@ class Backward:
 
     def finish_inputs(self, groups: _Groups) -> None:
         """Gradients of a group's queries and temporary pairs, and from them those of its inputs."""
-        (lo, hi, _), n, kept, sizes = groups.wave, groups.n, groups.kept, self.sizes
+        (lo, hi, _), n, kept, sizes = groups.wave, groups.wave.n, groups.kept, self.sizes
         scratch, group = self.scratch, sizes.schedule.group
 
         self.query_gradients(groups)
@@ -288,7 +264,7 @@ class Backward:
             K=sizes.K,
             S=group,
             NORM=self.qk_norm,
-            **{**self.row, **BEGIN_BWD},
+            **{**self.row_arguments, **BEGIN_BWD},
         )
 
         # Through the product with qkv and the norm before it.
@@ -298,16 +274,15 @@ class Backward:
             **strided(d=groups.d, dn=scratch.dn_x[:n], n=kept.n_x, r=kept.r_x, du=groups.dx, dy=None),
             scale=self.setting.scale,
             NORM=True,
-            **self.row,
+            **self.row_arguments,
         )
 
     def query_gradients(self, groups: _Groups) -> None:
         """Gradients that the group's queries get from all earlier persistent pairs."""
         (lo, _, base), sizes = groups.wave, self.sizes
-        group = sizes.schedule.group
         q, dq = self.kept.q[lo], self.scratch.dq
 
-        query_bwd_kernel[groups.n * sizes.B * sizes.H, 1](
+        query_bwd_kernel[groups.wave.n * sizes.B * sizes.H, 1](
             q_ptr=q,
             kt_ptr=q,  # temporary pairs are left to begin_bwd_kernel
             vt_ptr=q,
@@ -316,20 +291,11 @@ class Backward:
             da_ptr=self.scratch.da[lo],
             lse_ptr=self.kept.lse[lo],
             delta_ptr=self.scratch.delta[lo],
-            slopes_ptr=self.slopes_H,
             dq_ptr=dq,
             dkt_ptr=dq,
             dvt_ptr=dq,
-            T=sizes.schedule.length,
-            step=sizes.B,
             base=base,
-            S=group,
-            D=sizes.D,
-            K=sizes.K,
-            UNIT=sizes.K**-0.5,
-            G=1,
-            E=sizes.K,
             TEMPORARY=False,
-            SKEW=sizes.schedule.skew,
-            **group_tile(group, sizes.K),
+            **self.past_arguments,
+            **group_tile(sizes.schedule.group, sizes.K),
         )

@@ -1,8 +1,9 @@
 """Memory of the wavefront: every buffer with its shape, who writes it and who reads it.
 
 L counts the layers of a stack or the runs of one layer, T the positions with zeros at the end, W the most layers at
-work at the same time, S the positions of a group. ``low`` is the dtype of matrix products; all else is float32. A buffer's
-line says "shape, meaning. writers -> readers". Kernels are named without ``_kernel``, products by ``Operands``.
+work at the same time, S the positions of a group. ``low`` is the dtype of matrix products; all else is float32. The
+line of a buffer reads "shape, meaning. writers -> readers". Kernels are named without ``_kernel``, products as in
+``Operands``.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,88 +14,7 @@ from torch import Tensor
 
 from mixers.rt.wavefront.launch import BEGIN_BWD
 from mixers.rt.wavefront.schedule import Schedule, Wave
-from mixers.rt.wavefront.weights import LayerWeights
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What layers share beside their weights.
-
-    Attributes:
-        slopes_H: ALiBi slope of each head.
-        scale: factor of the residual branches.
-        persistent_norm: RMS norm of outputs before their persistent pairs.
-        dtype: dtype of the matrix products.
-    """
-
-    slopes_H: Tensor
-    scale: float
-    persistent_norm: bool
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a pass over a stack of layers (R = 1), or over one layer of R runs.
-
-    Attributes:
-        R: runs.
-        L: layers of the stack, or R.
-        B: sequences.
-        D: model width.
-        H: heads.
-        F: hidden width of the MLP.
-        schedule: order of the groups.
-        low: dtype of the products.
-        wide: dtype of inputs, sums and statistics.
-        device: of all tensors.
-        chained: whether normed outputs of a layer serve as normed inputs of the next one.
-    """
-
-    R: int
-    L: int
-    B: int
-    D: int
-    H: int
-    F: int
-    schedule: Schedule
-    low: torch.dtype
-    wide: torch.dtype
-    device: torch.device
-    chained: bool
-
-    @property
-    def K(self) -> int:
-        """Head dim."""
-        return self.D // self.H
-
-    @staticmethod
-    def of(x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> "Sizes":
-        """Sizes for inputs, and weights with a leading axis of layers (R = 1) or runs."""
-        R, B, T, D = x_RBTD.shape
-        L = len(weights.wq_DD)
-        schedule = Schedule.of_stack(L, B, T) if R == 1 else Schedule.of_runs(R, B, T)
-        return Sizes(
-            R=R,
-            L=L,
-            B=B,
-            D=D,
-            H=len(setting.slopes_H),
-            F=weights.up_FD.shape[1],
-            schedule=schedule,
-            low=setting.dtype,
-            wide=x_RBTD.dtype,
-            device=x_RBTD.device,
-            chained=R == 1 and setting.persistent_norm,
-        )
-
-    def new_low(self, *shape: int) -> Tensor:
-        """Uninitialised memory in the dtype of products."""
-        return torch.empty(shape, dtype=self.low, device=self.device)
-
-    def new_wide(self, *shape: int) -> Tensor:
-        """Uninitialised memory in the dtype of sums and statistics."""
-        return torch.empty(shape, dtype=self.wide, device=self.device)
+from mixers.rt.wavefront.setup import Sizes
 
 
 @dataclass(frozen=True)
@@ -275,4 +195,4 @@ def at_work(y_LTBX: Tensor, wave: Wave, schedule: Schedule) -> Tensor:
     _, T, B, X = y_LTBX.shape
     offset = y_LTBX.storage_offset() + (wave.lo * T + wave.base) * B * X
     stride = ((T - schedule.skew) * B * X, B * X, X, 1)
-    return y_LTBX.as_strided((wave.hi - wave.lo, schedule.group, B, X), stride, offset)
+    return y_LTBX.as_strided((wave.n, schedule.group, B, X), stride, offset)

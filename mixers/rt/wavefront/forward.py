@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from mixers.rt.past_kernels import past_fwd_kernel
-from mixers.rt.wavefront.buffers import ForwardScratch, Kept, Setting, Sizes, at_work
+from mixers.rt.wavefront.buffers import ForwardScratch, Kept, at_work
 from mixers.rt.wavefront.forward_kernels import (
     add_norm_fwd_kernel,
     attend_fwd_kernel,
@@ -25,11 +25,11 @@ from mixers.rt.wavefront.launch import (
     group_tile,
     position_tile,
     product,
-    row_tile,
     strided,
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
-from mixers.rt.wavefront.weights import LayerWeights, Operands, key_gain, operands_of
+from mixers.rt.wavefront.setup import Pass, Setting
+from mixers.rt.wavefront.weights import LayerWeights, Operands
 
 
 class _Groups(NamedTuple):
@@ -49,13 +49,8 @@ class _Groups(NamedTuple):
     kept: Kept
     operands: Operands
 
-    @property
-    def n(self) -> int:
-        """Number of layers at work."""
-        return len(self.x)
 
-
-class Forward:
+class Forward(Pass):
     """Forward pass of a stack of layers (R = 1), or of one layer of R runs.
 
     Args:
@@ -65,18 +60,11 @@ class Forward:
     """
 
     def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
+        super().__init__(x_RBTD, weights, setting)
         self.x_RBTD = x_RBTD
-        self.setting = setting
-        self.sizes = Sizes.of(x_RBTD, weights, setting)
-        self.operands = operands_of(weights, setting.persistent_norm, setting.dtype)
-        self.key_gain = key_gain(weights)
-        self.slopes_H = setting.slopes_H.float()
-        self.qk_norm = weights.q_norm_D is not None
-
         self.saved = Kept.saved(self.sizes)
         self.kept = Kept.named(self.sizes, self.saved)
         self.scratch = ForwardScratch.new(self.sizes)
-        self.row: dict[str, Any] = row_tile(self.sizes.D)
 
     def run(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs (R, B, T, D), and tensors that the backward takes as ``saved``."""
@@ -129,8 +117,10 @@ class Forward:
         for chunk in range(0, group, CHUNK):
             start = base + chunk
             if chunk:
-                tile = {"C": CHUNK, **CHUNK_TILE}
-                self.attend_past(groups, begin=base, start=start, stop=start + CHUNK, tile=tile)
+                # a. Earlier chunks.
+                self.attend_past(groups, begin=base, start=start, stop=start + CHUNK, tile=CHUNK_TILE)
+
+            # b. Positions.
             attend = self.attention_in_chunk(groups, chunk)
             for t in range(CHUNK):
                 attend(t=t, J=position_tile(t))
@@ -138,7 +128,7 @@ class Forward:
 
     def begin(self, groups: _Groups) -> None:
         """Normed inputs, queries, and the softmax state over temporary pairs, for a whole group."""
-        (lo, hi, _), n, kept = groups.wave, groups.n, groups.kept
+        (lo, hi, _), n, kept = groups.wave, groups.wave.n, groups.kept
         rows = self.sizes.schedule.group * self.sizes.B
 
         # Normed inputs: in a chained stack those of later layers are normed outputs already.
@@ -148,7 +138,7 @@ class Forward:
                 **strided(x=groups.x, y=None, u=None, n=kept.n_x, r=kept.r_x),
                 scale=self.setting.scale,
                 NORM=True,
-                **self.row,
+                **self.row_arguments,
             )
 
         product(kept.n_x, groups.operands.qkv, out=kept.raw)
@@ -161,41 +151,32 @@ class Forward:
             rows=rows,
             K=self.sizes.K,
             NORM=self.qk_norm,
-            **self.row,
+            **self.row_arguments,
         )
 
     def attend_past(self, groups: _Groups, *, begin: int, start: int, stop: int, tile: dict[str, Any]) -> None:
-        """Let the queries of positions start..stop of layer ``lo`` attend to its pairs begin..start; others likewise.
+        """Let the queries start..stop attend to the pairs begin..start, positions of layer ``lo``.
 
-        The kernel finds the other layers at work by their distance from layer ``lo``.
+        The kernel finds the other layers at work by their distance from ``lo``.
         """
         (lo, _, base), sizes = groups.wave, self.sizes
         q = self.kept.q[lo]
 
-        past_fwd_kernel[(groups.n * sizes.B * sizes.H,)](
+        past_fwd_kernel[(groups.wave.n * sizes.B * sizes.H,)](
             q_ptr=q,
             kt_ptr=q,  # temporary pairs are in the state already
             vt_ptr=q,
             k_ptr=self.kept.k[lo],
             v_ptr=self.kept.v[lo],
-            slopes_ptr=self.slopes_H,
             m_ptr=self.scratch.m,
             l_ptr=self.scratch.l,
             o_ptr=self.scratch.o,
-            T=sizes.schedule.length,
-            step=sizes.B,
             begin=begin,
             start=start,
             stop=stop,
             base=base,
-            D=sizes.D,
-            K=sizes.K,
-            UNIT=sizes.K**-0.5,
-            S=sizes.schedule.group,
-            G=1,
-            E=sizes.K,
             FIRST=False,
-            SKEW=sizes.schedule.skew,
+            **self.past_arguments,
             **tile,
         )
 
@@ -207,7 +188,7 @@ class Forward:
         first, scratch, sizes = groups.kept.at(chunk), self.scratch, self.sizes
 
         return partial(
-            attend_fwd_kernel[groups.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
+            attend_fwd_kernel[groups.wave.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
             q_ptr=first.q,
             k_ptr=first.k,
             v_ptr=first.v,
@@ -227,14 +208,15 @@ class Forward:
 
     def finish_position(self, groups: _Groups, i: int) -> None:
         """From the attention outputs of position i of a group to its outputs and persistent pairs."""
-        n, B, scratch, operands = groups.n, self.sizes.B, self.scratch, groups.operands
+        n, B = groups.wave.n, self.sizes.B
+        scratch, operands = self.scratch, groups.operands
         kept, x, z = groups.kept.at(i), groups.x[:, i], groups.z[:, i]
         u, y, h, kv = scratch.u, scratch.y[:n], scratch.h[:n], scratch.kv[:n]
 
         # u = x + scale * out a
         product(kept.a, operands.out, out=y)
         add_norm_fwd_kernel[B, n](
-            **strided(x=x, y=y, u=u, n=kept.n_u, r=kept.r_u), scale=self.setting.scale, NORM=True, **self.row
+            **strided(x=x, y=y, u=u, n=kept.n_u, r=kept.r_u), scale=self.setting.scale, NORM=True, **self.row_arguments
         )
 
         # z = u + scale * down GELU(up RMS(u))
@@ -245,7 +227,7 @@ class Forward:
             **strided(x=u, y=y, u=z, n=kept.n_z, r=kept.r_z),
             scale=self.setting.scale,
             NORM=self.setting.persistent_norm,
-            **self.row,
+            **self.row_arguments,
         )
 
         # Persistent pair.
@@ -256,5 +238,5 @@ class Forward:
             v_ptr=kept.v,
             pair_stride=kept.k.stride(0),
             NORM=self.qk_norm,
-            **self.row,
+            **self.row_arguments,
         )

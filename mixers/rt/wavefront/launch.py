@@ -6,8 +6,10 @@ import torch
 import triton
 from torch import Tensor
 
+from mixers.rt.wavefront.schedule import CHUNK
+
 # Tiles, the fastest of those tried on an H200.
-CHUNK_TILE: dict[str, Any] = {"J": 16, "num_warps": 1}
+CHUNK_TILE: dict[str, Any] = {"C": CHUNK, "J": 16, "num_warps": 1}
 ATTEND: dict[str, Any] = {"G": 1, "num_warps": 1}
 ROW: dict[str, Any] = {"num_warps": 4}
 BEGIN_BWD: dict[str, Any] = {"C": 4, "num_warps": 4}

@@ -52,8 +52,8 @@ from torch import Tensor
 
 from mixers.ops.runs import Method, Optionals, Tensors
 from mixers.rt.wavefront.backward import Backward
-from mixers.rt.wavefront.buffers import Setting
 from mixers.rt.wavefront.forward import Forward
+from mixers.rt.wavefront.setup import Setting
 from mixers.rt.wavefront.weights import LayerWeights
 
 HEAD_DIMS = (16, 32, 64, 128)

@@ -22,6 +22,11 @@ class Wave(NamedTuple):
     hi: int
     base: int
 
+    @property
+    def n(self) -> int:
+        """Number of layers at work."""
+        return self.hi - self.lo
+
 
 def group_size(layers: int, sequences: int) -> int:
     """Positions of a group: fewer in a stack of few sequences, where waiting for the layer before costs most.
@@ -78,7 +83,7 @@ class Schedule:
 
     def group_of_last(self, wave: Wave) -> slice:
         """Positions of the group of the last layer at work."""
-        start = wave.base - (wave.hi - wave.lo - 1) * self.skew
+        start = wave.base - (wave.n - 1) * self.skew
         return slice(start, start + self.group)
 
 
