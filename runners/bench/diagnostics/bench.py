@@ -13,7 +13,7 @@ from runners.bench.implementations import Setting
 from runners.bench.work import Work, random_layer_work, step_work
 from tasks.recall import InContextRecall
 
-TARGETS_MS = {("rt-triton", "step", 128, 1): 2.0, ("rt-triton", "step", 128, 30): 6.0}
+TARGETS_MS = {("rt-fused", "step", 128, 1): 2.0, ("rt-fused", "step", 128, 30): 6.0}
 """Milliseconds to reach on one H200 in the default setting, by implementation, phase, length and runs."""
 
 

@@ -25,7 +25,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
         "rt-tiled-graph": Implementation(
             label="RT tiled, graph", layer=RecurrentTransformer, method="tiled", graph=True
         ),
-        "rt-triton": Implementation(label="RT triton, graph", layer=RecurrentTransformer, method="triton", graph=True),
+        "rt-fused": Implementation(label="RT fused, graph", layer=RecurrentTransformer, method="fused", graph=True),
         "transformer": Implementation(label="Transformer, graph", layer=Transformer, graph=True),
     },
     "cpu": {

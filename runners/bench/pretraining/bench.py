@@ -109,8 +109,8 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
 
         A training step contains the passes of its layers. A smaller dimension saves time in proportion, the width in
         proportion to its square. A larger dimension may cost nothing, with two exceptions: stepwise implementations
-        take longer in proportion to the length, and all but the chunked method take longer in proportion to the number
-        of layers. Layers of the chunked method may work at the same time.
+        take longer in proportion to the length, and all but the wavefront method take longer in proportion to the number
+        of layers. Layers of the wavefront method may work at the same time.
         """
         if other.implementation != cell.implementation or PHASES.index(other.phase) > PHASES.index(cell.phase):
             return None
@@ -121,7 +121,7 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
             by_length = min(1.0, by_length)
         by_width = min(1.0, cell.width / other.width) ** 2
         by_layers = cell.layers / other.layers
-        if implementation.method == "chunked":
+        if implementation.method == "wavefront":
             by_layers = min(1.0, by_layers)
         return by_length * by_width * by_layers * min(1.0, cell.batch_size / other.batch_size)
 

@@ -10,10 +10,10 @@ LAYERS = {
         label="RT tiled, graph", layer=RecurrentTransformer, method="tiled", graph=True, form="single"
     ),
     "rt-tiled": Implementation(label="RT tiled", layer=RecurrentTransformer, method="tiled", form="single"),
-    "rt-chunked-graph": Implementation(
-        label="RT chunked, graph", layer=RecurrentTransformer, method="chunked", graph=True, form="single"
+    "rt-wavefront-graph": Implementation(
+        label="RT wavefront, graph", layer=RecurrentTransformer, method="wavefront", graph=True, form="single"
     ),
-    "rt-chunked": Implementation(label="RT chunked", layer=RecurrentTransformer, method="chunked", form="single"),
+    "rt-wavefront": Implementation(label="RT wavefront", layer=RecurrentTransformer, method="wavefront", form="single"),
     "transformer-compiled": Implementation(label="Transformer, compiled", layer=PlainTransformer, form="compiled"),
     "transformer": Implementation(label="Transformer", layer=Transformer, form="single"),
 }
@@ -23,7 +23,7 @@ DECODERS = {
     "transformer-step-graph": Implementation(label="Transformer, graph", layer=Transformer, graph=True, form="step"),
     "transformer-step": Implementation(label="Transformer", layer=Transformer, form="step"),
 }
-OURS = "rt-chunked-graph"
+OURS = "rt-wavefront-graph"
 """The implementation that has targets."""
 
 

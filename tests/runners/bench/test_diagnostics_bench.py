@@ -257,7 +257,7 @@ def test_only_what_goes_from_position_to_position_is_expected_to_take_longer_on_
     )
     bench.warm_ups = dict.fromkeys(short.values(), 0.006)  # nearly all of it launches
     expected = {name: bench.expected_pass(cell) / 0.006 for name, cell in long.items()}
-    assert expected == {"rt-naive": 32, "rt-tiled": 32, "rt-tiled-graph": 32, "rt-triton": 1, "transformer": 1}
+    assert expected == {"rt-naive": 32, "rt-tiled": 32, "rt-tiled-graph": 32, "rt-fused": 1, "transformer": 1}
 
 
 def test_lack_of_memory_and_errors_stay_in_their_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +308,8 @@ def test_what_lacked_memory_beside_others_is_timed_alone(tmp_path: Path, monkeyp
         ([*TINY, "--repeats", "3"], "--repeats 3 must be at least 5"),
         ([*TINY, "--limit", "nan"], "--limit nan must be a number of seconds above 0"),
         (
-            [*TINY, "--implementations", "rt-triton"],
-            "no implementation 'rt-triton' on this device: choose from rt-naive",
+            [*TINY, "--implementations", "rt-fused"],
+            "no implementation 'rt-fused' on this device: choose from rt-naive",
         ),
         ([*TINY, "--phases", "sideways"], "--phases"),
         ([*TINY, "--heads", "3"], "heads: 3 must divide the model width 16"),
@@ -321,7 +321,7 @@ def test_what_lacked_memory_beside_others_is_timed_alone(tmp_path: Path, monkeyp
         ([*WIDE, "--widths", "100"], "width 100 is no multiple of --head-width 64"),
         ([*WIDE, "--lengths", "0"], "--lengths 0 must be at least 1"),
         ([*WIDE, "--decode-batches"], "--decode-batches is missing"),
-        ([*WIDE, "--implementations", "rt-chunked-graph"], "no implementation 'rt-chunked-graph' on this device"),
+        ([*WIDE, "--implementations", "rt-wavefront-graph"], "no implementation 'rt-wavefront-graph' on this device"),
         ([*WIDE, "--repeats", "4"], "--repeats 4 must be at least 5"),
     ],
 )

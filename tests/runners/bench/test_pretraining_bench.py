@@ -124,9 +124,9 @@ def test_what_is_measured_by_default_on_a_gpu() -> None:
     both += [(1024, 512, n) for n in (128, 256, 512, 1024)]
     wanted = {(phase, *place) for phase in PASSES for place in both}
     wanted |= {("forward", 1024, batch, 512) for batch in (32, 128, 512, 2048)}
-    for name in ("rt-tiled-graph", "rt-chunked-graph", "transformer", "transformer-compiled"):
+    for name in ("rt-tiled-graph", "rt-wavefront-graph", "transformer", "transformer-compiled"):
         assert found[name] == wanted
-    for name in ("rt-tiled", "rt-chunked"):
+    for name in ("rt-tiled", "rt-wavefront"):
         assert found[name] == {place for place in wanted if (place[1], place[3]) == (1024, 512)}
 
 
@@ -157,15 +157,15 @@ def test_operations() -> None:
 def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations = LAYERS
-    place = cell("forward+backward", "rt-chunked-graph", 512, 512, width=1408)
+    place = cell("forward+backward", "rt-wavefront-graph", 512, 512, width=1408)
     assert bench.targets(place) == []
     bench.clock.cuda = True
     assert bench.targets(place) == [Target("layer_ms", 105.0)]
-    (stack,) = bench.targets(cell("forward", "rt-chunked-graph", 512, 512, width=1024, layers=12))
+    (stack,) = bench.targets(cell("forward", "rt-wavefront-graph", 512, 512, width=1024, layers=12))
     assert stack == Target("layer_ms", 18.0)
-    assert bench.targets(cell("forward", "rt-chunked-graph", 32, 1024, width=1024)) == []
+    assert bench.targets(cell("forward", "rt-wavefront-graph", 32, 1024, width=1024)) == []
     assert bench.targets(cell("forward", "rt-tiled-graph", 512, 512, width=1024)) == []
-    training = cell("training", "rt-chunked-graph", 512, 512, width=2048, layers=6)
+    training = cell("training", "rt-wavefront-graph", 512, 512, width=2048, layers=6)
     assert bench.targets(training)[0] == Target("tokens_per_second", 170e3, at_least=True)
     (memory,) = bench.targets(replace(training, width=1408, layers=12, recompute=True))
     assert memory == Target("peak_gib", 48.0)
@@ -177,7 +177,7 @@ def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     assert shown["setup_seconds"] == 5.0
     assert shown["targets"] == [{"figure": "layer_ms", "at_most": 105.0, "met": False}]
     for n in (128, 512, 2048, 4096):
-        at = cell("forward", "rt-chunked-graph", 32, n, width=1024)
+        at = cell("forward", "rt-wavefront-graph", 32, n, width=1024)
         bench.figures[at] = Figures(seconds=[1e-3 * n * (2.0 if n == 4096 else 1.0)])
     (row,) = sweeps(bench)
     assert row["quadratic_share"] == pytest.approx({128: 1, 512: 1, 2048: 1, 4096: 2})
@@ -190,7 +190,7 @@ def test_lengths_that_are_all_beyond_the_target_s_are_shown_without_a_judgement(
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations, bench.clock.cuda, bench.cells = LAYERS, True, []
     for n in (3072, 4096):
-        at = cell("forward", "rt-chunked-graph", 32, n, width=1024)
+        at = cell("forward", "rt-wavefront-graph", 32, n, width=1024)
         bench.figures[at] = Figures(seconds=[1e-6 * n**2])
     (row,) = sweeps(bench)
     assert row["targets"] == [{"figure": "quadratic_share", "at_most": 1.3, "met": None}]
@@ -204,9 +204,10 @@ def test_a_narrow_terminal_takes_nothing_from_the_tables(capsys: pytest.CaptureF
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations, bench.clock.cuda, bench.peak = LAYERS | DECODERS, True, 989e12
     places = [
-        cell("forward+backward", name, 512, 512, width=1024, layers=12) for name in ("rt-chunked-graph", "transformer")
+        cell("forward+backward", name, 512, 512, width=1024, layers=12)
+        for name in ("rt-wavefront-graph", "transformer")
     ]
-    places += [cell("training", name, 512, 512, width=2048, layers=6) for name in ("rt-chunked-graph", "transformer")]
+    places += [cell("training", name, 512, 512, width=2048, layers=6) for name in ("rt-wavefront-graph", "transformer")]
     places += [cell("decode", name, 64, 512, width=2048, layers=6) for name in ("rt-step-graph", "rt-step")]
     bench.cells = places
     for place in places:
@@ -247,10 +248,10 @@ def test_no_speed_of_a_wrong_implementation(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "name", ["rt-chunked", "transformer-compiled", *(n for n, i in DECODERS.items() if not i.graph)]
+    "name", ["rt-wavefront", "transformer-compiled", *(n for n, i in DECODERS.items() if not i.graph)]
 )
 def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "rt-chunked":
+    if name == "rt-wavefront":
         triton = pytest.importorskip("triton")
         if not triton.knobs.runtime.interpret:
             pytest.skip("needs TRITON_INTERPRET=1")
