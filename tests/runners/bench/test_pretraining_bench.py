@@ -255,7 +255,7 @@ def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyP
         triton = pytest.importorskip("triton")
         if not triton.knobs.runtime.interpret:
             pytest.skip("needs TRITON_INTERPRET=1")
-        monkeypatch.setattr("mixers.rt.wavefront.passes.group_size", lambda layers, sequences: 16)
+        monkeypatch.setattr("mixers.rt.wavefront.schedule.group_size", lambda layers, sequences: 16)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     outcome = check_implementation(
         (LAYERS | DECODERS)[name], Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU)
