@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixers import MIXERS
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
 
@@ -25,7 +24,7 @@ CLOSED = 1e-2
 
 def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]) -> None:
     """``check_layer`` of a layer from outside; ``tests/mixers/test_contract.py`` asks more of the registered ones."""
-    if mixer not in MIXERS:
+    if ":" in mixer:
         check_layer(mixer, build(), device, positions())
 
 

@@ -1,6 +1,6 @@
 """The Feedback Transformer."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,14 @@ class FeedbackTransformer(DeepLayer):
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
     slopes_H: Tensor
+
+    @classmethod
+    def growth_period(cls, config: Any) -> int:
+        return 1
+
+    @classmethod
+    def loop_period(cls, config: Any) -> int:
+        return 1
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         state, outputs = self.init_state(len(x_BTD)), []

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,10 @@ class Hyena(MixerLayer):
         self.convolution = ShortConvolution((config.order + 1) * width, config.convolution, bias=True)
         self.filters = ImplicitFilters(config, width, filters)
         self.skip = nn.Parameter(torch.randn(filters * width))
+
+    @classmethod
+    def growth_period(cls, config: Any) -> int:
+        return 1
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         v_BTD, *gates, last_BTD = self._split(self.convolution(self.project(x_BTD)))

@@ -30,6 +30,10 @@ class LSTM(MixerLayer):
         forget_open = torch.tensor([0.0, 1.0, 0.0, 0.0])
         self.bias = nn.Parameter(forget_open.repeat_interleave(width))
 
+    @classmethod
+    def loop_period(cls, config: Any) -> int:
+        return 1
+
     def mix(self, x_BTD: Tensor) -> Tensor:
         state, outputs = self.init_state(len(x_BTD)), []
         for driven_B4D in self._drive(x_BTD).unbind(1):

@@ -46,7 +46,8 @@ class MLP(nn.Module):
 class MixerLayer(Layer):
     """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
 
-    A subclass gives ``mix`` over a whole sequence and ``mix_one`` for one position, which agree.
+    A subclass defines ``mix`` over a whole sequence. For a step form it also defines ``init_state`` and ``mix_one``,
+    which mixes one position and agrees with ``mix``.
     """
 
     def __init__(self, config: Any, shape: Shape) -> None:
@@ -59,9 +60,13 @@ class MixerLayer(Layer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         """Output (B, T, D) of the mixer for normed inputs; position t depends on positions up to t alone."""
 
-    @abstractmethod
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """The mixer at one position: output (B, D) and next state."""
+        """Mix one position: output (B, D) and next state.
+
+        Raises:
+            NotImplementedError: The layer has no step form.
+        """
+        raise self._no_step_form()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self._finish(x_BTD, self.mix(self.mixer_norm(x_BTD)))

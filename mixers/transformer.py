@@ -1,6 +1,6 @@
 """The Transformer layer."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ class Transformer(AttentionLayer):
 
     family: ClassVar[str] = "attention"
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762; ALiBi: Press et al. 2022, arXiv:2108.12409"
+
+    @classmethod
+    def growth_period(cls, config: Any) -> int:
+        return 1
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.finish(x_BTD, attention(*self.project(x_BTD), self.slopes_H))

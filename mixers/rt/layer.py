@@ -1,7 +1,7 @@
 """The Recurrent Transformer layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -66,6 +66,18 @@ class RecurrentTransformer(AttentionLayer):
             self._block(x_BTD),
             chosen,
         )
+
+    @classmethod
+    def growth_period(cls, config: Config) -> int:
+        return config.block
+
+    @classmethod
+    def loop_period(cls, config: Config) -> int:
+        return config.block
+
+    @classmethod
+    def plain_config(cls, config: Config) -> Config:
+        return replace(config, implementation="naive")
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:

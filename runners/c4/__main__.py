@@ -22,7 +22,7 @@ from rich.console import Console
 
 from mixers.base import Layer
 from mixers.contract import check_foreign
-from mixers.find import building
+from mixers.registry import building
 from runners.c4.config import PRESETS, Config
 from runners.c4.corpus.prepare import Corpus, prepare
 from runners.c4.corpus.sources import find_files

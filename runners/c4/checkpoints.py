@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from mixers.find import find_mixer
 from mixers.models import LanguageModel
+from mixers.registry import find_mixer
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import load_tokenizer
 from runners.c4.model import build

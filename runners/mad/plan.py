@@ -7,8 +7,8 @@ import torch
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape
-from mixers.find import building
 from mixers.ops.numerics import product_precision
+from mixers.registry import building
 from runners.cli import applicable, expand, override
 from runners.device import find_devices
 from runners.mad.experiment import Experiment

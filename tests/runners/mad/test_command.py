@@ -23,7 +23,7 @@ from scipy import stats
 from mixers import MIXERS
 from mixers.base import Shape
 from mixers.costs import Costs
-from mixers.find import find_mixer
+from mixers.registry import find_mixer
 from runners.c4.config import Config
 from runners.cli import parse
 from runners.mad import __main__ as mad
@@ -77,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "rt", "--task", "compression", "--difficulty", "hard"], "has no difficulty 'hard'"),
         (["--mixer", "rt", "--task", "compression", "--batch-size", "20000"], "batch size 20000 is larger than"),
         (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),
-        (["--mixer", "pathlib:Path", "--task", "compression"], "must be a subclass of mixers.base.Layer"),
+        (["--mixer", "pathlib:Path", "--task", "compression"], "must be a class derived from torch.nn.Module"),
         (["--task", "compression"], "--mixer is missing"),
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--mixer", "rt", "--mixer", "gla", "--task", "parity"], "--mixer is given more than once: give it once"),

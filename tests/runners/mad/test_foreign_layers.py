@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from mixers import MIXERS
 from mixers.base import ContractError, Shape
 from mixers.contract import check_layer
-from mixers.find import find_mixer
+from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
 
