@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
-from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
+from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
 
 class DeltaNet(MixerLayer):

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.ops.numerics import at_least_float32
-from mixers.parts import MixerLayer, linear
+from mixers.parts import MixerLayer, ShortConvolution, linear
 
 DIRECT = 64
 """Sequences up to this length are convolved by a matrix product, which is causal to the last bit; longer by the FFT."""

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.ops.numerics import at_least_float32
 from mixers.ops.scan import linear_scan
-from mixers.parts import MixerLayer, linear
+from mixers.parts import MixerLayer, ShortConvolution, linear
 
 DT_MIN, DT_MAX = 0.001, 0.1
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
-from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
+from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
 
 class ScalarDecay(nn.Module):

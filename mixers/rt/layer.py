@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
+from mixers.ops.attention import attention_step
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
 from mixers.parts import RMSNorm
@@ -108,7 +109,7 @@ class RecurrentTransformer(AttentionLayer):
         v_block = torch.cat([state["v_block"], v_BD[:, None]], dim=1)
         k_BJD = torch.cat([state["k"][:, :earlier], k_block], dim=1)
         v_BJD = torch.cat([state["v"][:, :earlier], v_block], dim=1)
-        z_BD = self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD))
+        z_BD = self.finish(x_BD, attention_step(q_BD, k_BJD, v_BJD, self.slopes_H))
         k_BD, v_BD = key_value(z_BD, self._recurrent_weights())
         ends = inside + 1 == self.config.block
         return z_BD, {
