@@ -35,13 +35,16 @@ class AttentionLayer(Layer):
         check_heads(config.heads, shape.width)
         width = shape.width
 
+        # Attention.
         self.attention_norm = RMSNorm(width)
         self.q, self.k, self.v, self.out = (linear(width, width) for _ in range(4))
         self.q_norm = RMSNorm(width) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(width) if config.qk_norm else nn.Identity()
+        self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
+
+        # MLP.
         self.mlp_norm = RMSNorm(width)
         self.mlp = MLP(shape)
-        self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value (..., D) of inputs ``x`` (..., D), heads concatenated."""

@@ -117,6 +117,7 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
         return a.numel() > 0 and bool((a - b).abs().max() > times * tolerance * a.abs().max())
 
+    # Repeatability, causality, separate sequences, steps.
     if differ(z_BTD, again_BTD):
         raise ContractError(
             f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers and "

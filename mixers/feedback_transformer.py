@@ -54,7 +54,10 @@ class FeedbackTransformer(DeepLayer):
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
 
+        # The layers.
         self.blocks = nn.ModuleList(FeedbackBlock(config, shape) for _ in range(shape.layers))
+
+        # Their memory.
         self.depth = nn.Parameter(torch.zeros(shape.layers + 1))
         self.memory_norm = RMSNorm(shape.width)
         self.k, self.v = linear(shape.width, shape.width), linear(shape.width, shape.width)

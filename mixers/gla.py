@@ -49,6 +49,7 @@ class GatedLinearAttention(MixerLayer):
                 f"gate_rank: {config.gate_rank}, gate_temperature: {config.gate_temperature}: give both > 0"
             )
 
+        # Keys are half as wide as values.
         width, key_width = shape.width, shape.width // 2
         self.q, self.k = linear(width, key_width), linear(width, key_width)
         self.v, self.gate, self.out = (linear(width, width) for _ in range(3))

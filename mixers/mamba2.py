@@ -70,6 +70,7 @@ class Mamba2(MixerLayer):
         convolved = inner + 2 * config.state_size
         self.sizes = [inner, convolved, config.heads]
 
+        # One map gives the gate, then x, B and C, then the step sizes.
         self.inputs = linear(shape.width, sum(self.sizes))
         self.convolution = ShortConvolution(convolved, config.convolution, bias=True)
         self.decay = ScalarDecay(config.heads)
@@ -105,6 +106,7 @@ class Mamba2(MixerLayer):
         x = rearrange(x, "... (h v) -> ... h v", h=heads)
         step, log_decay = self.decay(step)
 
+        # All heads share B and C.
         B, C = (y[..., None, :].expand(*y.shape[:-1], heads, state_size) for y in (B, C))
         return C, B, step[..., None] * x, log_decay[..., None], x
 

@@ -74,8 +74,10 @@ class Backbone(nn.Module, ABC):
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__()
         self.embedding = Embedding(vocab_size, shape.width)
+
         count = 1 if issubclass(layer, DeepLayer) else shape.layers
         self.layers = Stack(layer(config, shape) for _ in range(count))
+
         self.norm = RMSNorm(shape.width)
 
     @property
@@ -119,6 +121,7 @@ class LanguageModel(Backbone):
         for layer, state in zip(self.stack, states, strict=True):
             x_BD, state = layer.step(x_BD, state)
             after.append(state)
+
         return self.readout(self.norm(x_BD)), after
 
 

@@ -82,6 +82,7 @@ def _chunked(
     def chunks(y_BTHK: Tensor) -> Tensor:
         return rearrange(F.pad(y_BTHK, (0, 0, 0, 0, 0, pad)), "b (n c) h k -> n b h c k", c=CHUNK)
 
+    # All tensors in chunks (N, B, H, C, K).
     q, k, v = chunks(q_BTHK), chunks(k_BTHK), chunks(v_BTHV)
     g = torch.zeros_like(q[..., :1]) if g_BTHK is None else chunks(g_BTHK)
 
