@@ -26,9 +26,9 @@ from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
-from runners.mad.plan import plan
 from runners.provenance import code_version
 from tests.mixers import strangers
+from tests.runners.mad.commands import planned
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -191,7 +191,7 @@ def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pyt
     """There the class of its settings is made again."""
     monkeypatch.syspath_prepend(tmp_path)
     name = save_example("running_mean", tmp_path)
-    _, (experiment,) = plan([*COMMAND, "--mixer", name, "--mixer.strength", "0.8"])
+    _, (experiment,) = planned([*COMMAND, "--mixer", name, "--mixer.strength", "0.8"])
     (tmp_path / "experiment").write_bytes(pickle.dumps(replace(experiment)))
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).build().stack[0].mixer.strength)"
     command = [sys.executable, "-c", code, str(tmp_path / "experiment")]
