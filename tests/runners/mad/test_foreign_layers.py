@@ -26,6 +26,7 @@ from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
+from runners.mad import studies
 from runners.provenance import code_version
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
@@ -417,8 +418,8 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
         diagnosis.unlink()
     monkeypatch.setattr(Bounded, "longest", 0)
-    monkeypatch.setattr(mad, "check_foreign", lambda *_: None)
-    monkeypatch.setattr(mad, "call_as_in_training", lambda *_: None)
+    monkeypatch.setattr(studies, "check_foreign", lambda *_: None)
+    monkeypatch.setattr(studies, "call_as_in_training", lambda *_: None)
     mad.main(command)
     text = capsys.readouterr().out
     assert "no diagnosis: layers_of_others:L on parity (custom) cannot be read on the test split: KeyError" in text
