@@ -20,18 +20,18 @@ State = dict[str, Tensor]
 
 """What a layer carries from one position to the next while decoding; every tensor is batch-first.
 
-Which tensors there are next, and their shapes, follow from those that there are now, not from values in them.
+The names and shapes of the next state follow from those of the current one, not from values in it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the backbone fixes for each of its layers.
+    """What the model fixes for each of its layers.
 
     Attributes:
-        width: model width D.
-        mlp_width: hidden width F of the MLP.
-        layers: number L of stacked layers; residual branches are scaled by 1/sqrt(L).
+        width: Model width D.
+        mlp_width: Hidden width F of the MLP.
+        layers: Number L of stacked layers; residual branches are scaled by 1/sqrt(L).
     """
 
     width: int = 128
@@ -40,12 +40,13 @@ class Shape:
 
     @property
     def residual_scale(self) -> float:
+        """Factor 1/sqrt(L) of the residual branches."""
         return float(self.layers**-0.5)
 
 
 @cache
 def log_once(message: str) -> None:
-    """Warn of what a process may meet many times."""
+    """Log a warning the first time that this process meets it."""
     log.warning(message)
 
 
@@ -58,6 +59,9 @@ class Layer(nn.Module, ABC):
 
     A subclass holds a nested frozen ``Config`` dataclass, the only source of its defaults, and is built as
     ``Layer(config, shape)``. It is written for one run; the trainer adds the run axis.
+
+    Only ``forward`` must be written. A layer without ``init_state`` and ``step`` can be trained; its state is not
+    counted and it cannot generate text.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -76,24 +80,59 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map a whole sequence ``x_BTD`` to ``z_BTD``; position t depends on positions up to t alone."""
+        """Map a whole sequence ``x_BTD`` to ``z_BTD``; position t depends on no position after t."""
+
+    def init_state(self, batch: int) -> State:
+        """Return the state before the first position.
+
+        Raises:
+            NotImplementedError: The layer has no step form.
+        """
+        raise self._no_step_form()
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """Decode one position: ``(z_BD, next state)``, equal to that position of ``forward``.
+
+        Raises:
+            NotImplementedError: The layer has no step form.
+        """
+        raise self._no_step_form()
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
-        """Outputs of the last of layers on top of each other; a kind may override in which order they work."""
+        """Return the outputs of the last of several stacked layers; a subclass may choose the order of the work."""
         for layer in layers:
             x_BTD = layer(x_BTD)
         return x_BTD
 
     @classmethod
     def at_once(cls, layers: Sequence[Self], x_BTD: Tensor) -> bool:
-        """Whether ``through`` lets these layers work at the same time; they must not draw random numbers then."""
+        """Return whether ``through`` computes these layers at the same time; such layers draw no random numbers."""
         return False
 
-    @abstractmethod
-    def init_state(self, batch: int) -> State:
-        """State before the first position."""
+    @classmethod
+    def growth_period(cls, config: Any) -> int | None:
+        """Return the number of positions after which the state has grown by a fixed amount, if it always grows.
 
-    @abstractmethod
-    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one position: ``(z_BD, next state)``, equal to that position of ``forward``."""
+        After each further period the state has gained as many floats as in the first. None means that the state does
+        not grow for ever, or that nothing is known about it. The answer holds for the class that defines the method
+        alone: a subclass may remember other things, and defines it again.
+        """
+        return None
+
+    @classmethod
+    def loop_period(cls, config: Any) -> int | None:
+        """Return the number of positions in one round, if the plain forward pass loops over positions; else None.
+
+        The operations of the pass, and the bytes it keeps for the backward pass, must be quadratic polynomials in the
+        number of rounds.
+        """
+        return None
+
+    @classmethod
+    def plain_config(cls, config: Any) -> Any:
+        """Return settings of the same layer in plain PyTorch: kernels hide their products from ``FlopCounterMode``."""
+        return config
+
+    def _no_step_form(self) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no step form: it defines no init_state and step")

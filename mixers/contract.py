@@ -1,31 +1,39 @@
-"""What the trainer takes for granted of a layer, tried on random inputs before the first step.
+"""Checks of what the trainer takes for granted of a layer, on random inputs before the first step.
 
-It finds what makes results wrong without a word: outputs that know later inputs, or those of other sequences; steps
-that differ from the whole; parameters that are not to be trained.
+They find faults that make results wrong without an error: outputs that depend on later inputs or on other sequences,
+steps that differ from the whole, and parameters that are not trained.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mixers import MIXERS
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
 
 POSITIONS = 32
 STEPS = 8
-"""Positions that are also tried one by one, on a CPU: decoding is in float32."""
+"""Positions that are also decoded one by one, on a CPU alone: decoding is in float32."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Share of the largest output by which rounding may change one; ten times that between steps and the whole."""
 CLOSED = 1e-2
-"""Parameters no larger hide what they multiply, as in a gate or an output projection that starts at zero."""
+"""Parameters no larger than this hide what they multiply, as in a gate or an output projection that starts at zero."""
+NO_VMAP_RULE = (nn.RNNBase, nn.LSTMCell)
+"""Modules that ``torch.func.vmap`` cannot run: nn.LSTM, nn.GRU, nn.RNN and nn.LSTMCell (seen with PyTorch 2.13)."""
 
 
 def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]) -> None:
-    """``check_layer`` of a layer from outside; ``tests/mixers/test_contract.py`` asks more of the registered ones."""
-    if mixer not in MIXERS:
+    """Call ``check_layer`` for a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
+
+    Args:
+        mixer: Name of the layer; one with a colon is from outside.
+        build: Builds the layer.
+        device: Where the layer is called.
+        positions: Returns the length of the sequences to train on.
+    """
+    if ":" in mixer:
         check_layer(mixer, build(), device, positions())
 
 
@@ -33,23 +41,32 @@ def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, 
 def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int = POSITIONS) -> None:
     """Call a layer several times on two sequences, in the precision of training.
 
-    Once as it is, and once more with random values for parameters that are next to zero, so that it is of no further
-    use. What is not finite is left to training. Parameters that get no gradient are a warning.
+    The layer is called as it is, then once more with random values for parameters that are next to zero: it is of no
+    further use. Outputs that are not finite are left to training. Parameters that get no gradient are a warning.
+
+    Args:
+        mixer: Name of the layer in messages.
+        layer: The layer, whose parameters may be overwritten.
+        device: Where it is called.
+        positions: Length of the sequences.
 
     Raises:
-        ContractError: outputs have another shape than inputs, differ from call to call, or depend on later positions
-            or on other sequences; ``step`` gives other outputs; a parameter is frozen. What goes wrong in the layer's
-            own code names the mixer and is passed on.
+        ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
+            or on other sequences; ``step`` gives other outputs; a parameter is frozen. Errors in the layer's own code
+            are passed on with a note that names the mixer.
     """
     if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
         raise ContractError(
             f"mixer {mixer!r}: parameter {frozen[0]!r} does not require a gradient, but all parameters are trained: "
             "make it a buffer"
         )
+
     draw, layer = torch.Generator().manual_seed(0), layer.to(device)
     _check_outputs(mixer, layer, device, positions, draw)
     if unused := _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device)):
         log_once(f"mixer {mixer!r}: no gradient reaches {', '.join(unused)}, which count as parameters all the same")
+
+    # Open the gates that start closed, and check again.
     closed = [p for p in layer.parameters() if p.numel() and p.abs().max() < CLOSED]
     for parameter in closed:
         parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
@@ -57,10 +74,26 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         _check_outputs(mixer, layer, device, positions, draw)
 
 
+def explain_vmap_error(model: nn.Module) -> str:
+    """Return what to say of a model that fails under ``torch.func.vmap``: the rules, and modules that break them."""
+    refused = [
+        f"nn.{type(module).__name__} ({name})"
+        for name, module in model.named_modules()
+        if isinstance(module, NO_VMAP_RULE)
+    ]
+    sentences = ["All runs are trained at once by torch.func.vmap."]
+    if refused:
+        sentences.append(f"vmap has no rule for {', '.join(refused)}: write out its gates, as mixers/lstm.py does.")
+    sentences.append("CONTRIBUTING.md says what a layer may do.")
+    return " ".join(sentences)
+
+
 def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> None:
     x_BTD = torch.randn(2, positions, layer.shape.width, generator=draw).to(device)
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
     cuts = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)})
+
+    # Outputs of the same inputs twice, of inputs that differ from each cut on, and of single steps.
     after = []
     with product_autocast(device):
         try:
@@ -73,6 +106,7 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
         except Exception as error:
             error.add_note(f"while mixer {mixer!r} was called")
             raise
+
     if _form(z_BTD) != _form(x_BTD):
         raise ContractError(
             f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
@@ -83,6 +117,7 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
         return a.numel() > 0 and bool((a - b).abs().max() > times * tolerance * a.abs().max())
 
+    # Repeatability, causality, separate sequences, steps.
     if differ(z_BTD, again_BTD):
         raise ContractError(
             f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers and "
@@ -98,16 +133,17 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     for t, step_BD in enumerate(stepped):
         if differ(z_BTD[:, t], step_BD, times=10):
             raise ContractError(
-                f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer that has no such "
-                "form raises NotImplementedError in init_state"
+                f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step form "
+                "defines neither init_state nor step"
             )
 
 
 @torch.enable_grad()
 def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
-    """Names of parameters that outputs do not depend on, as far as gradients know."""
+    """Return the names of parameters that get no gradient from the outputs."""
     names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
-    anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)
+    anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # some output needs a gradient in any case
+
     try:
         with product_autocast(x_BTD.device):
             z_BTD = layer(x_BTD + anchor)
@@ -115,17 +151,18 @@ def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was called, and its gradients computed")
         raise
+
     return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
 def _steps(layer: Layer, x_BTD: Tensor) -> list[Tensor]:
-    """Outputs (B, D) of ``step`` at each position; none of a layer that has no such form."""
+    """Return the outputs (B, D) of ``step`` at each position; none for a layer without a step form."""
     outputs = []
     try:
         state = layer.init_state(len(x_BTD))
         for x_BD in x_BTD.unbind(1):
             z_BD, state = layer.step(x_BD, state)
-            outputs.append(z_BD.clone())  # which the next step may write into
+            outputs.append(z_BD.clone())  # the next step may write into it
     except NotImplementedError:
         return []
     return outputs

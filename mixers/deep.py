@@ -1,4 +1,4 @@
-"""Layers that are all L layers of a model at once, for what no single layer can do: memory that goes down the depth."""
+"""Layers that hold all L layers of a model, because they share memory over the depth."""
 
 from typing import cast
 
@@ -11,7 +11,7 @@ from mixers.transformer import Transformer
 
 
 class DeepLayer(Layer):
-    """A layer that holds ``shape.layers`` layers itself: a model is made of one of it."""
+    """A layer that holds ``shape.layers`` layers itself; a model has one of it."""
 
 
 class TransformerStack(nn.Module):
@@ -27,14 +27,16 @@ class TransformerStack(nn.Module):
         return x_BTD
 
     def init_state(self, batch: int) -> State:
-        """Pairs ``k`` and ``v`` (B, J, L, D) of the J positions read, none so far."""
+        """Return the pairs ``k`` and ``v`` (B, J, L, D) of the J positions read, J = 0."""
         pairs = cast(Transformer, self.blocks[0]).init_state(batch)
         return {name: y_BJD[:, :, None].expand(-1, -1, len(self.blocks), -1) for name, y_BJD in pairs.items()}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        """Decode one position: ``(z_BD, next state)``."""
         after: list[State] = []
         for layer, block in enumerate(self.blocks):
             pairs = {name: y_BJLD[:, :, layer] for name, y_BJLD in state.items()}
             x_BD, pairs = cast(Transformer, block).step(x_BD, pairs)
             after.append(pairs)
+
         return x_BD, {name: torch.stack([pairs[name] for pairs in after], dim=2) for name in state}

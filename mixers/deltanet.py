@@ -1,4 +1,4 @@
-"""DeltaNet and Gated DeltaNet: linear attention that overwrites what it stored under a key."""
+"""DeltaNet and Gated DeltaNet: linear attention that overwrites the value stored under a key."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,17 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
-from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
+from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
 
 class DeltaNet(MixerLayer):
     """The delta rule S_t = (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T with β = sigmoid and keys of length one.
 
-    Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by it and by
-    causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
+    Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by the convolution
+    and by causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
     """
 
     family: ClassVar[str] = "delta rule"
@@ -41,6 +40,7 @@ class DeltaNet(MixerLayer):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
+
         self.qkv = linear(shape.width, 3 * shape.width)
         self.convolution = ShortConvolution(3 * shape.width, config.convolution)
         self.strength = linear(shape.width, config.heads)
@@ -64,26 +64,29 @@ class DeltaNet(MixerLayer):
         return self._output(x_BD, o_BHK), {"S": S_BHKK, "convolution": convolution}
 
     def _recurrence(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        """The arguments q, k, v, g, a, b of ``matrix_recurrence``."""
+        """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``."""
         q, k, v = rearrange(F.silu(qkv), "... (n h k) -> n ... h k", n=3, h=self.config.heads)
         q, k = unit(q), unit(k)
+
+        # Write strength β, on the keys, and decays.
         strong = self.strength(x).sigmoid()[..., None] * k
         g = self._log_decay(x)
         return q, strong, v, g, -strong if g is None else -g.exp() * strong, k
 
     def _log_decay(self, x: Tensor) -> Tensor | None:
-        """Logarithms of the decays (..., H, 1)."""
+        """Return the logarithms of the decays (..., H, 1), if there are any."""
         return None
 
     def _output(self, x: Tensor, o: Tensor) -> Tensor:
+        """Return the mixer's output from its input and the outputs ``o`` (..., H, K) of the recurrence."""
         return self.out(self.norm(o).flatten(-2))
 
 
 class GatedDeltaNet(DeltaNet):
     """The delta rule with a decay, S_t = α_t (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T, and an output gate.
 
-    The decays α are parametrised as in Mamba-2; the rest is as in DeltaNet, positional information and state too. The
-    values are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
+    The decays α are parametrised as in Mamba-2. All else is as in DeltaNet, the state included. The values are D wide
+    (the paper's language models have keys of 3/4 D and values of 3/2 D).
     """
 
     family: ClassVar[str] = "delta rule"

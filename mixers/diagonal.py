@@ -16,8 +16,10 @@ class DiagonalLayer(MixerLayer):
     """N complex states with constant decays: ``h_t = decay h_{t-1} + gain B x_t``, ``y_t = Re(C h_t) + skip x_t``.
 
     ``B`` and ``C`` are real maps to and from pairs: real parts of all states, then imaginary parts. For Re(C h) the
-    second half of the weights of ``C`` is minus its imaginary part. Subclasses give decays and gains, set ``B`` and
-    ``C`` at the start, and may put an activation on y.
+    second half of the weights of ``C`` is minus its imaginary part. A subclass defines decays and gains, initialises
+    ``B`` and ``C``, and may apply an activation to y.
+
+    Dimensions beside those of ``mixers.base``: N states.
     """
 
     def __init__(self, config: Any, shape: Shape, states: int) -> None:
@@ -27,10 +29,10 @@ class DiagonalLayer(MixerLayer):
 
     @abstractmethod
     def dynamics(self) -> tuple[Tensor, Tensor]:
-        """Complex decays (N,), of modulus at most 1, and gains (N,) of the inputs."""
+        """Return the complex decays (N,), of modulus at most 1, and the gains (N,) of the inputs."""
 
     def activate(self, y: Tensor) -> Tensor:
-        """Output of the mixer from y."""
+        """Return the mixer's output from y (..., D)."""
         return y
 
     def mix(self, x_BTD: Tensor) -> Tensor:
@@ -48,7 +50,9 @@ class DiagonalLayer(MixerLayer):
         return self._read(h_BN, x_BD), {"h": h_BN}
 
     def _drive(self, x: Tensor) -> Tensor:
+        """Return the complex inputs B x (..., N) of the states."""
         return torch.complex(*at_least_float32(self.B(x)).chunk(2, dim=-1))
 
     def _read(self, h: Tensor, x: Tensor) -> Tensor:
+        """Return the mixer's output from states (..., N) and inputs (..., D)."""
         return self.activate(self.C(torch.cat([h.real, h.imag], dim=-1)) + self.skip * x)

@@ -1,12 +1,12 @@
 """The Feedback Transformer."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.attention_layer import AttentionLayer
+from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import Shape, State
 from mixers.deep import DeepLayer
 from mixers.ops.attention import alibi_slopes, attend
@@ -15,7 +15,7 @@ from mixers.parts import MLP, RMSNorm, check_heads, linear
 
 
 class FeedbackBlock(nn.Module):
-    """One of the layers: queries of its own, and what follows attention; ``keys`` and values are not the layer's."""
+    """One of the layers: its queries and all that follows attention; keys and values come from the memory."""
 
     def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
         super().__init__()
@@ -34,12 +34,13 @@ class FeedbackBlock(nn.Module):
 
 
 class FeedbackTransformer(DeepLayer):
-    """Layers that all attend to one memory of earlier positions, which holds what every layer made of them.
+    """Layers that all attend to one memory of earlier positions, which mixes the outputs of every layer.
 
     The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
-    layers, and its pair, common to all layers as well (section 3.2 of the paper), is computed from m. A position
-    attends to memory before it alone and, so that the first has something to attend to, to a pair of zeros at its
-    own place; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
+    layers. Its key and value are computed from m and are common to all layers as well (section 3.2 of the paper). A
+    position attends to the memory before it, and to a pair of zeros at its own place, so that the first position has a
+    pair to attend to; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
+    State: the pairs of all positions.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -47,18 +48,21 @@ class FeedbackTransformer(DeepLayer):
 
     Config = AttentionLayer.Config
     config: AttentionLayer.Config
+    slopes_H: Tensor
 
     def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
+
+        # The layers.
         self.blocks = nn.ModuleList(FeedbackBlock(config, shape) for _ in range(shape.layers))
+
+        # Their memory.
         self.depth = nn.Parameter(torch.zeros(shape.layers + 1))
         self.memory_norm = RMSNorm(shape.width)
         self.k, self.v = linear(shape.width, shape.width), linear(shape.width, shape.width)
         self.k_norm = RMSNorm(shape.width) if config.qk_norm else nn.Identity()
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
-
-    slopes_H: Tensor
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         state, outputs = self.init_state(len(x_BTD)), []
@@ -71,12 +75,23 @@ class FeedbackTransformer(DeepLayer):
         return {name: self.k.weight.new_empty(batch, 0, self.shape.width) for name in ("k", "v")}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        # Layer by layer: attention to the memory and a pair of zeros.
         k_BJD, v_BJD = (F.pad(state[name], (0, 0, 0, 1)) for name in ("k", "v"))
         bias_H1J = self.slopes_H[:, None, None] * torch.arange(1 - k_BJD.shape[1], 1, device=x_BD.device)
         hidden = [x_BD]
         for block in self.blocks:
             hidden.append(block(hidden[-1], k_BJD, v_BJD, bias_H1J))
+
+        # Memory of this position.
         memory_BD = (self.depth.softmax(0)[:, None, None] * torch.stack(hidden)).sum(0)
         normed_BD = self.memory_norm(memory_BD)
-        pair = {"k": self.k_norm(self.k(normed_BD)), "v": self.v(normed_BD)}
-        return hidden[-1], {name: torch.cat([state[name], y_BD[:, None]], dim=1) for name, y_BD in pair.items()}
+        k_BD = self.k_norm(self.k(normed_BD))
+        return hidden[-1], with_newest(state, k_BD, self.v(normed_BD))
+
+    @classmethod
+    def growth_period(cls, config: Any) -> int:
+        return 1
+
+    @classmethod
+    def loop_period(cls, config: Any) -> int:
+        return 1

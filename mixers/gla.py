@@ -14,7 +14,7 @@ from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
 
 
 class GatedLinearAttention(MixerLayer):
-    """Linear attention in which every channel of a key forgets at a rate that the input sets.
+    """Linear attention in which every channel of a key decays at a rate that depends on the input.
 
     The decays are sigmoid(low-rank map of the input)^(1/16). Positions are told apart by the decays and causality
     alone. State: for each head a matrix (K, V) with H K = D/2 and H V = D.
@@ -28,9 +28,9 @@ class GatedLinearAttention(MixerLayer):
         """Settings of gated linear attention.
 
         Attributes:
-            heads: number of heads; must divide half the model width, which the keys have.
+            heads: number of heads; must divide half the model width, the width of the keys.
             gate_rank: rank of the map that gives the decays.
-            gate_temperature: the logarithms of the decays are divided by it; the greater, the longer the memory.
+            gate_temperature: divisor of the logarithms of the decays; the greater, the longer the memory.
         """
 
         heads: int = 4
@@ -48,6 +48,8 @@ class GatedLinearAttention(MixerLayer):
             raise ValueError(
                 f"gate_rank: {config.gate_rank}, gate_temperature: {config.gate_temperature}: give both > 0"
             )
+
+        # Keys are half as wide as values.
         width, key_width = shape.width, shape.width // 2
         self.q, self.k = linear(width, key_width), linear(width, key_width)
         self.v, self.gate, self.out = (linear(width, width) for _ in range(3))
@@ -66,7 +68,7 @@ class GatedLinearAttention(MixerLayer):
         return self._output(x_BD, o_BHV), {"S": S_BHKV}
 
     def _project(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys, values and logarithms of decays."""
+        """Return queries, keys, values and logarithms of decays."""
         log_decay = F.logsigmoid(at_least_float32(self.decay(x))) / self.config.gate_temperature
         scale = (self.shape.width // 2 // self.config.heads) ** -0.5
         tensors = (self.q(x) * scale, self.k(x), self.v(x), log_decay)

@@ -51,21 +51,24 @@ class LinearAttention(MixerLayer):
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BHK, k_BHK, v_BHK = self._project(x_BD)
+
         a_BHK, S_BHKK = matrix_step(state["S"], q_BHK, k_BHK, v_BHK)
         sum_BHK = state["k"] + k_BHK
+
         return self.out(normalised(a_BHK, q_BHK, sum_BHK).flatten(1)), {"S": S_BHKK, "k": sum_BHK}
 
     def _project(self, x: Tensor) -> list[Tensor]:
+        """Return features of queries and keys, and values (..., H, K)."""
         q, k, v = features(self.q(x)), features(self.k(x)), self.v(x)
         return [rearrange(y, "... (h k) -> ... h k", h=self.config.heads) for y in (q, k, v)]
 
 
 def features(y: Tensor) -> Tensor:
-    """elu + 1, at least float32, and without the subtraction that would round small features to 0."""
+    """Return elu + 1, at least float32, without the subtraction that would round small features to 0."""
     y = at_least_float32(y)
     return torch.where(y > 0, y + 1, y.clamp(max=0).exp())
 
 
 def normalised(a: Tensor, q: Tensor, k_sum: Tensor) -> Tensor:
-    """Outputs (..., H, K) divided by the sum of their weights, which is 0 where all features of a head vanish."""
+    """Return outputs (..., H, K) divided by the sum of their weights, which is 0 if all features of a head vanish."""
     return a / (q * k_sum).sum(-1, keepdim=True).clamp(min=1e-6)

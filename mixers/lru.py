@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from mixers.base import Shape
 from mixers.diagonal import DiagonalLayer
+from mixers.parts import check_at_least
 
 
 class LRU(DiagonalLayer):
     """Complex diagonal recurrence with decays exp(-exp(nu) + i exp(theta)), inputs scaled by learnable exp(gamma).
 
-    At the start the decays are uniform over a ring of the complex plane and gamma makes up for their moduli (sections
-    3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Position is known from the rotation and
-    decay of the states. State: N complex numbers.
+    At the start the decays are uniform over a ring of the complex plane, and gamma normalises the states for their
+    moduli (sections 3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Positions are told
+    apart by the rotation and decay of the states. State: N complex numbers.
     """
 
     family: ClassVar[str] = "recurrent net"
@@ -41,18 +42,21 @@ class LRU(DiagonalLayer):
     config: Config
 
     def __init__(self, config: Config, shape: Shape) -> None:
-        if config.state_size < 1:
-            raise ValueError(f"state_size: {config.state_size} must be at least 1")
+        check_at_least(1, config, "state_size")
         if not 0 <= config.r_min < config.r_max <= 1:
             raise ValueError(f"ring {config.r_min} to {config.r_max}: choose 0 <= r_min < r_max <= 1")
         if config.max_phase <= 0:
             raise ValueError(f"max_phase: {config.max_phase} must be positive")
+
         super().__init__(config, shape, config.state_size)
+
+        # Decays, uniform over the ring, and gains of the inputs.
         radius_N, phase_N = torch.rand(2, config.state_size, dtype=torch.float64)
         square_N = radius_N * (config.r_max**2 - config.r_min**2) + config.r_min**2
         self.nu = nn.Parameter((-0.5 * square_N.log()).log().float())
         self.theta = nn.Parameter((config.max_phase * phase_N).log().float())
         self.gamma = nn.Parameter((0.5 * (1 - square_N).log()).float())
+
         nn.init.normal_(self.B.weight, std=(2 * shape.width) ** -0.5)
         nn.init.normal_(self.C.weight, std=config.state_size**-0.5)
 

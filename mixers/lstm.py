@@ -13,8 +13,8 @@ from mixers.parts import MixerLayer, linear
 class LSTM(MixerLayer):
     """LSTM with a forget gate, no peepholes and D cells, then a linear map of its outputs.
 
-    Gates depend on the previous output, so positions are computed one after the other; the products with the inputs are
-    made for all at once. Position is known from the recurrence alone. State: D cells and D outputs.
+    Gates depend on the previous output, so positions are computed one after the other; products with the inputs are
+    computed for all positions at once. Positions are told apart by the recurrence alone. State: D cells and D outputs.
     """
 
     family: ClassVar[str] = "recurrent net"
@@ -26,7 +26,10 @@ class LSTM(MixerLayer):
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__(config, shape)
         width = shape.width
-        self.input, self.recurrent, self.out = linear(width, 4 * width), linear(width, 4 * width), linear(width, width)
+
+        self.input = linear(width, 4 * width)
+        self.recurrent = linear(width, 4 * width)
+        self.out = linear(width, width)
         forget_open = torch.tensor([0.0, 1.0, 0.0, 0.0])
         self.bias = nn.Parameter(forget_open.repeat_interleave(width))
 
@@ -38,16 +41,23 @@ class LSTM(MixerLayer):
         return self.out(torch.stack(outputs, dim=1))
 
     def init_state(self, batch: int) -> State:
+        """Return the cells ``c`` and the outputs ``h`` (B, D), zeros."""
         return {name: self.bias.new_zeros(batch, self.shape.width) for name in ("c", "h")}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         state = self._cell(self._drive(x_BD), state)
         return self.out(state["h"]), state
 
+    @classmethod
+    def loop_period(cls, config: Any) -> int:
+        return 1
+
     def _drive(self, x: Tensor) -> Tensor:
+        """Return the share (..., 4D) of the inputs in the gates."""
         return at_least_float32(self.input(x)) + self.bias
 
     def _cell(self, driven_B4D: Tensor, state: State) -> State:
+        """Return the state after a position."""
         with torch.autocast(driven_B4D.device.type, enabled=False):
             i_BD, f_BD, g_BD, o_BD = (driven_B4D + self.recurrent(state["h"])).chunk(4, dim=-1)
         c_BD = f_BD.sigmoid() * state["c"] + i_BD.sigmoid() * g_BD.tanh()

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.ops.numerics import at_least_float32
 from mixers.ops.scan import linear_scan
-from mixers.parts import MixerLayer, linear
+from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
 
 DT_MIN, DT_MAX = 0.001, 0.1
 
@@ -20,8 +19,10 @@ DT_MIN, DT_MAX = 0.001, 0.1
 class Mamba(MixerLayer):
     """Selective state-space layer: E channels of N states, whose time steps, inputs and outputs depend on the token.
 
-    Dimensions beside those of ``mixers.base``: E inner width, N states of a channel. Position is known from the short
-    convolution and the decay of the states. State: E N numbers and the newest inputs of the convolution.
+    Positions are told apart by the short convolution and the decay of the states. State: E N numbers and the newest
+    inputs of the convolution.
+
+    Dimensions beside those of ``mixers.base``: E inner width, N states of a channel.
     """
 
     family: ClassVar[str] = "state space"
@@ -45,18 +46,20 @@ class Mamba(MixerLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        for name in ("expand", "state_size"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"{name}: {getattr(config, name)} must be at least 1")
+        check_at_least(1, config, "expand", "state_size")
+
         inner, rank = config.expand * shape.width, math.ceil(shape.width / 16)
         self.project, self.out = linear(shape.width, 2 * inner), linear(inner, shape.width)
         self.convolution = ShortConvolution(inner, config.convolution, bias=True)
         self.select = linear(inner, rank + 2 * config.state_size)
+
+        # Time steps log-uniform in [DT_MIN, DT_MAX] at the start.
         self.dt = nn.Linear(rank, inner)
         nn.init.uniform_(self.dt.weight, -(rank**-0.5), rank**-0.5)
         dt_E = DT_MIN * (DT_MAX / DT_MIN) ** torch.rand(inner)
         self.dt.bias.data = dt_E.expm1().log()  # inverse of softplus
-        # a vector, as weight decay takes what has two axes
+
+        # Decays; a vector, because weight decay applies to tensors of two axes.
         self.A_log = nn.Parameter(torch.arange(1.0, config.state_size + 1).log().repeat(inner))
         self.skip = nn.Parameter(torch.ones(inner))
 
@@ -74,32 +77,40 @@ class Mamba(MixerLayer):
         u_BE, z_BE = self.project(x_BD).chunk(2, dim=-1)
         u_BE, inputs_BWE = self.convolution.step(u_BE, state["convolution"])
         u_BE = F.silu(u_BE)
+
+        # One position of the scan.
         dt_BE, B_BN, C_BN = self._select(u_BE)
         decay_BEN, input_BEN = discretise(u_BE, dt_BE, self._A(), B_BN)
         h_BEN = decay_BEN * state["h"] + input_BEN
         y_BE = (h_BEN * C_BN[:, None]).sum(-1)
+
         return self._gated(y_BE, u_BE, z_BE), {"h": h_BEN, "convolution": inputs_BWE}
 
     def _A(self) -> Tensor:
+        """Return the continuous decay rates (E, N), all negative."""
         return -self.A_log.exp().unflatten(0, (-1, self.config.state_size))
 
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Time steps (..., E), input maps (..., N) and output maps (..., N)."""
+        """Return time steps (..., E), input maps (..., N) and output maps (..., N)."""
         states = self.config.state_size
         dt, B, C = self.select(u).split([self.dt.in_features, states, states], dim=-1)
         return F.softplus(at_least_float32(self.dt(dt))), at_least_float32(B), at_least_float32(C)
 
     def _gated(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
+        """Return the mixer's output from the scan's outputs y, its inputs u and the gates z, each (..., E)."""
         return self.out((y + self.skip * u) * F.silu(z))
 
 
 def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays exp(dt A), inputs dt B u (..., E, N): zero-order hold of A, Euler's rule for B (as the authors' code)."""
+    """Return decays exp(dt A) and inputs dt B u (..., E, N): zero-order hold of A, Euler's rule for B.
+
+    The authors' code does the same.
+    """
     return torch.exp(dt[..., None] * A_EN), (dt * u)[..., None] * B[..., None, :]
 
 
 def selective_scan(u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
-    """Outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
+    """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
     with torch.autocast(u_BTE.device.type, enabled=False):
         h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN))
         return (h_BTEN @ C_BTN[..., None]).squeeze(-1)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.convolution import ShortConvolution
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
-from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
+from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, check_heads, linear
 
 
 class ScalarDecay(nn.Module):
@@ -28,6 +27,7 @@ class ScalarDecay(nn.Module):
         self.bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
 
     def forward(self, y_BTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the step sizes and the logarithms of the decays."""
         step_BTH = F.softplus(y_BTH + self.bias_H)
         return step_BTH, -self.log_rate_H.exp() * step_BTH
 
@@ -64,12 +64,13 @@ class Mamba2(MixerLayer):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
-        for name in ("state_size", "expand"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"{name}: {getattr(config, name)} must be at least 1")
+        check_at_least(1, config, "state_size", "expand")
+
         inner = config.expand * shape.width
         convolved = inner + 2 * config.state_size
         self.sizes = [inner, convolved, config.heads]
+
+        # One map gives the gate, then x, B and C, then the step sizes.
         self.inputs = linear(shape.width, sum(self.sizes))
         self.convolution = ShortConvolution(convolved, config.convolution, bias=True)
         self.decay = ScalarDecay(config.heads)
@@ -93,16 +94,19 @@ class Mamba2(MixerLayer):
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         gate, xBC, step = self.inputs(x_BD).split(self.sizes, dim=-1)
         xBC, convolution = self.convolution.step(xBC, state["convolution"])
+
         tensors = self._recurrence(xBC, step)
         o_BHV, S_BHKV = matrix_step(state["S"], *tensors[:4])
         return self._output(o_BHV, tensors[4], gate), {"S": S_BHKV, "convolution": convolution}
 
     def _recurrence(self, xBC: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
+        """Return queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
         heads, state_size = self.config.heads, self.config.state_size
         x, B, C = F.silu(xBC).split([self.sizes[0], state_size, state_size], dim=-1)
         x = rearrange(x, "... (h v) -> ... h v", h=heads)
         step, log_decay = self.decay(step)
+
+        # All heads share B and C.
         B, C = (y[..., None, :].expand(*y.shape[:-1], heads, state_size) for y in (B, C))
         return C, B, step[..., None] * x, log_decay[..., None], x
 

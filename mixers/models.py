@@ -18,12 +18,14 @@ from mixers.parts import Embedding, RMSNorm, linear, sinusoids
 
 
 class Stack(nn.ModuleList):
-    """Layers on top of each other; those of one kind work in the order it says, unless one has hooks of its own.
+    """Stacked layers.
+
+    Layers of one class, none of which has hooks, run by ``Layer.through`` of that class; others run one by one.
 
     Attributes:
-        recompute: compute activations again in the backward (Chen et al. 2016, arXiv:1604.06174), with the parameters
-            that the layers have then. Layers that work at the same time do so in parts of about the square root of
-            their number, the others one by one; only the inputs of parts are kept.
+        recompute: Compute activations again in the backward pass (Chen et al. 2016, arXiv:1604.06174), with the
+            parameters that the layers have then. Only the inputs of parts of the stack are kept: parts of about sqrt(L)
+            layers that run at the same time, else single layers.
     """
 
     recompute = False
@@ -32,6 +34,8 @@ class Stack(nn.ModuleList):
         kind, layers = self._kind, self._layers
         if not (self.recompute and torch.is_grad_enabled()):
             return kind.through(layers, x_BTD)
+
+        # Recompute part by part.
         at_once = self.at_once(x_BTD)
         count = round(sqrt(len(layers))) if at_once else 1
         for first in range(0, len(layers), count):
@@ -40,7 +44,7 @@ class Stack(nn.ModuleList):
         return x_BTD
 
     def at_once(self, x_BTD: Tensor) -> bool:
-        """Whether the layers work at the same time."""
+        """Return whether the layers run at the same time."""
         return self._kind.at_once(self._layers, x_BTD)
 
     @property
@@ -49,49 +53,53 @@ class Stack(nn.ModuleList):
 
     @property
     def _kind(self) -> type[Layer]:
+        """The class whose ``through`` runs the layers."""
         (kind, *others) = {type(layer) for layer in self._layers}
         one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, self._layers))
         return kind if one_kind else Layer
 
 
 def _hooked(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which run only if it is called by itself."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)
 
 
 class Backbone(nn.Module, ABC):
-    """Token embedding, L layers of one kind, and a final norm; subclasses read the logits out.
+    """Token embedding, L layers of one class, and a final norm; a subclass reads the logits out.
 
-    The L layers are one module where the kind is a ``DeepLayer``.
+    A ``DeepLayer`` is all L layers in one module.
     """
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__()
         self.embedding = Embedding(vocab_size, shape.width)
+
         count = 1 if issubclass(layer, DeepLayer) else shape.layers
         self.layers = Stack(layer(config, shape) for _ in range(count))
+
         self.norm = RMSNorm(shape.width)
 
     @property
     def stack(self) -> list[Layer]:
-        """The layers, from the embedding to the readout."""
+        """The layers, in order from the embedding to the readout."""
         return [cast(Layer, layer) for layer in self.layers]
 
     def encode(self, tokens_BT: Tensor) -> Tensor:
-        """Normalised outputs (B, T, D) of the last layer."""
+        """Return the normalised outputs (B, T, D) of the last layer."""
         return self.norm(self.layers(self.embedding(tokens_BT)))
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """What the layers alone know about each position's answer (B, T, D); linear probes read it."""
+        """Return the vectors (B, T, D) from which each position's answer is read; linear probes read them, too."""
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits (B, T, V)."""
+        """Return the logits (B, T, V)."""
 
 
 class LanguageModel(Backbone):
-    """Logits of every position from the layers' output at that position; the readout is not tied to the embedding."""
+    """Logits of every position from the output at that position; the readout is not tied to the embedding."""
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__(layer, config, shape, vocab_size)
@@ -104,21 +112,23 @@ class LanguageModel(Backbone):
         return self.readout(self.encode(tokens_BT))
 
     def init_state(self, batch: int) -> list[State]:
+        """Return the layers' states before the first position."""
         return [layer.init_state(batch) for layer in self.stack]
 
     def step(self, tokens_B: Tensor, states: list[State]) -> tuple[Tensor, list[State]]:
-        """Decode one position: logits (B, V) and the layers' next states."""
+        """Decode one position: ``(logits (B, V), next states of the layers)``."""
         x_BD, after = self.embedding(tokens_B), []
         for layer, state in zip(self.stack, states, strict=True):
             x_BD, state = layer.step(x_BD, state)
             after.append(state)
+
         return self.readout(self.norm(x_BD)), after
 
 
 class AutoEncoder(Backbone):
-    """The last position's output is all that the decoder sees (MAD compression task, Poli et al. 2024).
+    """A decoder that reads the last position's output alone (MAD compression task, Poli et al. 2024, arXiv:2403.17844).
 
-    The decoder adds a sinusoidal position code to that single vector and applies a two-layer MLP that does not expand.
+    The decoder adds a sinusoidal position code to that vector and applies a two-layer MLP that does not expand.
     """
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:

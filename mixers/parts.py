@@ -1,4 +1,4 @@
-"""What layers are made of: embedding, norm, MLP, and the pre-norm layer around a sequence mixer."""
+"""Parts of layers: embedding, norm, MLP, short convolution, and the pre-norm layer around a sequence mixer."""
 
 from abc import abstractmethod
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Layer, Shape, State
+from mixers.ops.convolution import short_convolution, short_convolution_step
 from mixers.ops.embedding import embedding
 from mixers.ops.mlp import residual_mlp
 from mixers.ops.norm import rms_norm
@@ -43,10 +44,38 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+class ShortConvolution(nn.Module):
+    """Causal convolution ``y_t = sum_w weight_w x_{t-W+1+w}`` of each channel, with zeros before the first position.
+
+    Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white inputs; a bias starts at zero.
+    """
+
+    def __init__(self, width: int, size: int = 4, bias: bool = False) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"convolution size: {size} must be at least 1")
+
+        self.weight_DW = nn.Parameter(torch.randn(width, size) * size**-0.5)
+        self.bias_D = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return short_convolution(x_BTD, self.weight_DW, self.bias_D)
+
+    def init_state(self, batch: int) -> Tensor:
+        """Return the W - 1 newest inputs (B, W-1, D), oldest first: zeros."""
+        width, size = self.weight_DW.shape
+        return self.weight_DW.new_zeros(batch, size - 1, width)
+
+    def step(self, x_BD: Tensor, newest_BWD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output (B, D) at one position, and the newest inputs."""
+        return short_convolution_step(x_BD, newest_BWD, self.weight_DW, self.bias_D)
+
+
 class MixerLayer(Layer):
     """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
 
-    A subclass gives ``mix`` over a whole sequence and ``mix_one`` for one position, which agree.
+    A subclass defines ``mix`` over a whole sequence. For a step form it also defines ``init_state`` and ``mix_one``,
+    which mixes one position and agrees with ``mix``.
     """
 
     def __init__(self, config: Any, shape: Shape) -> None:
@@ -57,11 +86,15 @@ class MixerLayer(Layer):
 
     @abstractmethod
     def mix(self, x_BTD: Tensor) -> Tensor:
-        """Output (B, T, D) of the mixer for normed inputs; position t depends on positions up to t alone."""
+        """Map normed inputs to the mixer's output (B, T, D); position t depends on no position after t."""
 
-    @abstractmethod
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """The mixer at one position: output (B, D) and next state."""
+        """Mix one position: output (B, D) and next state.
+
+        Raises:
+            NotImplementedError: The layer has no step form.
+        """
+        raise self._no_step_form()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self._finish(x_BTD, self.mix(self.mixer_norm(x_BTD)))
@@ -76,20 +109,35 @@ class MixerLayer(Layer):
 
 
 def check_heads(heads: int, width: int) -> None:
-    """Raise ValueError unless the heads divide the model width."""
+    """Check that the heads divide the model width.
+
+    Raises:
+        ValueError: They do not.
+    """
     if heads < 1 or width % heads:
         raise ValueError(f"heads: {heads} must divide the model width {width}")
 
 
+def check_at_least(least: int, config: Any, *names: str) -> None:
+    """Check settings of a layer against a lower bound.
+
+    Raises:
+        ValueError: One of the named fields of ``config`` is smaller.
+    """
+    for name in names:
+        if (value := getattr(config, name)) < least:
+            raise ValueError(f"{name}: {value} must be at least {least}")
+
+
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
+    """Return a linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """Sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    """Return sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
     half = (width + 1) // 2
     frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
     angle = torch.arange(length, device=device)[:, None] * frequency

@@ -14,12 +14,12 @@ from mixers.parts import MixerLayer, check_heads, linear
 
 
 class RetNet(MixerLayer):
-    """Multi-scale retention: linear attention without a softmax, head h forgetting by 1 - 2^(-5-h) each position.
+    """Multi-scale retention: linear attention without a softmax, in which head h decays by 1 - 2^(-5-h) a position.
 
-    Positions enter by that decay and by the rotation of queries and keys, as in xPos. The score normalisations of
-    section 2.1 are left out, for the group norm takes out every scale of a head. The values are D wide (equation 8; the
-    paper's language models double them and take as much from the MLP). State: for each head a matrix (K, K), and the
-    position.
+    Positions are told apart by that decay and by the rotation of queries and keys, as in xPos. The score normalisations
+    of section 2.1 are left out, because the group norm removes every scale of a head. The values are D wide (equation
+    8; the paper's language models double them and make the MLP narrower by as much). State: for each head a matrix
+    (K, K), and the position.
     """
 
     family: ClassVar[str] = "linear attention"
@@ -42,11 +42,14 @@ class RetNet(MixerLayer):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
+
         width, size = shape.width, shape.width // config.heads
         if size % 2:
             raise ValueError(f"heads: {config.heads} must leave heads of even size, not {size}, for the rotations")
+
         self.q, self.k, self.v, self.gate, self.out = (linear(width, width) for _ in range(5))
         self.norm = nn.GroupNorm(config.heads, width)
+
         log_decay_H = torch.log1p(-torch.exp2(-5.0 - torch.arange(config.heads)))
         self.register_buffer("log_decay_H", log_decay_H, persistent=False)
         self.register_buffer("frequency_K", 1e4 ** -torch.linspace(0, 1, size // 2), persistent=False)
@@ -65,8 +68,14 @@ class RetNet(MixerLayer):
         return self._output(x_BD, o_BHK), {"S": S_BHKK, "position": state["position"] + 1}
 
     def _project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values and logarithms of decays of inputs (..., D) at positions that broadcast to (..., 1)."""
+        """Return queries, keys, values and logarithms of decays.
+
+        Args:
+            x: Inputs (..., D).
+            position: Their positions, which broadcast to (..., 1).
+        """
         q, k, v = (rearrange(f(x), "... (h k) -> ... h k", h=self.config.heads) for f in (self.q, self.k, self.v))
+
         angle = position[..., None] * self.frequency_K
         q, k = rotate(q * q.shape[-1] ** -0.5, angle), rotate(k, angle)
         return q, k, v, self.log_decay_H[:, None].expand(*q.shape[:-1], 1)
@@ -76,7 +85,7 @@ class RetNet(MixerLayer):
 
 
 def rotate(y: Tensor, angle: Tensor) -> Tensor:
-    """Channel i of ``y`` (..., K) with channel i + K/2 as one complex number, times ``exp(1j * angle)``."""
+    """Return ``y`` (..., K) times ``exp(1j * angle)``; channels i and i + K/2 are one complex number."""
     real, imaginary = y.chunk(2, dim=-1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)

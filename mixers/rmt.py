@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
 from mixers.deep import DeepLayer, TransformerStack
+from mixers.parts import check_at_least
 
 
 class RecurrentMemoryTransformer(DeepLayer):
     """Transformer layers over one segment at a time with memory tokens before and behind it (section 3.2 of the paper).
 
-    Both groups of tokens have the memory as their input; what the layers make of the group behind, which sees the
-    whole segment, is the memory of the next segment. All tokens attend causally, positions are told apart by ALiBi
-    over the longer sequence, and gradients flow through the memory. State: the memory, and the pairs of the segment
-    under way after those of its memory.
+    Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
+    memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
+    and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -41,20 +41,22 @@ class RecurrentMemoryTransformer(DeepLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        for name in ("segment", "memory"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"{name}: {getattr(config, name)} must be at least 1")
+        check_at_least(1, config, "segment", "memory")
+
         self.stack = TransformerStack(config, shape)
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         tokens = self.config.memory
         memory_BMD, outputs = self.memory_MD.expand(len(x_BTD), -1, -1), []
+
         *complete, last_BCD = x_BTD.split(self.config.segment, dim=1)
         for x_BCD in complete:
             z = self.stack(torch.cat([memory_BMD, x_BCD, memory_BMD], dim=1))
             outputs.append(z[:, tokens:-tokens])
             memory_BMD = z[:, -tokens:]
+
+        # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
 
@@ -63,16 +65,18 @@ class RecurrentMemoryTransformer(DeepLayer):
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         z_BD, pairs = self.stack.step(x_BD, {"k": state["k"], "v": state["v"]})
+
+        # The segment ends: its memory tokens behind it are read, and begin the next segment.
         if pairs["k"].shape[1] == self.config.memory + self.config.segment:
             return z_BD, self._begin(self._read(state["memory"], pairs)[0])
         return z_BD, {"memory": state["memory"], **pairs}
 
     def _begin(self, memory_BMD: Tensor) -> State:
-        """State before the first position of a segment."""
+        """Return the state before the first position of a segment."""
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:
-        """Outputs of the memory tokens (B, M, D) behind the pairs, and the pairs with theirs."""
+        """Return the outputs (B, M, D) of the memory tokens behind the pairs, and the pairs with theirs added."""
         outputs = []
         for token_BD in memory_BMD.unbind(1):
             z_BD, pairs = self.stack.step(token_BD, pairs)

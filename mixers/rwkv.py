@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
-from mixers.parts import MixerLayer, check_heads, linear
+from mixers.parts import MixerLayer, check_at_least, check_heads, linear
 
 
 class LowRank(nn.Module):
-    """``bias + f(x A) B``, at first within about a tenth of its bias (the papers' code starts with A = 0)."""
+    """``bias + f(x A) B``, within about a tenth of its bias at the start (the papers' code starts with A = 0)."""
 
     def __init__(self, bias_D: Tensor, rank: int, f: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class LowRank(nn.Module):
 
 
 class RWKV(MixerLayer):
-    """What the two versions have in common: token shift, the recurrence, group norm over heads.
+    """The common part of the two versions: token shift, the recurrence, group norm over heads.
 
-    State: for each head a matrix (K, K), and the input before.
+    State: for each head a matrix (K, K), and the input of the position before.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,9 @@ class RWKV(MixerLayer):
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
         if shape.width // config.heads < 2:
-            raise ValueError(f"heads: {config.heads} leave heads of size 1, of which their norm leaves nothing")
-        for name, value in vars(config).items():
-            if value < 1:
-                raise ValueError(f"{name}: {value} must be at least 1")
+            raise ValueError(f"heads: {config.heads} leave heads of size 1, whose norm is always 0")
+        check_at_least(1, config, *vars(config))
+
         self.r, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
         self.norm = nn.GroupNorm(config.heads, shape.width, eps=64e-5)
 
@@ -64,18 +63,19 @@ class RWKV(MixerLayer):
         return {"S": weight.new_zeros(batch, heads, size, size), "x": weight.new_zeros(batch, self.shape.width)}
 
     def heads(self, y: Tensor) -> Tensor:
+        """Split the last axis into heads (..., H, K)."""
         return rearrange(y, "... (h k) -> ... h k", h=self.config.heads)
 
     def head_norm(self, o: Tensor) -> Tensor:
-        """Layer norm of each head of ``o`` (..., H, K), heads concatenated."""
+        """Return the layer norm of each head of ``o`` (..., H, K), heads concatenated."""
         return self.norm(o.reshape(-1, self.shape.width)).view(*o.shape[:-2], -1)
 
 
 class RWKV6(RWKV):
-    """Finch: linear attention with a decay of each key channel and a token shift that the input sets, and a bonus u.
+    """Finch: linear attention with a bonus u; decays of key channels and token shifts depend on the input.
 
-    o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T; d is cut off at
-    5, where a decay is 0 in float32. Positions are told apart by the decays and the token shift.
+    o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. d is at most 5, where a
+    decay is 0 in float32. Positions are told apart by the decays and the token shift.
     """
 
     family: ClassVar[str] = "linear attention"
@@ -87,8 +87,8 @@ class RWKV6(RWKV):
 
         Attributes:
             heads: number of heads; must divide the model width.
-            shift_rank: rank of the maps that set the token shifts.
-            decay_rank: rank of the map that sets the decays.
+            shift_rank: rank of the maps that give the token shifts.
+            decay_rank: rank of the map that gives the decays.
         """
 
         shift_rank: int = 32
@@ -100,10 +100,14 @@ class RWKV6(RWKV):
         super().__init__(config, shape)
         width = shape.width
         self.gate = linear(width, width)
+
+        # Token shifts.
         channel_D = torch.arange(width) / width
         self.shift_D = nn.Parameter(1 - channel_D)
         powers = {"r": 0.5, "k": 1.0, "v": 1.0, "gate": 0.5, "decay": 1.0}
         self.shifts = nn.ModuleDict({name: LowRank(1 - channel_D**p, config.shift_rank) for name, p in powers.items()})
+
+        # Decays and bonus.
         self.decay = LowRank(5 * torch.linspace(0, 1, width) ** 0.7 - 6, config.decay_rank)
         self.bonus_D = nn.Parameter(0.1 * ((torch.arange(width) + 1) % 3 - 1))
 
@@ -118,12 +122,14 @@ class RWKV6(RWKV):
         return self.out(self.head_norm(o_BHK) * gate), {"S": S_BHKK, "x": x_BD}
 
     def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The arguments q, k, v, g of ``matrix_recurrence``, and the gate."""
+        """Return the arguments q, k, v, g of ``matrix_recurrence``, and the gate."""
+        # Token shifts.
         change = before - x
         guide = x + change * self.shift_D
         r, k, v, gate, decay = (
             self.get_submodule(name)(x + change * self.shifts[name](guide)) for name in ("r", "k", "v", "gate", "decay")
         )
+
         r, k, v, log_decay = (self.heads(y) for y in (r, k, v, -at_least_float32(decay).clamp(max=5).exp()))
         return (r, k, v, log_decay), F.silu(gate)
 
@@ -132,8 +138,8 @@ class RWKV7(RWKV):
     """Goose: a delta rule with a decay w, a removal key κ̂ and a learning rate a of each key channel.
 
     S_t = (diag(w_t) - (a_t κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = r_t^T S_t, here with keys as rows of S. Positions are
-    told apart by the decays and the token shift. The paper mixes into the values of deeper layers those of the first;
-    a layer by itself has no such layer below it, and that is left out.
+    told apart by the decays and the token shift. The paper mixes the values of the first layer into those of deeper
+    layers; this is left out, because a single layer has no layer below it.
     """
 
     family: ClassVar[str] = "delta rule"
@@ -145,7 +151,7 @@ class RWKV7(RWKV):
 
         Attributes:
             heads: number of heads; must divide the model width.
-            rank: rank of the maps that set decays and learning rates.
+            rank: rank of the maps that give decays and learning rates.
             gate_rank: rank of the map that gives the gate.
         """
 
@@ -158,13 +164,19 @@ class RWKV7(RWKV):
         super().__init__(config, shape)
         width = shape.width
         channel_D, centred_D = torch.arange(width) / width, torch.linspace(-0.5, 0.5, width)
+
+        # Token shifts.
         powers = {"r": 0.2, "decay": 0.9, "k": 0.7, "v": 0.7, "rate": 0.9, "gate": 0.2}
         self.shifts_D = nn.ParameterDict({name: nn.Parameter(1 - channel_D**p) for name, p in powers.items()})
+
+        # Decays, learning rates and gate.
         within_K = torch.linspace(-1, 1, width // config.heads)
         zigzag_D = (within_K * within_K.abs()).repeat(config.heads)
         self.decay = LowRank(6 * centred_D - 2.5 + 2.5 * zigzag_D, config.rank)
         self.rate = LowRank(0.4 * centred_D - 0.19 + 0.3 * zigzag_D, config.rank, nn.Identity())
         self.gate = nn.Sequential(linear(width, config.gate_rank), nn.Sigmoid(), linear(config.gate_rank, width))
+
+        # Removal keys, replacement keys and bonus.
         self.removal_D = nn.Parameter(0.71 - 0.1 * centred_D)
         self.replacement_D = nn.Parameter(torch.full((width,), 1.02))
         self.bonus_D = nn.Parameter(torch.full((width,), -0.04))
@@ -181,24 +193,29 @@ class RWKV7(RWKV):
     def _project(
         self, x: Tensor, before: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The arguments q, k, v, g, a, b of ``matrix_recurrence``, and the gate."""
+        """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``, and the gate."""
+        # Token shifts.
         change = before - x
         r, k, v, gate, decay, rate = (
             self.get_submodule(name)(x + change * self.shifts_D[name])
             for name in ("r", "k", "v", "gate", "decay", "rate")
         )
+
+        # Learning rates, decays, removal keys and replacement keys.
         rate = rate.sigmoid()
         log_decay = -(torch.e**-0.5) * decay.sigmoid()
         removal = unit(self.heads(k * self.removal_D))
         replacement = k * (1 + (rate - 1) * self.replacement_D)
+
         r, k, v, log_decay, rate = (self.heads(y) for y in (r, replacement, v, log_decay, rate))
         return (r, k, v, log_decay, -rate * removal, removal), gate
 
     def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        """Return the mixer's output from the outputs ``o`` (..., H, K) of the recurrence, with the bonus."""
         bonus = (r * self.heads(self.bonus_D) * k).sum(-1, keepdim=True) * v
         return self.out((self.head_norm(o) + bonus.flatten(-2)) * gate)
 
 
 def shifted(x_BTD: Tensor) -> Tensor:
-    """The input before each position, zeros before the first."""
+    """Return the input before each position, zeros before the first."""
     return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]

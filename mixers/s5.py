@@ -17,9 +17,9 @@ class S5(DiagonalLayer):
     """One state-space model of D inputs and outputs, diagonal, sampled by zero-order hold; GELU and a gate follow.
 
     ``h' = lambda h + B x``, ``y = Re(C h) + skip x``, with a learnable time step for each state. At the start it is the
-    HiPPO-N system in the basis of its eigenvectors, whose eigenvalues come in conjugate pairs: one of each is kept, and
-    the other's share of y is in ``C`` as a factor 2 (section 3). Position is known from the rotation and decay of the
-    states. State: P = N/2 complex numbers.
+    HiPPO-N system in the basis of its eigenvectors. The eigenvalues are conjugate pairs: one of each is kept, and a
+    factor 2 in ``C`` stands for the other's share of y (section 3). Positions are told apart by the rotation and decay
+    of the states. State: P = N/2 complex numbers.
     """
 
     family: ClassVar[str] = "state space"
@@ -30,7 +30,7 @@ class S5(DiagonalLayer):
         """Settings of S5.
 
         Attributes:
-            state_size: number of real states; even, as they make conjugate pairs.
+            state_size: number of real states; even, because they form conjugate pairs.
             dt_min: smallest time step at the start.
             dt_max: largest time step at the start.
         """
@@ -46,9 +46,12 @@ class S5(DiagonalLayer):
             raise ValueError(f"state_size: {config.state_size} must be even and at least 2")
         if not 0 < config.dt_min <= config.dt_max:
             raise ValueError(f"time steps {config.dt_min} to {config.dt_max}: choose 0 < dt_min <= dt_max")
+
         pairs = config.state_size // 2
         super().__init__(config, shape, pairs)
         self.gate = linear(shape.width, shape.width)
+
+        # Random maps, in the basis of the eigenvectors.
         lambda_P, V_NP = hippo_normal(config.state_size)
         B_ND = torch.randn(config.state_size, shape.width, dtype=torch.float64) * shape.width**-0.5
         C_DN = torch.randn(shape.width, config.state_size, dtype=torch.float64) * config.state_size**-0.5
@@ -56,6 +59,8 @@ class S5(DiagonalLayer):
         with torch.no_grad():
             self.B.weight.copy_(torch.cat([B_PD.real, B_PD.imag]))
             self.C.weight.copy_(torch.cat([C_DP.real, -C_DP.imag], dim=1))
+
+        # Decays, frequencies and time steps of the states.
         self.log_decay = nn.Parameter((-lambda_P.real).log().float())
         self.frequency = nn.Parameter(lambda_P.imag.float())
         ratio = math.log(config.dt_max / config.dt_min)
@@ -72,7 +77,7 @@ class S5(DiagonalLayer):
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (N/2,) of positive imaginary part and eigenvectors (N, N/2) of the HiPPO-N matrix, in complex128.
+    """Return eigenvalues (N/2,) of positive imaginary part and eigenvectors (N, N/2) of HiPPO-N, in complex128.
 
     The matrix is the normal part of HiPPO-LegS: -1/2 on the diagonal plus an antisymmetric matrix with the entries
     -sqrt((2n + 1) (2k + 1)) / 2 below it (Gu et al. 2022, arXiv:2206.11893).

@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mixers.attention_layer import AttentionLayer
+from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import Shape, State
-from mixers.ops.attention import attend, attention, masked_alibi
+from mixers.ops.attention import attend, attention, attention_step, masked_alibi
+from mixers.parts import check_at_least
 
 
 class SlidingAttention(AttentionLayer):
@@ -36,13 +37,13 @@ class SlidingAttention(AttentionLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        if config.window < 1:
-            raise ValueError(f"window: {config.window} must be at least 1")
+        check_at_least(1, config, "window")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         if x_BTD.shape[1] <= self.config.window:
             return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H))
+
         position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
         distance_TT = position_T[:, None] - position_T
         seen_TT = (distance_TT >= 0) & (distance_TT < self.config.window)
@@ -51,6 +52,5 @@ class SlidingAttention(AttentionLayer):
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)
-        k_BJD = torch.cat([state["k"], k_BD[:, None]], dim=1)[:, -self.config.window :]
-        v_BJD = torch.cat([state["v"], v_BD[:, None]], dim=1)[:, -self.config.window :]
-        return self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD)), {"k": k_BJD, "v": v_BJD}
+        pairs = {name: y_BJD[:, -self.config.window :] for name, y_BJD in with_newest(state, k_BD, v_BD).items()}
+        return self.finish(x_BD, attention_step(q_BD, pairs["k"], pairs["v"], self.slopes_H)), pairs

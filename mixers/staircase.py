@@ -9,14 +9,15 @@ from torch import Tensor
 from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
 from mixers.deep import DeepLayer, TransformerStack
+from mixers.parts import check_at_least
 
 
 class Staircase(DeepLayer):
-    """The same Transformer layers again and again over a window of chunks that a new chunk enters each time.
+    """The same Transformer layers, passed several times over a moving window of chunks.
 
-    A chunk leaves the window after ``steps`` passes; in each it attends causally to itself and to the chunks before
-    that are still in the window, which have had more passes. Positions are told apart by ALiBi. State: the pairs of
-    the passes that the chunk under way takes part in, as far as they have come.
+    A new chunk enters the window before each pass and leaves it after ``steps`` passes. In each pass it attends
+    causally to itself and to the earlier chunks in the window, which have had more passes. Positions are told apart by
+    ALiBi. State: the pairs of all passes that the current chunk takes part in.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -29,7 +30,7 @@ class Staircase(DeepLayer):
         Attributes:
             heads: number of heads; must divide the model width.
             qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
-            chunk: positions that enter at each step.
+            chunk: positions of a chunk.
             steps: passes of a chunk through the layers, and chunks of the window.
         """
 
@@ -40,34 +41,37 @@ class Staircase(DeepLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        for name in ("chunk", "steps"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"{name}: {getattr(config, name)} must be at least 1")
+        check_at_least(1, config, "chunk", "steps")
         self.stack = TransformerStack(config, shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         chunks, last = x_BTD.split(self.config.chunk, dim=1), self.config.steps - 1
         window: list[Tensor] = []
         outputs = []
+
         for n in range(len(chunks) + last):
             window += chunks[n : n + 1]
             z_BJD = self.stack(torch.cat(window, dim=1))
             window = list(z_BJD.split([y_BCD.shape[1] for y_BCD in window], dim=1))
             if n >= last:
                 outputs.append(window.pop(0))
+
         return torch.cat(outputs, dim=1)
 
     def init_state(self, batch: int) -> State:
-        """Pairs ``k0``, ``v0``, ``k1``, ... of the passes, the chunk's first pass first."""
+        """Return the pairs ``k0``, ``v0``, ``k1``, ... of the passes, the chunk's first pass first."""
         pairs = self.stack.init_state(batch)
         return {f"{name}{n}": y for n in range(self.config.steps) for name, y in pairs.items()}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Take one position through all its passes; where a chunk begins, the second pass of the last is its first."""
+        """Take one position through all its passes."""
         steps = self.config.steps
+
+        # A chunk begins: its first pass continues the second pass of the chunk before.
         if state[f"k{steps - 1}"].shape[1] == self.config.chunk:
             later = {f"{name}{n}": state[f"{name}{n + 1}"] for n in range(steps - 1) for name in "kv"}
             state = {**self.init_state(len(x_BD)), **later}
+
         after: State = {}
         for n in range(steps):
             x_BD, pairs = self.stack.step(x_BD, {name: state[f"{name}{n}"] for name in "kv"})

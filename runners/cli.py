@@ -17,7 +17,7 @@ import docstring_parser
 import tyro
 
 from mixers import MIXERS
-from mixers.find import find_mixer
+from mixers.registry import find_mixer
 from runners.interrupt import INTERRUPTED, StoppedError
 from tasks import TASKS, find_task
 

@@ -8,7 +8,7 @@ from mixers.ops.runs import over_runs
 
 
 def embedding(tokens: Tensor, weight_VD: Tensor) -> Tensor:
-    """Rows (..., D) of a table at tokens (...), which are below V.
+    """Return the rows (..., D) of a table at tokens (...), which are below V.
 
     The gradient of a small table repeats bitwise on a GPU, where PyTorch's own adds atomically.
     """

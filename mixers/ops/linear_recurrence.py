@@ -1,10 +1,10 @@
-"""The recurrence that linear-attention layers have in common: a matrix for each head, linear in its past.
+"""The recurrence of linear-attention layers: a matrix for each head, linear in its past.
 
     S_t = diag(exp(g_t)) S_{t-1} + a_t (b_t^T S_{t-1}) + k_t v_t^T          o_t = q_t^T S_t
 
-Without (a, b) it is linear attention, with decays g of various kinds RetNet, Mamba-2, GLA and RWKV-6; the pair (a, b)
-makes the delta rule, its gated form, and RWKV-7 (Yang et al. 2024, arXiv:2412.06464, section 2, and Peng et al. 2025,
-arXiv:2503.14456, section 3, compare them in this form).
+Without (a, b) it is linear attention; with decays g of various kinds it is RetNet, Mamba-2, GLA and RWKV-6. The pair
+(a, b) makes the delta rule, its gated form, and RWKV-7 (Yang et al. 2024, arXiv:2412.06464, section 2, and Peng et al.
+2025, arXiv:2503.14456, section 3, compare them in this form).
 
 Dimensions beside those of ``mixers.base``: V channels of a value in a head, C positions of a chunk, N chunks.
 """
@@ -21,7 +21,7 @@ from mixers.ops.numerics import at_least_float32, runs_fused
 
 CHUNK = 16
 STRONGEST = -60.0
-"""Logarithm of the strongest decay told apart from zero: running sums of greater ones would lose the smaller."""
+"""Logarithm of the strongest decay told apart from zero: running sums of stronger ones would lose the weaker ones."""
 
 
 def matrix_recurrence(
@@ -33,22 +33,26 @@ def matrix_recurrence(
     b_BTHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
 ) -> Tensor:
-    """Outputs o (B, T, H, V) from a state of zeros, a chunk of positions at a time; float32 for 16-bit inputs.
+    """Return the outputs o (B, T, H, V) from a state of zeros; float32 for 16-bit inputs.
 
     Args:
-        g_BTHK: logarithms of the decays, at most 0; its last axis may be 1 (one decay a head).
-        a_BTHK: with ``b_BTHK`` the rank-one part of the transition; both or none.
-        bonus_HK: given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
+        q_BTHK: Queries.
+        k_BTHK: Keys.
+        v_BTHV: Values.
+        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay a head).
+        a_BTHK: Left factors of the rank-one part of the transition, if any.
+        b_BTHK: Right factors; given together with ``a_BTHK``.
+        bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
     """
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
-    fused = library_kernels(q_BTHK)
+    library = library_kernels(q_BTHK)
     with torch.autocast(q_BTHK.device.type, enabled=False):
-        return (fused.matrix_recurrence if fused else _recur)(*map(at_least_float32, tensors))
+        return (library.matrix_recurrence if library else _chunked)(*map(at_least_float32, tensors))
 
 
 def library_kernels(q_BTHK: Tensor) -> ModuleType | None:
-    """``mixers.library`` where its kernels should run: on a GPU under bfloat16 autocast, with the extra installed."""
+    """Return ``mixers.ops.kernels.library`` on a GPU under bfloat16 autocast with the extra installed, else None."""
     if not runs_fused(q_BTHK) or find_spec("fla") is None:
         return None
     from mixers.ops.kernels import library  # an optional dependency
@@ -56,7 +60,7 @@ def library_kernels(q_BTHK: Tensor) -> ModuleType | None:
     return library
 
 
-def _recur(
+def _chunked(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
     v_BTHV: Tensor,
@@ -65,52 +69,71 @@ def _recur(
     b_BTHK: Tensor | None,
     bonus_HK: Tensor | None,
 ) -> Tensor:
+    """Compute ``matrix_recurrence`` in plain PyTorch, a chunk of positions at a time.
+
+    1. Inside all chunks at once: weights of the pairs of positions (i, j), with the decays between them.
+    2. With a rank-one part: position i adds a_i u_i^T to the state, where u_i = b_i^T S_{i-1} depends on the earlier u
+       of the chunk. A triangular system gives u as a linear map of the values and of the chunk's first state.
+    3. From chunk to chunk: outputs and next state from the first state and the values.
+    """
     length = q_BTHK.shape[1]
     pad = -length % CHUNK
 
     def chunks(y_BTHK: Tensor) -> Tensor:
         return rearrange(F.pad(y_BTHK, (0, 0, 0, 0, 0, pad)), "b (n c) h k -> n b h c k", c=CHUNK)
 
+    # All tensors in chunks (N, B, H, C, K).
     q, k, v = chunks(q_BTHK), chunks(k_BTHK), chunks(v_BTHV)
     g = torch.zeros_like(q[..., :1]) if g_BTHK is None else chunks(g_BTHK)
+
+    # Logarithms of the decays from the start of a chunk, after and before each position.
     after = g.cumsum(-2)
     before = after - g
     inside = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
     earlier = inside.tril(-1)
 
-    def products(left: Tensor, since: Tensor, right: Tensor, mask: Tensor) -> Tensor:
-        """sum_k left_ik right_jk exp(since_ik - after_jk) for the pairs (i, j) of the mask, else 0; (..., C, C)."""
-        gap = since[..., :, None, :] - after[..., None, :, :]
-        decay = gap.masked_fill(~mask[..., None], -torch.inf).exp()
-        if g.shape[-1] == 1:
-            return (left @ right.mT) * decay[..., 0]
-        return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay)
-
+    # 1. Weights inside chunks, reads of the first state, and writes into the next one.
     read, seen = (after, inside) if bonus_HK is None else (before, earlier)
-    qk, q_in = products(q, read, k, seen), q * read.exp()
+    qk = _decayed_products(q, read, k, after, seen)
+    q_in = q * read.exp()
     total = after[..., -1:, :]
     k_out = k * (total - after).exp()
     if bonus_HK is not None:
         qk = qk + torch.diag_embed((q * bonus_HK[:, None] * k).sum(-1))
+
+    # 2. The rank-one part.
     if a_BTHK is not None and b_BTHK is not None:
         a, b = chunks(a_BTHK), chunks(b_BTHK)
         identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
-        inverse = torch.linalg.solve_triangular(
-            identity - products(b, before, a, earlier), identity, upper=False, unitriangular=True
-        )
-        u_v, u_in = inverse @ (products(b, before, k, earlier) @ v), inverse @ (b * before.exp())
-        qa, a_out = products(q, read, a, seen), a * (total - after).exp()
+        system = identity - _decayed_products(b, before, a, after, earlier)
+        inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+        u_v = inverse @ (_decayed_products(b, before, k, after, earlier) @ v)
+        u_in = inverse @ (b * before.exp())
+        qa = _decayed_products(q, read, a, after, seen)
+        a_out = a * (total - after).exp()
+
+    # 3. From chunk to chunk.
     S = torch.zeros_like(k[0].mT @ v[0])
     outputs = []
     for n in range(len(q)):
         o = q_in[n] @ S + qk[n] @ v[n]
-        new = total[n].mT.exp() * S + k_out[n].mT @ v[n]
+        S_next = total[n].mT.exp() * S + k_out[n].mT @ v[n]
         if a_BTHK is not None:
             u = u_in[n] @ S + u_v[n]
-            o, new = o + qa[n] @ u, new + a_out[n].mT @ u
+            o = o + qa[n] @ u
+            S_next = S_next + a_out[n].mT @ u
         outputs.append(o)
-        S = new
+        S = S_next
     return rearrange(torch.stack(outputs), "n b h c v -> b (n c) h v")[:, :length]
+
+
+def _decayed_products(left: Tensor, since: Tensor, right: Tensor, after: Tensor, mask: Tensor) -> Tensor:
+    """Return sum_k left_ik right_jk exp(since_ik - after_jk) for the pairs (i, j) of the mask, else 0; (..., C, C)."""
+    gap = since[..., :, None, :] - after[..., None, :, :]
+    decay = gap.masked_fill(~mask[..., None], -torch.inf).exp()
+    if after.shape[-1] == 1:
+        return (left @ right.mT) * decay[..., 0]
+    return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay)
 
 
 def matrix_step(
@@ -123,19 +146,23 @@ def matrix_step(
     b_BHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One position of ``matrix_recurrence``: output (B, H, V) and next state (B, H, K, V)."""
+    """Compute one position of ``matrix_recurrence``: output (B, H, V) and next state (B, H, K, V)."""
     tensors = (q_BHK, k_BHK, v_BHV, g_BHK, a_BHK, b_BHK, bonus_HK)
     q_BHK, k_BHK, v_BHV, g_BHK, a_BHK, b_BHK, bonus_HK = map(at_least_float32, tensors)
+
+    # Next state.
     pair_BHKV = k_BHK[..., None] * v_BHV[..., None, :]
-    new_BHKV = S_BHKV if g_BHK is None else g_BHK.exp()[..., None] * S_BHKV
+    next_BHKV = S_BHKV if g_BHK is None else g_BHK.exp()[..., None] * S_BHKV
     if a_BHK is not None and b_BHK is not None:
-        new_BHKV = new_BHKV + a_BHK[..., None] * (b_BHK[..., None] * S_BHKV).sum(-2, keepdim=True)
-    new_BHKV = new_BHKV + pair_BHKV
-    read_BHKV = new_BHKV if bonus_HK is None else S_BHKV + bonus_HK[..., None] * pair_BHKV
-    return (q_BHK[..., None] * read_BHKV).sum(-2), new_BHKV
+        next_BHKV = next_BHKV + a_BHK[..., None] * (b_BHK[..., None] * S_BHKV).sum(-2, keepdim=True)
+    next_BHKV = next_BHKV + pair_BHKV
+
+    # Output.
+    read_BHKV = next_BHKV if bonus_HK is None else S_BHKV + bonus_HK[..., None] * pair_BHKV
+    return (q_BHK[..., None] * read_BHKV).sum(-2), next_BHKV
 
 
 def unit(k: Tensor) -> Tensor:
-    """Keys of length one (zeros stay zeros), along the last axis."""
+    """Return keys scaled to length one along the last axis; zeros stay zeros."""
     k = at_least_float32(k)
     return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

@@ -11,7 +11,7 @@ from mixers.ops.runs import over_batch, over_runs
 
 
 def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
-    """``gain * x / sqrt(mean(x^2) + eps)`` over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467).
+    """Return ``gain * x / sqrt(mean(x^2) + eps)`` over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467).
 
     Statistics are in float32 for 16-bit inputs. Under bfloat16 autocast on a GPU the result is bfloat16, because matrix
     products read it.

@@ -1,4 +1,4 @@
-"""In which precision operations run, and whether they run in the fused kernels."""
+"""The precision in which operations run, and the choice between fused kernels and plain PyTorch."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 NORM_EPS = 1e-6
-"""What RMS normalisation adds to the mean square."""
+"""Number that RMS normalisation adds to the mean square."""
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """What matrix products of x run in: its dtype, or that of autocast where it is on, which leaves float64 alone."""
+    """Return the dtype of matrix products of x: its own, or that of autocast, which leaves float64 alone."""
     device = x.device.type
     if x.dtype == torch.float64 or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return x.dtype
@@ -19,22 +19,22 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def at_least_float32(y: Tensor | None) -> Any:
-    """16-bit tensors widened, for statistics and for sums over whole sequences; others, and None, as they are."""
+    """Return 16-bit tensors in float32, for statistics and sums over whole sequences; others, and None, as they are."""
     return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Whether an operation on x runs in the kernels of ``mixers.ops.kernels``: on a GPU under bfloat16 autocast."""
+    """Return whether an operation on x runs in ``mixers.ops.kernels``: on a GPU under bfloat16 autocast."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     wanted = x.is_cuda and autocast and x.dtype in (torch.float32, torch.bfloat16)
     return wanted and find_spec("triton") is not None  # Triton is not there on every platform
 
 
 def product_precision(device: torch.device) -> str:
-    """What the matrix products of a model run in on a device, wherever it is trained, evaluated or diagnosed."""
+    """Return the precision of a model's matrix products on a device, in training, evaluation and diagnosis alike."""
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def product_autocast(device: torch.device) -> torch.autocast:
-    """Context of forward passes in ``product_precision``; parameters stay float32."""
+    """Return the context of forward passes in ``product_precision``; parameters stay float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=product_precision(device) == "bfloat16")

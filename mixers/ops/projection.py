@@ -18,13 +18,13 @@ def normed_qkv(
     k_DD: Tensor,
     v_DD: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (..., D) of ``rms_norm(x)``; queries and keys are normed again where they have gains.
+    """Return queries, keys and values (..., D) of ``rms_norm(x)``; queries and keys with gains are normed again.
 
     Args:
-        x: inputs (..., D).
-        gain_D: gain of the norm of the inputs.
-        q_gain_D, k_gain_D: gains of QK-norm over the full width; None leaves it out.
-        q_DD, k_DD, v_DD: weights of the three maps.
+        x: Inputs (..., D).
+        gain_D: Gain of the norm of the inputs.
+        q_gain_D, k_gain_D: Gains of QK-norm over the full width; None leaves it out.
+        q_DD, k_DD, v_DD: Weights of the three maps.
     """
     if runs_fused(x):
         from mixers.ops.kernels.projection import fits_project, project_method
@@ -36,6 +36,8 @@ def normed_qkv(
 
     normed = rms_norm(x, gain_D)
     q, k, v = (F.linear(normed, weight_DD) for weight_DD in (q_DD, k_DD, v_DD))
+
+    # QK-norm.
     q = q if q_gain_D is None else rms_norm(q, q_gain_D)
     k = k if k_gain_D is None else rms_norm(k, k_gain_D)
     return q, k, v

@@ -1,4 +1,4 @@
-"""Operations that take all runs trained together at once, where ``torch.func.vmap`` adds the run axis R."""
+"""Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ class Method(NamedTuple):
     Attributes:
         forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
-            those that are None or integers.
-        outputs: number of outputs.
+            tensors that are None or integers.
+        outputs: Number of outputs.
     """
 
     forward: Callable[..., tuple[Tensors, Tensors]]
@@ -27,13 +27,13 @@ class Method(NamedTuple):
 
 
 def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
-    """Outputs of ``method`` for tensors of one run, or under ``vmap`` of all runs; autocast does not reach inside."""
+    """Return the outputs of ``method`` for tensors of one run, or of all runs under ``vmap``; without autocast."""
     outputs: Tensors = _OverRuns.apply(method, *(y if y is None else y[None] for y in tensors))
     return tuple(y.squeeze(0) for y in outputs[: method.outputs])
 
 
 class _OverRuns(torch.autograd.Function):
-    """Returns the outputs, then what the backward saved (not differentiable)."""
+    """Return the outputs, then the tensors saved for the backward pass, which are not differentiable."""
 
     @staticmethod
     def forward(method: Method, *tensors: Tensor | None) -> Tensors:
@@ -45,6 +45,7 @@ class _OverRuns(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         ctx.method, *tensors = inputs
         ctx.inputs = len(tensors)
+
         ctx.mark_non_differentiable(*output[ctx.method.outputs :])
         ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
@@ -52,10 +53,13 @@ class _OverRuns(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved_tensors = ctx.saved_tensors  # once: recomputed activations are handed out a single time
+        saved_tensors = ctx.saved_tensors  # read once: recomputed activations are handed out a single time
         tensors, results = saved_tensors[: ctx.inputs], saved_tensors[ctx.inputs :]
         outputs, saved = results[: ctx.method.outputs], results[ctx.method.outputs :]
+
+        # The gradient of an output that nothing reads is None.
         known = tuple(torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
+
         with _no_autocast(*tensors):
             return None, *ctx.method.backward(known, tensors, outputs, saved)
 
@@ -64,26 +68,28 @@ class _OverRuns(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], method: Method, *tensors: Tensor | None
     ) -> tuple[Tensors, tuple[int | None, ...]]:
         """Fold the mapped axis into the run axis."""
-        results = _OverRuns.apply(
-            method, *(_fold(info.batch_size, y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
-        )
+        folded = (_fold(info.batch_size, y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
+        results = _OverRuns.apply(method, *folded)
+
         outputs = (y.unflatten(0, (info.batch_size, -1)) for y in results[: method.outputs])
         saved = results[method.outputs :]
         return (*outputs, *saved), (*(0 for _ in range(method.outputs)), *(None for _ in saved))
 
 
 def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """``function(*tensors)``, whose tensors and result all have the batch as their first axis.
+    """Return ``function(*tensors)``, whose tensors and result all have the batch as their first axis.
 
-    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used, which its
-    own batching rules take apart or, for attention with a bias on CUDA (seen with 2.11), misalign. The backward
-    computes the forward once more and saves nothing but the inputs.
+    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used. Its own
+    batching rules take these kernels apart or, for attention with a bias on CUDA (seen with 2.11), misalign them. The
+    backward pass computes the forward pass once more and saves nothing but the inputs.
     """
     result: Tensor = _OverBatch.apply(function, *tensors)
     return result
 
 
 class _OverBatch(torch.autograd.Function):
+    """``function`` with a rule for ``vmap`` that folds the runs into the batch."""
+
     @staticmethod
     def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
@@ -110,7 +116,7 @@ class _OverBatch(torch.autograd.Function):
 
 
 def _fold(runs: int, y: Any, dim: int | None) -> Any:
-    """The mapped axis in front of the first one, as one axis."""
+    """Return a tensor with its mapped axis folded into its first one; None stays None."""
     if y is None:
         return None
     return (y.expand(runs, *y.shape) if dim is None else y.movedim(dim, 0)).flatten(0, 1)

@@ -1,7 +1,7 @@
 """The Recurrent Transformer layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
+from mixers.ops.attention import attention_step
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
 from mixers.parts import RMSNorm
@@ -70,6 +71,18 @@ class RecurrentTransformer(AttentionLayer):
         )
 
     @classmethod
+    def growth_period(cls, config: Config) -> int:
+        return config.block
+
+    @classmethod
+    def loop_period(cls, config: Config) -> int:
+        return config.block
+
+    @classmethod
+    def plain_config(cls, config: Config) -> Config:
+        return replace(config, implementation="naive")
+
+    @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
         if cls.at_once(layers, x_BTD):
             return cls._wavefront(layers, x_BTD)
@@ -104,7 +117,7 @@ class RecurrentTransformer(AttentionLayer):
         v_BJD = torch.cat([state["v"][:, :earlier], v_block], dim=1)
 
         # Output and its persistent pair.
-        z_BD = self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD))
+        z_BD = self.finish(x_BD, attention_step(q_BD, k_BJD, v_BJD, self.slopes_H))
         k_BD, v_BD = key_value(z_BD, self._recurrent_weights())
 
         ends = inside + 1 == self.config.block

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from mixers.base import Layer, Shape
-from mixers.costs import count_flops, count_parameters, countable, from_short
+from mixers.costs import count_flops, count_parameters, from_short
 from mixers.deep import DeepLayer
-from mixers.find import building
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_precision
+from mixers.registry import building
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
@@ -231,7 +231,7 @@ def _first_and_further(
 def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
     """Count the operations of a forward pass of all layers over one sequence."""
     with FakeTensorMode():
-        model = LanguageModel(layer, countable(layer_config), shape, 1).requires_grad_(False)
+        model = LanguageModel(layer, layer.plain_config(layer_config), shape, 1).requires_grad_(False)
         return sum(count_flops(module, length) for module in model.stack)
 
 

@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from mixers.find import find_mixer
+from mixers.registry import find_mixer
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.provenance import code_version

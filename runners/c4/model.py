@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mixers.base import Layer
-from mixers.find import building, find_mixer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_dtype
+from mixers.registry import building, find_mixer
 from runners.c4.config import Config
 from runners.cli import override
 

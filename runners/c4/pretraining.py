@@ -17,8 +17,8 @@ from rich.console import Console
 
 from mixers.base import Layer
 from mixers.contract import check_foreign
-from mixers.find import building, find_mixer
 from mixers.models import LanguageModel
+from mixers.registry import building, find_mixer
 from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config

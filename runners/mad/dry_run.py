@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.contract import check_foreign
-from mixers.costs import attempt, count_parameters, count_state, countable, from_short, operations, short
+from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
 from runners.mad.experiment import Experiment, call_as_in_training
 from runners.mad.search.identity import identify
 from runners.mad.search.search import saved_step
@@ -56,7 +56,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
         ContractError: it does not do what the trainer takes for granted.
     """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
-    model = replace(experiment, mixer_config=countable(config)).build().requires_grad_(False)
+    model = replace(experiment, mixer_config=layer.plain_config(config)).build().requires_grad_(False)
     examples, length = experiment.instance.split("train").inputs_ST.shape
     counted: list[int] = []
 

@@ -12,8 +12,8 @@ import torch
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape
-from mixers.find import building, find_mixer
 from mixers.models import BACKBONES, Backbone
+from mixers.registry import building, find_mixer
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mixers.base import Layer, Shape
 from mixers.costs import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
-from mixers.find import building, find_mixer
+from mixers.registry import building, find_mixer
 from mixers.transformer import Transformer
 from runners.cli import applicable, override
 

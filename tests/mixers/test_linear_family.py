@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.base import Shape
-from mixers.convolution import ShortConvolution
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.gla import GatedLinearAttention
 from mixers.linear_attention import LinearAttention
 from mixers.mamba2 import Mamba2
-from mixers.parts import MixerLayer
+from mixers.parts import MixerLayer, ShortConvolution
 from mixers.retnet import RetNet
 from mixers.rwkv import RWKV6, RWKV7
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mixers.base import Layer, Shape
-from mixers.hyena import DIRECT, Hyena, direct_convolution, fft_convolution
+from mixers.hyena import Hyena
 from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba, selective_scan
+from mixers.ops.convolution import DIRECT, direct_convolution, fft_convolution
 from mixers.parts import MixerLayer
 from mixers.s5 import S5, hippo_normal
 

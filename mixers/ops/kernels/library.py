@@ -1,4 +1,4 @@
-"""The recurrence of ``mixers.matrix_recurrence`` in the kernels of flash-linear-attention, the extra ``baselines``.
+"""The recurrence of ``mixers.ops.linear_recurrence`` in the kernels of flash-linear-attention, the extra ``baselines``.
 
 Yang & Zhang 2024, https://github.com/fla-org/flash-linear-attention. Their products take bfloat16 and sum in float32.
 """
@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from mixers.ops.runs import over_batch
 
 LEAST_CHANNELS = 16
-"""Channels of a head that the tensor cores take at least; fewer are filled up with zeros."""
+"""Least channels of a head that the tensor cores take; smaller heads are padded with zeros."""
 MOST_HEADS = 2**16 - 1
-"""Heads of all sequences that one launch takes: the extent of a grid's second axis."""
+"""Most heads of all sequences in one launch: the extent of a grid's second axis."""
 
 
 def matrix_recurrence(
@@ -29,13 +29,14 @@ def matrix_recurrence(
     b_BTHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
 ) -> Tensor:
-    """Outputs o (B, T, H, V) in float32, on a GPU; no bonus together with a and b.
+    """Return the outputs o (B, T, H, V) in float32, on a GPU; arguments as ``mixers.ops.linear_recurrence``.
 
     Raises:
-        ValueError: both are given.
+        ValueError: A bonus is given together with a and b.
     """
     if a_BTHK is not None and bonus_HK is not None:
         raise ValueError("flash-linear-attention has no kernel for a bonus together with a delta rule")
+
     present = [y for y in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK) if y is not None]
     o_BTHV = over_batch(partial(_in_parts, g_BTHK is not None, bonus_HK is not None), *present)
     if bonus_HK is not None:
@@ -44,17 +45,28 @@ def matrix_recurrence(
 
 
 def _in_parts(decays: bool, exclusive: bool, *tensors: Tensor) -> Tensor:
+    """Call ``_recur`` on as many sequences at a time as a launch takes."""
     sequences = MOST_HEADS // tensors[0].shape[2]
     parts = zip(*(y.split(sequences) for y in tensors), strict=True)
     return torch.cat([_recur(decays, exclusive, *part) for part in parts])
 
 
 def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
-    """``others`` are g, if there are ``decays``, then a and b, if any; ``exclusive`` of the position's own pair."""
+    """Call the library's kernel.
+
+    Args:
+        decays: The first of ``others`` is g.
+        exclusive: A position does not read its own pair.
+        q: Queries (B, T, H, K).
+        k: Keys.
+        v: Values (B, T, H, V).
+        *others: g, if there are ``decays``, then a and b, if any.
+    """
     g = others[0] if decays else None
     channels, values = q.shape[-1], v.shape[-1]
-    q, k, v, *rank_one = (_fill(y).bfloat16() for y in (q, k, v, *others[decays:]))
-    gate = torch.zeros_like(q, dtype=torch.float32) if g is None else _fill(g.expand(*g.shape[:3], channels))
+    q, k, v, *rank_one = (_padded(y).bfloat16() for y in (q, k, v, *others[decays:]))
+    gate = torch.zeros_like(q, dtype=torch.float32) if g is None else _padded(g.expand(*g.shape[:3], channels))
+
     if rank_one:
         writes, reads = rank_one
         o, _ = chunk_dplr_delta_rule(q, k, v, reads, writes, gate, scale=1.0)
@@ -65,5 +77,5 @@ def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *othe
     return o[..., :values].float()
 
 
-def _fill(y: Tensor) -> Tensor:
+def _padded(y: Tensor) -> Tensor:
     return F.pad(y, (0, max(0, LEAST_CHANNELS - y.shape[-1])))

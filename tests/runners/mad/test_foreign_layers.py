@@ -1,8 +1,14 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
 import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +21,18 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.base import ContractError, Shape
-from mixers.contract import check_layer
-from mixers.find import find_mixer
+from mixers.contract import NO_VMAP_RULE, check_layer, explain_vmap_error
+from mixers.costs import costs
+from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
+from runners.mad import studies
+from runners.provenance import code_version
+from tests.mixers import strangers
+from tests.runners.mad.commands import planned
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
 COMMAND = [
     *("--task", "in-context-recall", "--task.length", "16", "--task.train-examples", "64", "--batch-size", "16"),
     *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--steps", "3"),
@@ -124,12 +136,122 @@ def test_nor_would_it_on_a_gpu(name: str) -> None:
     check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), torch.device("cuda"))
 
 
-def test_the_layer_that_the_documentation_shows_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
-    (tmp_path / "shown_layer.py").write_text(text.split("```python\n")[1].split("```")[0])
+EXAMPLES = {"running_mean": "RunningMean", "decaying_mean": "DecayingMean", "parallel_mean": "ParallelMean"}
+
+
+def save_example(module: str, folder: Path) -> str:
+    """Save an example of CONTRIBUTING.md as a module, and return its name on the command line."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    blocks = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, flags=re.DOTALL)
+    assert [name for name, _ in blocks] == list(EXAMPLES)
+    (folder / f"{module}.py").write_text(dict(blocks)[module])
+    return f"{module}:{EXAMPLES[module]}"
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_layers_that_the_documentation_shows_train(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those with a step form agree with it, or the command would refuse them."""
     monkeypatch.syspath_prepend(tmp_path)
-    layer = find_mixer("shown_layer:RunningMean")
-    check_layer("shown_layer:RunningMean", layer(layer.Config(), Shape(width=16, mlp_width=32)), CPU)
+    name = save_example(module, tmp_path)
+    option = {"running_mean": ["--mixer.strength", "0.8"], "decaying_mean": ["--mixer.decay", "0.8"]}.get(module, [])
+    mad.main([*COMMAND, "--mixer", name, *option, "--lr", "1e-3", "--out", str(tmp_path / "out")])
+    assert f"{name} in-context-recall custom" in capsys.readouterr().out
+    assert (costs(find_mixer(name), find_mixer(name).Config(), Shape(width=16)).state_floats is None) == (
+        module == "running_mean"
+    )
+
+
+def test_a_module_of_another_library_trains_without_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    shutil.copy(Path(strangers.__file__), tmp_path / "stranger.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["--task", "compression", "--task.train-examples", "64", "--task.eval-examples", "30", *COMMAND[6:]]
+    command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
+    assert "the options are --mixer.width-argument, --mixer.num-heads" in refused(*command, "--mixer.heads", "2")
+    mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
+    assert "stranger:GatedToy compression custom" in capsys.readouterr().out
+
+
+def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "counted.py"
+    code = "from torch import nn\nclass M(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+    file.write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    layer = find_mixer("counted:M")
+    before = code_version(layer)
+    file.write_text(code + "        # more words\n")
+    assert code_version(layer) == before
+    file.write_text(code + "        self.out = nn.Linear(dim, dim)\n")
+    assert code_version(layer) != before
+
+
+def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the class of its settings is made again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = save_example("running_mean", tmp_path)
+    _, (experiment,) = planned([*COMMAND, "--mixer", name, "--mixer.strength", "0.8"])
+    (tmp_path / "experiment").write_bytes(pickle.dumps(replace(experiment)))
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).build().stack[0].mixer.strength)"
+    command = [sys.executable, "-c", code, str(tmp_path / "experiment")]
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
+
+
+def test_an_error_of_vmap_names_the_module_that_has_no_rule() -> None:
+    layer = of_others()
+    assert "nn." not in explain_vmap_error(layer)
+    layer.cells = torch.nn.ModuleList([torch.nn.GRU(4, 4), torch.nn.GRUCell(4, 4)])
+    assert "vmap has no rule for nn.GRU (cells.0): write out its gates" in explain_vmap_error(layer)
+
+
+WRITES: dict[str, Callable[[Tensor], Tensor]] = {
+    "empty_like": torch.empty_like,
+    "new_zeros": lambda x: x.new_zeros(x.shape),
+    "clone": torch.clone,
+    "zeros": lambda x: torch.zeros(x.shape),
+    "empty": lambda x: torch.empty(x.shape),
+}
+MODULES = {
+    "LSTM": torch.nn.LSTM(4, 4),
+    "GRU": torch.nn.GRU(4, 4),
+    "RNN": torch.nn.RNN(4, 4),
+    "LSTMCell": torch.nn.LSTMCell(4, 4),
+    "GRUCell": torch.nn.GRUCell(4, 4),
+    "RNNCell": torch.nn.RNNCell(4, 4),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_the_rule_for_writing_in_place_is_that_of_vmap(name: str) -> None:
+    def write(x_TD: Tensor) -> Tensor:
+        y_TD = WRITES[name](x_TD)
+        y_TD[0] = x_TD[1]
+        return y_TD
+
+    if name in ("zeros", "empty"):
+        with pytest.raises(RuntimeError, match="vmap: inplace arithmetic"):
+            torch.func.vmap(write)(torch.randn(3, 2, 4))
+    else:
+        torch.func.vmap(write)(torch.randn(3, 2, 4))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_modules_without_a_rule_are_those_of_vmap(name: str) -> None:
+    module = MODULES[name]
+    weights = {key: torch.stack([y, y]) for key, y in module.state_dict().items()}
+
+    def one(weights: dict[str, Tensor], x_TD: Tensor) -> Tensor:
+        return torch.func.functional_call(module, weights, (x_TD,))
+
+    if isinstance(module, NO_VMAP_RULE):
+        with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+            torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
+    else:
+        with pytest.warns(UserWarning, match="not yet implemented the batching rule"):
+            torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
 
 
 def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
@@ -296,8 +418,8 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
         diagnosis.unlink()
     monkeypatch.setattr(Bounded, "longest", 0)
-    monkeypatch.setattr(mad, "check_foreign", lambda *_: None)
-    monkeypatch.setattr(mad, "call_as_in_training", lambda *_: None)
+    monkeypatch.setattr(studies, "check_foreign", lambda *_: None)
+    monkeypatch.setattr(studies, "call_as_in_training", lambda *_: None)
     mad.main(command)
     text = capsys.readouterr().out
     assert "no diagnosis: layers_of_others:L on parity (custom) cannot be read on the test split: KeyError" in text

@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 
 from mixers import MIXERS
 from mixers.base import Shape
-from mixers.find import find_mixer
+from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners import provenance
 from runners import storage as store_module

@@ -1,1 +1,0 @@
-"""Multi-head softmax attention with ALiBi and QK-norm, and the Transformer layer made of it."""

@@ -1,0 +1,67 @@
+"""Causal convolutions over positions, each channel by itself: a short one of few taps, and a long one of any length.
+
+Dimensions beside those of ``mixers.base``: W taps.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.ops.numerics import at_least_float32
+
+DIRECT = 64
+"""Longest sequences convolved by a matrix product, which is causal to the last bit; longer ones take the FFT."""
+
+
+def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None) -> Tensor:
+    """Return ``y_t = bias + sum_w weight_w x_{t-W+1+w}`` (B, T, D), with zeros before the first position."""
+    return _filter(F.pad(x_BTD, (0, 0, weight_DW.shape[1] - 1, 0)), weight_DW, bias_D)
+
+
+def short_convolution_step(
+    x_BD: Tensor, newest_BWD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute one position of ``short_convolution``.
+
+    Args:
+        x_BD: Input at the position.
+        newest_BWD: The W - 1 inputs before it (B, W-1, D), oldest first.
+        weight_DW: Weights.
+        bias_D: Bias, if any.
+
+    Returns:
+        The output (B, D), and the W - 1 newest inputs.
+    """
+    window_BWD = torch.cat([newest_BWD, x_BD[:, None]], dim=1)
+    return _filter(window_BWD, weight_DW, bias_D)[:, 0], window_BWD[:, 1:]
+
+
+def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Tensor:
+    """Return the outputs at all positions that have W - 1 others before them."""
+    size = weight_DW.shape[1]
+    length = padded_BTD.shape[1] - size + 1
+
+    taps = [weight_DW[:, w] * padded_BTD[:, w : w + length] for w in range(size)]
+    y_BTD = sum(taps[1:], taps[0])
+    return y_BTD if bias_D is None else y_BTD + bias_D
+
+
+def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
+    """Return ``y_t = sum_s h_{t-s} x_s`` over s <= t, each channel by itself; at least float32."""
+    convolve = direct_convolution if len(h_TD) <= DIRECT else fft_convolution
+    with torch.autocast(x_BTD.device.type, enabled=False):
+        return convolve(at_least_float32(x_BTD), h_TD)
+
+
+def direct_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
+    """Convolve by windows of the filter, padded with zeros: O(T^2)."""
+    length = len(h_TD)
+    windows_TDS = F.pad(h_TD, (0, 0, length - 1, 0)).unfold(0, length, 1)
+    return torch.einsum("tds,bsd->btd", windows_TDS, x_BTD.flip(1))
+
+
+def fft_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
+    """Convolve by the FFT of twice the length, so that nothing wraps round: O(T log T); causal up to rounding."""
+    length = len(h_TD)
+    product = torch.fft.rfft(x_BTD, 2 * length, dim=1) * torch.fft.rfft(h_TD, 2 * length, dim=0)
+    return torch.fft.irfft(product, 2 * length, dim=1)[:, :length]

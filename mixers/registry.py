@@ -1,0 +1,141 @@
+"""The registered layers, and layers of any other module: found by name, built by name."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from mixers.adapt import adapt
+from mixers.base import Layer, Shape
+from mixers.deltanet import DeltaNet, GatedDeltaNet
+from mixers.feedback_transformer import FeedbackTransformer
+from mixers.gla import GatedLinearAttention
+from mixers.hyena import Hyena
+from mixers.linear_attention import LinearAttention
+from mixers.lru import LRU
+from mixers.lstm import LSTM
+from mixers.mamba import Mamba
+from mixers.mamba2 import Mamba2
+from mixers.retnet import RetNet
+from mixers.rmt import RecurrentMemoryTransformer
+from mixers.rt.layer import RecurrentTransformer
+from mixers.rwkv import RWKV6, RWKV7
+from mixers.s5 import S5
+from mixers.sliding_attention import SlidingAttention
+from mixers.staircase import Staircase
+from mixers.transformer import Transformer
+from mixers.transformer_fam import TransformerFAM
+from mixers.transformer_xl import TransformerXL
+
+MIXERS: dict[str, type[Layer]] = {
+    "transformer": Transformer,
+    "sliding-attention": SlidingAttention,
+    "transformer-xl": TransformerXL,
+    "rt": RecurrentTransformer,
+    "feedback-transformer": FeedbackTransformer,
+    "staircase": Staircase,
+    "transformer-fam": TransformerFAM,
+    "rmt": RecurrentMemoryTransformer,
+    "linear-attention": LinearAttention,
+    "retnet": RetNet,
+    "gla": GatedLinearAttention,
+    "rwkv6": RWKV6,
+    "deltanet": DeltaNet,
+    "gated-deltanet": GatedDeltaNet,
+    "rwkv7": RWKV7,
+    "s5": S5,
+    "mamba": Mamba,
+    "mamba2": Mamba2,
+    "lstm": LSTM,
+    "lru": LRU,
+    "hyena": Hyena,
+}
+"""Layers by name, those of a family side by side."""
+
+
+def find_mixer(name: str) -> type[Layer]:
+    """Return the layer class of a registered name or of an import path ``package.module:Class``.
+
+    A class that is an ``nn.Module`` but no ``Layer`` is wrapped by ``mixers.adapt``.
+
+    Raises:
+        ValueError: There is no such layer, or it cannot be used. The message says what there is.
+    """
+    if name in MIXERS:
+        return MIXERS[name]
+    if ":" not in name:
+        raise ValueError(f"no mixer {name!r}: choose from {', '.join(MIXERS)}, or give package.module:Class")
+
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # importing runs a user's code, which may fail in any way
+        raise ValueError(f"cannot import mixer {name!r}: {type(error).__name__}: {error}") from error
+
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        raise ValueError(f"{name!r} is no mixer: it must be a class derived from torch.nn.Module")
+    if not issubclass(found, Layer):
+        try:
+            return adapt(found)
+        except ValueError as error:
+            raise ValueError(f"mixer {name!r}: {error}") from error
+    if not _has_defaults(found.Config):
+        raise ValueError(f"mixer {name!r}: its Config must be a dataclass whose fields all have defaults")
+    return found
+
+
+def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: int = 1, **options: Any) -> Layer:
+    """Build one layer, as a module for a model of one's own.
+
+        layer = build("rt", width=256, heads=8)
+        z_BTD = layer(x_BTD)
+        state = layer.init_state(batch)
+        z_BD, state = layer.step(x_BD, state)
+
+    Args:
+        name: Registered name, or ``package.module:Class``.
+        width: Model width D.
+        mlp_width: Hidden width of the MLP; 4 D if None.
+        layers: Number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
+            ``mixers.deep.DeepLayer`` holds all L layers itself.
+        **options: Fields of the layer's ``Config`` that differ from their defaults.
+
+    Raises:
+        ValueError: There is no such layer or option, or the layer cannot be built so.
+    """
+    layer_class = find_mixer(name)
+    known = [field.name for field in fields(layer_class.Config)]
+    if unknown := [option for option in options if option not in known]:
+        raise ValueError(f"mixer {name!r} has no option {unknown[0]!r}: choose from {', '.join(known) or 'none'}")
+
+    shape = Shape(width=width, mlp_width=4 * width if mlp_width is None else mlp_width, layers=layers)
+    with building(name):
+        return layer_class(layer_class.Config(**options), shape)
+
+
+@contextmanager
+def building(mixer: str) -> Iterator[None]:
+    """Name the mixer in errors that are raised while its layer is built.
+
+    Raises:
+        ValueError: The layer cannot be built; one line. Errors of other kinds are faults of its code: they are passed
+            on with a note.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"cannot build mixer {mixer!r}: {error}") from error
+    except Exception as error:
+        error.add_note(f"while mixer {mixer!r} was built")
+        raise
+
+
+def _has_defaults(config_class: type) -> bool:
+    try:
+        return is_dataclass(config_class())
+    except TypeError:
+        return False

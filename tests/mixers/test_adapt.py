@@ -1,0 +1,92 @@
+"""Modules that know nothing of this project become layers."""
+
+import copy
+import pickle
+from dataclasses import asdict, fields
+from typing import Any
+
+import pytest
+import torch
+
+from mixers import ContractError, Shape, build, costs, find_mixer
+from mixers.adapt import adapt
+from mixers.base import log_once
+from tests.mixers import strangers
+
+NAME = "tests.mixers.strangers"
+
+
+def defaults(name: str) -> dict[str, tuple[Any, Any]]:
+    return {f.name: (f.type, f.default) for f in fields(find_mixer(f"{NAME}:{name}").Config)}
+
+
+def test_arguments_become_options_with_their_types_and_defaults() -> None:
+    width = {"width_argument": (str | None, None)}
+    assert defaults("GatedToy") == width | {
+        "num_heads": (int, 4),
+        "use_gate": (bool, True),
+        "mode": (str, "chunk"),
+        "layer_idx": (int | None, None),
+    }
+
+
+def test_where_a_type_cannot_be_resolved_that_of_the_default_counts() -> None:
+    """One name exists for type checkers alone, so that no annotation of this constructor can be resolved."""
+    assert list(defaults("Plain")) == ["width_argument", "scale", "kind", "untyped"]
+
+
+def test_the_layer_is_the_standard_one_around_the_module() -> None:
+    layer, x = build(f"{NAME}:GatedToy", width=16, layers=4, num_heads=2), torch.randn(2, 5, 16)
+    u = x + 0.5 * layer.mixer(layer.mixer_norm(x))[0]
+    torch.testing.assert_close(layer(x), u + 0.5 * layer.mlp(layer.mlp_norm(u)))
+    assert layer.mixer.v.weight.shape == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("OwnName", {}, "no argument of OwnName takes the model width: call it d_model, hidden_size, dim"),
+        ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
+        ("OwnName", {"width_argument": "heads"}, "missing 1 required positional argument: 'size'"),
+        ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
+        ("Demanding", {}, "argument 'heads' of Demanding has no default: give it one"),
+    ],
+)
+def test_a_module_that_cannot_be_built_says_why_in_one_line(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build(f"{NAME}:{name}", **options)
+    assert f"mixer '{NAME}:{name}'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["OwnName", "Defaulted"])
+def test_an_option_names_the_argument_for_the_width(name: str) -> None:
+    assert build(f"{NAME}:{name}", width=16, width_argument="size").mixer.out.in_features == 16
+
+
+def test_another_shape_is_refused_and_not_broadcast() -> None:
+    with pytest.raises(ContractError, match=r"for \(2, 5, 16\) it returned \(2, 1, 16\)"):
+        build(f"{NAME}:LastPosition", width=16)(torch.randn(2, 5, 16))
+
+
+def test_settings_are_pickled_and_copied() -> None:
+    config = find_mixer(f"{NAME}:GatedToy").Config(use_gate=False, layer_idx=3)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert copy.deepcopy(config) == config
+
+
+def test_a_class_is_adapted_once() -> None:
+    assert adapt(strangers.GatedToy) is find_mixer(f"{NAME}:GatedToy")
+    assert asdict(find_mixer(f"{NAME}:GatedToy").Config(num_heads=2))["num_heads"] == 2
+
+
+def test_a_layer_without_a_step_form_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()
+    layer = build(f"{NAME}:GatedToy", width=16)
+    for use in (lambda: layer.init_state(1), lambda: layer.step(torch.zeros(1, 16), {})):
+        with pytest.raises(NotImplementedError, match="GatedToy has no step form"):
+            use()
+    figures = costs(type(layer), layer.config, Shape(width=16))
+    assert figures.state_floats is None
+    assert figures.flops_per_token is not None
+    assert "state of GatedToy not counted: NotImplementedError: GatedToy has no step form" in caplog.text

@@ -1,0 +1,38 @@
+"""Layers are found and built by name."""
+
+import pytest
+import torch
+
+from mixers import MIXERS, Shape, build
+from mixers.rt.layer import RecurrentTransformer
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_layer_is_a_module_for_a_model_of_ones_own(name: str) -> None:
+    layer, x = build(name, width=64), torch.randn(2, 5, 64)
+    state, outputs = layer.init_state(2), []
+    for x_t in x.unbind(1):
+        z_t, state = layer.step(x_t, state)
+        outputs.append(z_t)
+    torch.testing.assert_close(torch.stack(outputs, 1), layer(x), rtol=1e-4, atol=1e-4)
+
+
+def test_options_and_shape_are_those_given() -> None:
+    layer = build("rt", width=256, heads=8, layers=4)
+    assert layer.config == RecurrentTransformer.Config(heads=8)
+    assert layer.shape == Shape(width=256, mlp_width=1024, layers=4)
+    assert build("rt", mlp_width=64).shape == Shape(width=128, mlp_width=64)
+
+
+def test_an_unknown_option_is_one_line_that_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"^mixer 'lru' has no option 'heads': choose from state_size, r_min"):
+        build("lru", heads=2)
+    with pytest.raises(ValueError, match=r"has no option 'heads': choose from none$"):
+        build("lstm", heads=2)
+
+
+def test_a_layer_that_cannot_be_built_is_named() -> None:
+    with pytest.raises(ValueError, match="cannot build mixer 'rt': heads: 3 must divide the model width 128"):
+        build("rt", heads=3)
+    with pytest.raises(ValueError, match="no mixer 'rnn': choose from transformer, "):
+        build("rnn")
