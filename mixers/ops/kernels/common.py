@@ -36,6 +36,12 @@ def normal_cdf(h):
 
 
 @triton.jit
+def gelu_slope(h, below, bell):
+    """Slope of the GELU at h, from ``normal_cdf(h)``."""
+    return below + h * bell * 0.3989422804014327
+
+
+@triton.jit
 def rms(y_MD, D: tl.constexpr):
     """Reciprocal root mean square of each row."""
     return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)

@@ -96,7 +96,7 @@ def send(y_MD, mail_ptr, number, part, M: tl.constexpr, D: tl.constexpr, PARTS: 
 
 
 @triton.jit
-def received(
+def receive(
     at_ME, mail_ptr, number, M: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr
 ):  # fmt: skip
     """Sum (M, D) of what the parts sent, the same to the last bit for all of them."""

@@ -13,9 +13,9 @@ triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
 from mixers.rt.dispatch import choose  # noqa: E402
-from mixers.rt.fused import passes as fused  # noqa: E402
-from mixers.rt.fused.passes import triton_backward, triton_forward, unsupported  # noqa: E402
-from mixers.rt.fused.room import Room  # noqa: E402
+from mixers.rt.fused import passes, tiles  # noqa: E402
+from mixers.rt.fused.padding import PaddedSizes  # noqa: E402
+from mixers.rt.fused.passes import fused_backward, fused_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.wavefront import passes as chunked  # noqa: E402
@@ -78,8 +78,8 @@ def kernels(inputs: Inputs, dtype: torch.dtype, block: int = 1) -> list[Tensor]:
     (x, q, k, v, dz), weights, slopes = inputs
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, block)
-    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, block, z, saved)
+    z, saved = fused_forward(x, q, k, v, weights, slopes, SCALE, block)
+    *gradients, dweights = fused_backward(dz, x, q, k, v, weights, slopes, SCALE, block, z, saved)
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
@@ -175,13 +175,13 @@ def test_a_layer_whose_block_holds_all_positions_runs_in_the_kernels(caplog: pyt
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
-    tiles = fused._tiles
+    choose_tiles = tiles.choose_tiles
 
-    def held(*case: Any) -> tuple[dict[str, Any], ...]:
-        forward, backward, *others = tiles(*case)
-        return {**forward, "W": F}, {**backward, "W": F}, *others
+    def held(*case: Any) -> tiles.Tiles:
+        chosen = choose_tiles(*case)
+        return chosen._replace(rt_fwd={**chosen.rt_fwd, "W": F}, rt_bwd={**chosen.rt_bwd, "W": F})
 
-    monkeypatch.setattr(fused, "_tiles", held)
+    monkeypatch.setattr(passes, "choose_tiles", held)
     check_float32(draw(2, 3, 3, 64, 8, F, kv_norm, k_norm))
 
 
@@ -200,27 +200,28 @@ def test_unsupported_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiprocessors", "room"), [(20, 101376), (108, 166912), (132, 232448)], ids=["laptop", "A100", "H200"]
+    ("multiprocessors", "memory"), [(20, 101376), (108, 166912), (132, 232448)], ids=["laptop", "A100", "H200"]
 )
-def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
-    monkeypatch.setattr(fused, "_gpu", lambda device: fused._Gpu(multiprocessors, room, early_launch=False))
-    shared = []
+def test_settings_suit_the_gpu(multiprocessors: int, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that wait for each other must be on the GPU at once, and pinned weights must fit into shared memory."""
+    limits = tiles.GpuLimits(multiprocessors, memory, early_launch=False)
+    monkeypatch.setattr(tiles, "gpu_limits", lambda device: limits)
+    shares = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F), block in itertools.product((1, 2, 6, 30), (1, 16, 128), widths, (1, 4, 32)):
-        sizes = Room(16, D, D // 8, F, block)
-        for loop in fused._tiles(B, R, sizes, torch.bfloat16, torch.device("cpu"))[:2]:
+        sizes = PaddedSizes(16, D, D // 8, F, block)
+        for loop in tiles.choose_tiles(B, R, sizes, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
-            shared.append(parts)
+            shares.append(parts)
             assert F % (parts * loop["W"]) == 0
             assert loop["W"].bit_count() == 1
             assert parts == 1 or loop["launch_cooperative_grid"]
             assert parts == 1 or (loop["M"] == 16 and D % (16 * loop["WARPS"]) == 0)  # whole words of a thread
             assert loop["M"] % loop["STEP"] == 0
             assert parts == 1 or R * parts * math.ceil(B * loop["STEP"] / loop["M"]) <= multiprocessors
-            assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
-    assert max(shared) == 8
-    assert min(shared) == 1
+            assert not (loop["PINNED"] and D == 128) or memory >= 180224  # as compiled by Triton 3.6
+    assert max(shares) == 8
+    assert min(shares) == 1
 
 
 # In bfloat16 on an H200 they have 8, 4, 2 or 1 parts, with slices of the MLP held on the chip and not.
@@ -320,8 +321,8 @@ def test_gpu_graph(dtype: torch.dtype) -> None:
     weights = Weights._make(None if w is None else w.float() for w in weights)
 
     def call() -> list[Tensor]:
-        z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
-        *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+        z, saved = fused_forward(x, q, k, v, weights, slopes, SCALE, 1)
+        *gradients, dweights = fused_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
         return [z, *gradients, *(w for w in dweights if w is not None)]
 
     call()
