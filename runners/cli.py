@@ -19,8 +19,7 @@ import tyro
 from mixers import MIXERS
 from mixers.find import find_mixer
 from runners.interrupt import INTERRUPTED, StoppedError
-from tasks import TASKS
-from tasks.find import find_task
+from tasks import TASKS, find_task
 
 
 def fail(message: str) -> NoReturn:

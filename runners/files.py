@@ -42,6 +42,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def clear_leftovers(folder: Path) -> None:
+    """Delete files that a killed process left half-written in a folder; no other process may be writing there."""
+    for leftover in folder.glob(".*"):
+        leftover.unlink()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write ``content``; NaN and infinities are an error, since they are no JSON."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"

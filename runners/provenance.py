@@ -49,7 +49,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
             continue
         statements, seen[name] = _parsed(source)
         waiting += _imports(statements, _package(name))
-    return _sha256(json.dumps(sorted(seen.items())))
+    return sha256_of(json.dumps(sorted(seen.items())))
 
 
 @cache
@@ -115,5 +115,6 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _sha256(text: str) -> str:
+def sha256_of(text: str) -> str:
+    """Hexadecimal SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

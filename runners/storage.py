@@ -1,38 +1,40 @@
-"""Where studies and the files of runs live, and the locks of the processes that share them.
+"""The Optuna storage that processes share, and how they claim trials without getting in one another's way.
 
-A process holds a lock file of its own while it lives; a running trial whose owner is gone may be taken over. The file
-that a killed process leaves goes when the next one opens the same storage.
+A process holds a lock file of its own while it lives. A running trial belongs to the process whose lock it names; when
+that process has exited, another one may take the trial over. The next process that opens the storage deletes the lock
+files of processes that were killed.
 """
 
 import os
 import uuid
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 JOURNAL_HEAD = b'{"op_code":'
-
 """How each record of Optuna's journal begins (``optuna.storages.journal.JournalFileBackend``)."""
-
 SQLITE_HEAD = b"SQLite format 3\0"
-
 """How each SQLite database begins (https://www.sqlite.org/fileformat.html, section 1.3)."""
 
 
 class Store:
-    """Where studies and the files of runs live.
+    """An open storage, a results folder, and this process's lock.
 
-    Args:
-        folder: results folder; models and checkpoints go below it, and with a database the locks.
-        storage: an Optuna storage URL, or a path of a journal file, beside which its locks lie.
+    Attributes:
+        folder: results folder, absolute.
+        url: Optuna storage URL, or absolute path of a journal file.
+        is_database: whether ``url`` is a URL.
+        storage: the open storage.
 
     Raises:
         ValueError: the storage cannot be opened; no folder is left behind.
@@ -42,60 +44,78 @@ class Store:
         self.folder = folder.resolve()
         self.is_database = "://" in storage
         self.url = storage if self.is_database else str(Path(storage).resolve())
-        home = self.folder if self.is_database else Path(self.url).parent
-        self._locks = home / "locks"
-        made = [place for place in (self._locks, *self._locks.parents) if not place.exists()]
-        self._locks.mkdir(parents=True, exist_ok=True)
+        self._locks = (self.folder if self.is_database else Path(self.url).parent) / "locks"
         self._digest = sha256(self.url.encode()).hexdigest()[:16]
         self._owner = f"{self._digest}-{uuid.uuid4().hex}"
         self._life = FileLock(self._locks / f"{self._owner}.alive")
+
+        made = [place for place in (self._locks, *self._locks.parents) if not place.exists()]
+        self._locks.mkdir(parents=True, exist_ok=True)
         try:
             with self.exclusive():
-                self._life.acquire()  # in here, or another process could find the file before it is locked
+                # Inside the lock, or another process could delete the file before it is locked.
+                self._life.acquire()
                 for path in self._locks.glob(f"{self._digest}-*.alive"):
-                    _clear(path)
+                    _delete_if_exited(path)
                 self.storage = _open_storage(self.url)
         except ValueError:
             self.close()
             if made:
                 Path(self.exclusive().lock_file).unlink(missing_ok=True)
-                with suppress(OSError):  # other processes have files there
+                with suppress(OSError):  # other processes may have files there
                     for place in made:
                         place.rmdir()
             raise
 
     def exclusive(self) -> FileLock:
-        """Lock that one process holds at a time for this storage."""
+        """Lock that one process at a time holds for this storage."""
         return FileLock(self._locks / f"{self._digest}.lock")
 
     def close(self) -> None:
-        """Give up ownership; trials still running may be taken over from here on."""
+        """Give up ownership; from here on other processes may take over trials that still run."""
         self._life.release()
         Path(self._life.lock_file).unlink(missing_ok=True)
+
+    def claim(self, study: optuna.Study, params: Mapping[str, Any], known: Iterable[FrozenTrial]) -> Trial:
+        """Take over the trial with these parameters that a killed process left, or begin a new one.
+
+        The caller holds ``exclusive``, and has made sure that no living process runs such a trial.
+
+        Args:
+            study: the study of the trial.
+            params: values of all parameters.
+            known: the study's trials as read under the lock.
+        """
+        # Queued trials were left by a process that was killed before it could run them.
+        for trial in known:
+            if trial.state == TrialState.WAITING:
+                self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+        left = (t for t in known if t.state == TrialState.RUNNING and params_of(t) == params and self.is_orphan(t))
+        if (orphan := next(left, None)) is not None:
+            mine = Trial(study, orphan._trial_id)
+        else:
+            study.enqueue_trial(dict(params))
+            mine = study.ask()
+        mine.set_user_attr("owner", self._owner)
+        return mine
 
     def own(self, trial: Trial) -> None:
         """Mark a trial as this process's."""
         trial.set_user_attr("owner", self._owner)
 
     def is_orphan(self, trial: FrozenTrial) -> bool:
-        """Whether the process that took a running trial is gone; the caller holds ``exclusive``."""
-        return _clear(self._locks / f"{trial.user_attrs.get('owner')}.alive")
+        """Return whether the process that runs a trial has exited; the caller holds ``exclusive``."""
+        return _delete_if_exited(self._locks / f"{trial.user_attrs.get('owner')}.alive")
 
 
-def _clear(path: Path) -> bool:
-    """Whether the process that a lock file is of is gone; then the file goes, too."""
-    if not path.exists():
-        return True
-    try:
-        with FileLock(path, timeout=0):
-            path.unlink(missing_ok=True)
-            return True
-    except Timeout:
-        return False
+def params_of(trial: FrozenTrial) -> dict[str, Any]:
+    """Parameters of a trial, also while Optuna is still writing them one by one."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
 def existing_storage(storage: str) -> BaseStorage | None:
-    """A storage to read from, None where there is none; nothing is written beside it, and no file made.
+    """A storage to read from, None where there is none; nothing is written.
 
     Raises:
         ValueError: the storage cannot be opened.
@@ -108,12 +128,25 @@ def existing_storage(storage: str) -> BaseStorage | None:
     return _open_storage(storage) if "://" in storage else _read_journal(_journal_path(storage))
 
 
+def _delete_if_exited(path: Path) -> bool:
+    """Return whether the owner of a lock file has exited; delete the file if so."""
+    if not path.exists():
+        return True
+    try:
+        with FileLock(path, timeout=0):
+            path.unlink(missing_ok=True)
+            return True
+    except Timeout:
+        return False
+
+
 def _open_storage(storage: str) -> BaseStorage:
     if "://" in storage:
         try:
             return optuna.storages.get_storage(storage)
         except Exception as error:
             raise ValueError(f"cannot open storage {storage}: {error}") from error
+
     path = _journal_path(storage)
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_torn_line(path)
@@ -139,9 +172,9 @@ def _journal_path(storage: str) -> Path:
 
 
 def _check_journal(path: Path) -> None:
-    """Raise ValueError unless a file is an Optuna journal: empty, or records one a line.
+    """Raise ValueError unless a file is an Optuna journal: empty, or one record a line.
 
-    The first record may be torn, so its start alone is compared.
+    The first record may be torn, so only its start is compared.
     """
     with path.open("rb") as file:
         head = file.read(max(len(JOURNAL_HEAD), len(SQLITE_HEAD)))
@@ -154,13 +187,14 @@ def _check_journal(path: Path) -> None:
 def _read_journal(path: Path) -> BaseStorage:
     try:
         return JournalStorage(JournalFileBackend(str(path)))
-    except (ValueError, KeyError, TypeError) as error:  # what Optuna makes of lines that are none of its own
-        raise ValueError(f"{path} is damaged ({error}): mend it, or move it away to begin anew") from error
+    except (ValueError, KeyError, TypeError) as error:  # raised by Optuna for lines that it did not write
+        raise ValueError(f"{path} is damaged ({error}): repair it, or move it away to start again") from error
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Remove a last line that a killed process left half-written; later lines would be unreadable behind it."""
-    path.touch()  # the lock is a link to it; one of a killed process, which leads nowhere, would never be given up
+    """Remove a last line that a killed process left half-written, because lines behind it could not be read."""
+    # The lock is a link to this file. A link that a killed process left to a missing file would never be released.
+    path.touch()
     lock = JournalFileSymlinkLock(str(path))
     lock.acquire()
     try:

@@ -1,5 +1,7 @@
 """The tasks by name."""
 
+from typing import Any
+
 from tasks.base import Task
 from tasks.compression import Compression
 from tasks.copying import Copying
@@ -23,3 +25,14 @@ TASKS: dict[str, type[Task]] = {
     "parity": Parity,
     "s5-permutations": Permutations,
 }
+
+
+def find_task(name: str) -> Any:
+    """Return the task class of a registered name.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    if name not in TASKS:
+        raise ValueError(f"no task {name!r}: choose from {', '.join(TASKS)}")
+    return TASKS[name]

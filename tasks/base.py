@@ -1,4 +1,7 @@
-"""What a task is: seeded splits of token sequences, the positions that count, and the best and worst possible score.
+"""Interface of a task: seeded splits of token sequences, the positions that count, the best and worst possible score.
+
+Beside its splits a task may have extrapolation sets: evaluation sequences of settings that training does not show, such
+as longer sequences or more pairs. They are read once, for the model that was chosen without them.
 
 Dimensions: S sequences, T positions, V vocabulary.
 """
@@ -18,10 +21,10 @@ IGNORE = -100
 """Target of a position that carries no training loss (the default ``ignore_index`` of torch's cross-entropy)."""
 
 BLOCK = 1_280
-"""Sequences drawn from one random stream; a split is as many blocks as it needs, so a smaller one is a prefix."""
+"""Sequences drawn from one random stream. A split is made of whole blocks, so that a smaller split is a prefix."""
 
-LENGTH_PROBE = "length "
-"""What the name of a probe begins with that is a point of a curve over the length: "length N" for N tokens."""
+LENGTH_PREFIX = "length "
+"""Start of the names of extrapolation sets that form a curve over the length: "length N" for N tokens."""
 
 Split = Literal["train", "validation", "test"]
 Backbone = Literal["language-model", "autoencoder"]
@@ -53,7 +56,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Shares in [0, 1]: of sequences whose scored positions are all right, and of scored positions (micro average)."""
+    """Shares in [0, 1].
+
+    Attributes:
+        sequence: share of the sequences whose scored positions are all right.
+        token: share of the scored positions that are right (micro average).
+    """
 
     sequence: float
     token: float
@@ -62,7 +70,7 @@ class Accuracy:
 class Task(ABC):
     """A diagnostic task. Subclasses hold a nested frozen ``Config`` whose defaults are the baseline setting.
 
-    A subclass draws sequences in ``sample`` and states its ``ceiling`` and ``answer_count``; splits, seeds, the overlap
+    A subclass draws sequences in ``sample`` and states its ``ceiling`` and ``answer_count``. Splits, seeds, the overlap
     check and the chance floor are here.
     """
 
@@ -72,7 +80,7 @@ class Task(ABC):
 
         Attributes:
             train_examples: sequences in the training split.
-            eval_examples: sequences in each of the validation and test splits, and in each probe.
+            eval_examples: sequences in each of the validation and test splits, and in each extrapolation set.
             data_seed: root of the seed streams of the three splits.
         """
 
@@ -111,19 +119,34 @@ class Task(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-        """Draw ``n`` sequences of a split or probe from ``rng`` alone (no other source of randomness)."""
+        """Draw sequences.
+
+        Args:
+            rng: the only source of randomness.
+            n: number of sequences.
+            split: name of a split or extrapolation set.
+        """
 
     @abstractmethod
     def ceiling(self, split: str) -> Accuracy:
-        """Best expected accuracy, on a split or probe, of a solver that sees only each input and the training split."""
+        """Return the best expected accuracy of a solver that sees only each input and the training split.
+
+        Args:
+            split: name of a split or extrapolation set.
+        """
 
     @property
-    def probe_names(self) -> tuple[str, ...]:
-        """Names of the further evaluation sets."""
+    def extrapolation_names(self) -> tuple[str, ...]:
+        """Names of the extrapolation sets."""
         return ()
 
+    @property
+    def trained_length(self) -> int | None:
+        """N of the longest training sequences, as in the names of sets called "length N"; None without such sets."""
+        return None
+
     def split(self, name: Split) -> Batch:
-        """One of the three splits, drawn once.
+        """Return one of the three splits, drawn once.
 
         The validation and test splits do not depend on ``train_examples``; a smaller split is a prefix of a larger one.
 
@@ -134,47 +157,50 @@ class Task(ABC):
         """
         return self._splits[name]
 
-    def probes(self) -> Mapping[str, Batch]:
-        """Further named evaluation sets, read once for the chosen model (length extrapolation, variants).
+    def extrapolation_sets(self) -> Mapping[str, Batch]:
+        """Return the extrapolation sets by name, drawn once.
 
         Raises:
-            SplitOverlapError: if a probe shares an example with the training split.
+            SplitOverlapError: if a set shares an example with the training split.
             ValueError: as for splits.
         """
-        return self._probes
+        return self._extrapolation_sets
+
+    def batch(self, name: str) -> Batch:
+        """Return the split or extrapolation set called ``name``.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        return self._extrapolation_sets[name] if name in self.extrapolation_names else self._splits[name]
 
     def chance(self, split: str) -> Accuracy:
-        """Expected accuracy of a solver that draws each answer uniformly from the tokens that can be an answer.
+        """Return the expected accuracy of a solver that draws each answer uniformly from the possible answers.
 
-        A sequence with k scored positions is all right with probability ``answer_count ** -k``; the sequence accuracy
-        is the mean of that over the sequences of the split or probe.
+        A sequence with k scored positions is all right with probability ``answer_count ** -k``. The sequence accuracy
+        is the mean of that over the sequences.
+
+        Args:
+            split: name of a split or extrapolation set.
         """
         scored_S = self.batch(split).scored_ST.sum(axis=1)
         return Accuracy(sequence=float(np.mean(float(self.answer_count) ** -scored_S)), token=1 / self.answer_count)
 
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, over the arrays of all splits and probes; equal on every platform."""
+        """Return the SHA-256, in hexadecimal, over all splits and extrapolation sets; equal on every platform."""
         digest = hashlib.sha256()
-        for name in (*get_args(Split), *self.probe_names):
+        for name in (*get_args(Split), *self.extrapolation_names):
             batch = self.batch(name)
             digest.update(f"{name} {batch.inputs_ST.shape}".encode())
             for array_ST in (batch.inputs_ST, batch.targets_ST, batch.scored_ST):
                 digest.update(np.ascontiguousarray(array_ST, dtype="<i4").data)
         return digest.hexdigest()
 
-    def batch(self, name: str) -> Batch:
-        """The split or probe called ``name``.
-
-        Raises:
-            KeyError: if there is none.
-        """
-        return self._probes[name] if name in self.probe_names else self._splits[name]
-
     def stream(self, purpose: str, block: int = 0) -> np.random.Generator:
-        """Random stream that depends on the data seed, the task's name, the purpose and the block, and on nothing else.
+        """Return a random stream that depends on the data seed, the task's name and the arguments alone.
 
         Args:
-            purpose: name of a split or probe, or of anything else that the task fixes once.
+            purpose: name of a split or extrapolation set, or of anything else that the task fixes once.
             block: number of the block within a split.
         """
         words = np.frombuffer(hashlib.sha256(f"{self.name}/{purpose}".encode()).digest(), dtype="<u4")
@@ -182,40 +208,52 @@ class Task(ABC):
         return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(block,)))
 
     def examples(self, batch: Batch) -> set[bytes]:
-        """What two splits must not share: the input sequences, unless a task packs several examples into one."""
+        """Return what two splits must not share: the input sequences, unless a task packs several examples into one."""
         return {row.tobytes() for row in batch.inputs_ST.astype("<i4")}
 
     @cached_property
     def _splits(self) -> dict[str, Batch]:
         counts = {"train": self.config.train_examples}
         splits = {name: self._draw(name, counts.get(name, self.config.eval_examples)) for name in get_args(Split)}
+
         examples = {name: self.examples(batch) for name, batch in splits.items()}
         for first, second in itertools.combinations(splits, 2):
             self._check_disjoint(first, examples[first], second, examples[second])
         return splits
 
     @cached_property
-    def _probes(self) -> dict[str, Batch]:
-        probes = {name: self._draw(name, self.config.eval_examples) for name in self.probe_names}
-        train = self.examples(self.split("train")) if probes else set()
-        for name, batch in probes.items():
+    def _extrapolation_sets(self) -> dict[str, Batch]:
+        sets = {name: self._draw(name, self.config.eval_examples) for name in self.extrapolation_names}
+
+        train = self.examples(self.split("train")) if sets else set()
+        for name, batch in sets.items():
             self._check_disjoint("train", train, name, self.examples(batch))
-        return probes
+        return sets
 
     def _draw(self, name: str, n: int) -> Batch:
-        """First ``n`` sequences of a split or probe; whole blocks are drawn so that ``n`` changes none of them."""
+        """Draw the first ``n`` sequences of a split or extrapolation set.
+
+        Whole blocks are drawn, so that ``n`` changes none of the sequences.
+
+        Raises:
+            ValueError: if a token is not in ``[0, vocab_size)``, or a scored position has no target.
+        """
         blocks = [self.sample(self.stream(name, block), BLOCK, name) for block in range(-(-n // BLOCK))]
         batch = Batch(
             inputs_ST=np.concatenate([block.inputs_ST for block in blocks])[:n],
             targets_ST=np.concatenate([block.targets_ST for block in blocks])[:n],
             scored_ST=np.concatenate([block.scored_ST for block in blocks])[:n],
         )
+
+        # Tokens and targets lie in the vocabulary.
         targeted_ST = batch.targets_ST != IGNORE
         tokens = np.concatenate([batch.inputs_ST.ravel(), batch.targets_ST[targeted_ST]])
         inside = tokens.min() >= 0 and tokens.max() < self.vocab_size
         require(
             inside, f"{self.name}: {name} has tokens outside of [0, {self.vocab_size}): correct sample or vocab_size"
         )
+
+        # Scored positions have targets.
         unanswered = (batch.scored_ST & ~targeted_ST).any()
         require(not unanswered, f"{self.name}: {name} scores positions without a target: correct sample")
         return batch

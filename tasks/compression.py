@@ -12,11 +12,11 @@ from tasks.base import IGNORE, Accuracy, Backbone, Batch, Task, require
 
 
 class Compression(Task):
-    """Random tokens of ``[0, V-1)``, then the constant compression token ``V-1``; every data token is to be output.
+    """Random tokens of ``[0, V-1)``, then the constant compression token ``V-1``; every data token must be output.
 
-    Made for the autoencoder backbone, which computes the logits of all positions from the encoder's vector at the last
-    position and a position code. Inputs and targets are not shifted: position t asks for token t. The compression token
-    is constant, so its position has no target and is not scored.
+    The task is made for the autoencoder backbone, which computes the logits of all positions from the encoder's vector
+    at the last position and a position code. Inputs and targets are not shifted: position t asks for token t. The
+    compression token is constant, so its position has no target and is not scored.
 
     Example, first sequence of the test split of ``Config(vocab_size=8, length=8, train_examples=1, eval_examples=1)``;
     ``_`` is no target, ``^`` a scored position::
@@ -68,9 +68,10 @@ class Compression(Task):
         compression_token = self.config.vocab_size - 1
         inputs_ST = rng.integers(compression_token, size=(n, self.config.length))
         inputs_ST[:, -1] = compression_token
+
         targets_ST = np.where(inputs_ST == compression_token, IGNORE, inputs_ST)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer stands in the input."""
+        """Return 1: every answer stands in the input."""
         return Accuracy(sequence=1.0, token=1.0)

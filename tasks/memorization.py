@@ -17,8 +17,8 @@ class Memorization(Task):
     """Keys alternate with an insert token, at which the key's value must be predicted from memory.
 
     With K = (V-1)//2, keys are ``[0, K)``, values ``[K, 2K)`` and the insert token is ``V-1`` (for even V, the token
-    before it never occurs). The map is one-to-one, the same for all splits, and depends on the data seed alone. The
-    value itself never stands in the input. Training loss at the insert tokens only.
+    before it never occurs). The map is one-to-one, the same for all splits, and depends on the data seed alone. A value
+    never stands in the input. Only the insert tokens have targets.
 
     Example, first sequence of the test split of ``Config(vocab_size=8, length=8, train_examples=4, eval_examples=1)``,
     whose map is 0-5, 1-3, 2-4; ``_`` is no target, ``^`` a scored position::
@@ -73,29 +73,36 @@ class Memorization(Task):
         keys_SP = rng.integers(self.answer_count, size=(n, self.config.length // 2))
         inputs_ST = np.full((n, self.config.length), self.config.vocab_size - 1, dtype=np.int64)
         inputs_ST[:, 0::2] = keys_SP
+
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, 1::2] = self.values_K[keys_SP]
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """All keys that the training split shows right, the others guessed among the values that it does not show.
+        """Return the accuracy of a solver that knows all keys of the training split and guesses the values of others.
 
         With u unknown keys there are u unused values. A guess is right with probability 1/u, and m different unknown
         keys of one sequence, guessed without repetition, are all right with probability 1 / (u (u-1) ... (u-m+1)).
         """
         known_K = self.known_keys()
         unknown = int(np.sum(~known_K))
+
+        # Unknown keys of each sequence, and which of them stand there for the first time in ascending order.
         keys_SP = np.sort(self.batch(split).inputs_ST[:, 0::2], axis=1)
         unknown_SP = ~known_K[keys_SP]
         new_SP = np.column_stack([unknown_SP[:, :1], unknown_SP[:, 1:] & (keys_SP[:, 1:] != keys_SP[:, :-1])])
+
+        # Sequences: the values left for each further unknown key.
         unused_SP = unknown - np.cumsum(new_SP, axis=1) + new_SP
         all_right_S = np.prod(1 / np.where(new_SP, unused_SP, 1), axis=1)
+
+        # Positions.
         share_unknown = float(unknown_SP.mean())
         guessed = share_unknown / unknown if unknown else 0.0
         return Accuracy(sequence=float(all_right_S.mean()), token=1 - share_unknown + guessed)
 
     def known_keys(self) -> Mask:
-        """Whether the training split shows each key, shape (K,)."""
+        """Return whether the training split shows each key, shape (K,)."""
         known_K = np.zeros(self.answer_count, dtype=np.bool_)
         known_K[self.split("train").inputs_ST[:, 0::2]] = True
         return known_K

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What the accuracies of each run are made of; counts of two batches add up with ``+``.
+    """Counts that the accuracies of each run follow from; counts of two batches add up with ``+``.
 
     Attributes:
         sequences_R: sequences with a scored position.
@@ -57,7 +57,7 @@ class Counts:
 
 
 def count(logits_RSTV: Tensor, targets_ST: Tensor, scored_ST: Tensor) -> Counts:
-    """Count what is right in one batch.
+    """Count the right positions and sequences of one batch.
 
     Args:
         logits_RSTV: outputs of R runs on the same sequences, any floating type.
@@ -69,13 +69,19 @@ def count(logits_RSTV: Tensor, targets_ST: Tensor, scored_ST: Tensor) -> Counts:
     """
     runs = logits_RSTV.shape[0]
     answers_ST = torch.where(scored_ST, targets_ST, 0)
-    index_RST1 = answers_ST.expand(runs, *answers_ST.shape)[..., None]
+
+    # Cross-entropy.
     logits_RSTV = logits_RSTV.float()
+    index_RST1 = answers_ST.expand(runs, *answers_ST.shape)[..., None]
     loss_RST = logits_RSTV.logsumexp(dim=-1) - logits_RSTV.gather(-1, index_RST1)[..., 0]
-    # argmax would count the position of a NaN as a prediction.
+
+    # Right positions; argmax would count the position of a NaN as a prediction.
     right_RST = (logits_RSTV.argmax(dim=-1) == answers_ST) & ~loss_RST.isnan()
+
+    # Right sequences.
     counted_S = scored_ST.any(dim=-1)
     all_right_RS = (right_RST | ~scored_ST).all(dim=-1) & counted_S
+
     return Counts(
         sequences_R=counted_S.sum().expand(runs),
         correct_sequences_R=all_right_RS.sum(dim=-1),
@@ -86,11 +92,11 @@ def count(logits_RSTV: Tensor, targets_ST: Tensor, scored_ST: Tensor) -> Counts:
 
 
 def score(counts: Counts) -> Tensor:
-    """Value that a search over hyperparameters maximises, float64, shape (R,), in [0, 1] or minus infinity.
+    """Return the value that a search over hyperparameters maximises, float64, shape (R,), in [0, 1].
 
     ``(correct sequences + (correct tokens + 1 / (1 + loss)) / (tokens + 1)) / (sequences + 1)``: more correct sequences
-    win, then more correct tokens, then the lower loss, so that runs differ even while no sequence is right. It is
-    close to the sequence accuracy. A run whose loss is not finite gets minus infinity.
+    win, then more correct tokens, then the lower loss. So runs differ even while no sequence is right. The score is
+    close to the sequence accuracy. It is minus infinity for a run whose loss is not finite.
     """
     loss_R = counts.loss
     token_part_R = (counts.correct_tokens_R + 1 / (1 + loss_R)) / (counts.tokens_R + 1)
@@ -99,7 +105,7 @@ def score(counts: Counts) -> Tensor:
 
 
 def macro_accuracy(predictions_RST: Tensor, targets_ST: Tensor, scored_ST: Tensor, vocab: int) -> Tensor:
-    """Token accuracy averaged over classes: only for comparison with suites that call this accuracy.
+    """Return the token accuracy averaged over classes, for comparison with suites that call this accuracy.
 
     Args:
         predictions_RST: predicted tokens of R runs on the same sequences, int64.
@@ -108,33 +114,38 @@ def macro_accuracy(predictions_RST: Tensor, targets_ST: Tensor, scored_ST: Tenso
         vocab: number V of classes.
 
     Returns:
-        Mean, over the classes that occur among the scored targets, of the share of their positions predicted right;
-        float64, shape (R,).
+        For each class among the scored targets, the share of its positions that are right; of these the mean, float64,
+        shape (R,).
     """
     runs = predictions_RST.shape[0]
     answers_N = torch.where(scored_ST, targets_ST, 0).flatten()
     scored_N = scored_ST.flatten()
     right_RN = (predictions_RST.flatten(start_dim=1) == answers_N) & scored_N
+
+    # Positions of each class.
     zeros_RV = torch.zeros(runs, vocab, dtype=torch.float64, device=targets_ST.device)
     totals_V = zeros_RV[0].scatter_add(0, answers_N, scored_N.double())
     correct_RV = zeros_RV.scatter_add(1, answers_N.expand(runs, -1), right_RN.double())
+
     return (correct_RV / totals_V.clamp(min=1)).sum(dim=1) / (totals_V > 0).sum()
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and the half width of its 95% Student-t interval (NaN for a single value).
+    """Return the mean over seeds and the half width of its 95% Student-t interval (NaN for a single value).
 
     Raises:
         ValueError: if there are no values.
     """
-    # SciPy is only for reports: training and the GPU tests do without it.
+    # Only reports need SciPy: training and the GPU tests run without it.
     from scipy.stats import t as student_t
 
     n = len(values)
     if not n:
         raise ValueError("no values to average: give at least one")
+
     mean = math.fsum(values) / n
     if n == 1:
         return mean, math.nan
+
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     return mean, float(student_t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)

@@ -1,7 +1,7 @@
 """Multi-query associative recall: key-value pairs first, then each key once more, among fillers.
 
 Source: Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models" (arXiv:2312.04927).
-Dimensions: S sequences, T positions, P pairs of a sequence, C things to choose from.
+Dimensions: S sequences, T positions, P pairs of a sequence, C choices.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from tasks.base import IGNORE, Accuracy, Batch, Tokens, require
 from tasks.extrapolation import Extrapolation
 
-PAIRS = "pairs "
+PAIRS_PREFIX = "pairs "
+"""Start of the name of the extrapolation set with more pairs: "pairs N" for N pairs."""
 
 
 class MultiQueryRecall(Extrapolation):
     """Pairs of a key and its value, then every key once more; where a key returns, its value must be predicted.
 
     The filler is token 0, keys are ``[1, V/2)`` and values ``[V/2, V)``. The keys of a sequence are different, and so
-    are its values. Behind the pairs, every second position (from the first) can hold a query: the i-th of these is
-    drawn with weight ``i ** (alpha - 1)``, without replacement, for one key after the other; all other positions hold
-    fillers. The value does not follow its query. Training loss at the queries only.
+    are its values. Behind the pairs, every second position (from the first) can hold a query. One key after the other
+    gets one of these positions, the i-th with weight ``i ** (alpha - 1)``, without replacement; all other positions
+    hold fillers. The value does not follow its query. Only the queries have targets.
 
-    Beside longer sequences of as many pairs, the probe "pairs N" holds sequences of ``length`` with the most pairs
-    that fit, if those are more than ``pairs``.
+    The extrapolation sets "length N" hold longer sequences with ``pairs`` pairs. The set "pairs N" holds sequences of
+    ``length`` with the most pairs that fit, if those are more than ``pairs``.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=12, length=16, pairs=3, train_examples=1, eval_examples=1)``;
@@ -57,6 +58,7 @@ class MultiQueryRecall(Extrapolation):
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.pairs >= 1, f"pairs is {self.pairs}: use at least 1")
+
             require(
                 self.vocab_size % 2 == 0 and self.vocab_size >= 2 * self.pairs + 2,
                 f"vocab_size is {self.vocab_size}: a filler, {self.pairs} different keys and as many values or more "
@@ -67,6 +69,7 @@ class MultiQueryRecall(Extrapolation):
                 f"length is {self.length}: {self.pairs} pairs and their queries need an even number from "
                 f"{4 * self.pairs}",
             )
+
             require(0 < self.alpha <= 1, f"alpha is {self.alpha}: use a value above 0, at most 1")
 
     name = "mqar"
@@ -86,34 +89,47 @@ class MultiQueryRecall(Extrapolation):
         return self.config.vocab_size // 2
 
     @property
-    def probe_names(self) -> tuple[str, ...]:
+    def extrapolation_names(self) -> tuple[str, ...]:
         most = min(self.config.length // 4, self.config.vocab_size // 2 - 1)
-        return (*super().probe_names, *((f"{PAIRS}{most}",) if most > self.config.pairs else ()))
+        return (*super().extrapolation_names, *((f"{PAIRS_PREFIX}{most}",) if most > self.config.pairs else ()))
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
         length, half = self.length_of(split), self.config.vocab_size // 2
-        pairs = int(split.removeprefix(PAIRS)) if split.startswith(PAIRS) else self.config.pairs
+        pairs = int(split.removeprefix(PAIRS_PREFIX)) if split.startswith(PAIRS_PREFIX) else self.config.pairs
+
+        # Pairs, and the positions of their queries.
         keys_SP = 1 + draw_distinct(rng, n, pairs, np.ones(half - 1))
         values_SP = half + draw_distinct(rng, n, pairs, np.ones(half))
         place_C = np.arange(1.0, length // 2 - pairs + 1)
         queries_SP = 2 * (pairs + draw_distinct(rng, n, pairs, place_C ** (self.config.alpha - 1)))
 
+        # Fillers with the pairs and queries among them.
         inputs_ST = np.zeros((n, length), dtype=np.int64)
         inputs_ST[:, : 2 * pairs] = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
         np.put_along_axis(inputs_ST, queries_SP, keys_SP, axis=1)
+
         targets_ST = np.full_like(inputs_ST, IGNORE)
         np.put_along_axis(targets_ST, queries_SP, values_SP, axis=1)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
+        """Return 1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 
 def draw_distinct(rng: np.random.Generator, n: int, count: int, weights_C: NDArray[np.float64]) -> Tokens:
-    """For each of ``n`` rows, ``count`` different indices drawn one after the other, by their weights among those left.
+    """Draw, for each of ``n`` rows, ``count`` different indices one after the other, by their weights among those left.
 
-    Of exponential arrival times with the weights as rates, these are the first.
+    They are the first of exponential arrival times with the weights as rates.
+
+    Args:
+        rng: source of randomness.
+        n: number of rows.
+        count: number P of indices in a row.
+        weights_C: weight of each index.
+
+    Returns:
+        The indices (n, P), in the order drawn.
     """
     arrival_SC = rng.standard_exponential((n, len(weights_C))) / weights_C
     first_SP = np.argpartition(arrival_SC, count - 1, axis=1)[:, :count]

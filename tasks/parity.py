@@ -1,4 +1,4 @@
-"""Parity: whether the number of ones so far is odd.
+"""Parity of the number of ones so far.
 
 Sources: Delétang et al. 2023, "Neural Networks and the Chomsky Hierarchy" (arXiv:2207.02098); Liu et al. 2023,
 "Transformers Learn Shortcuts to Automata" (arXiv:2210.10749).
@@ -14,11 +14,11 @@ from tasks.extrapolation import Extrapolation
 
 
 class Parity(Extrapolation):
-    """Uniform random bits; at every position the sum of the bits so far, modulo 2, is to be output.
+    """Uniform random bits; at every position the sum of the bits so far, modulo 2, must be output.
 
-    The smallest state to track: one bit, which each 1 flips. Inputs and targets are not shifted; every position has a
-    target and is scored, so a sequence asks for the parity of all its beginnings. Training at most at length 40 and
-    reading longer sequences afterwards is the protocol of Delétang et al.
+    This is the smallest state to track: one bit, which each 1 flips. Inputs and targets are not shifted. Every position
+    has a target and is scored, so a sequence asks for the parity of all its beginnings. Delétang et al. also train at
+    lengths of at most 40 and evaluate on longer sequences.
 
     Example, first sequence of the test split of ``Config(length=12, train_examples=1, eval_examples=1)``;
     ``_`` is no target, ``^`` a scored position::
@@ -62,5 +62,5 @@ class Parity(Extrapolation):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=np.ones_like(inputs_ST, dtype=np.bool_))
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer is the parity of bits that stand in the input up to its position."""
+        """Return 1: every answer is the parity of bits that stand in the input up to its position."""
         return Accuracy(sequence=1.0, token=1.0)

@@ -17,7 +17,7 @@ from tasks.extrapolation import Extrapolation
 
 
 class Permutations(Extrapolation):
-    """Uniform random permutations; at every position the product of all so far is to be output (the word problem).
+    """Uniform random permutations; at every position the product of all so far must be output (the word problem).
 
     A token is a permutation of the objects 0, 1, ...: its rank among the tuples of the objects' images in
     lexicographic order, so 0 is the identity. The permutation that is read first acts first. Given all tokens but one,
@@ -67,10 +67,11 @@ class Permutations(Extrapolation):
 
     @cached_property
     def products_GG(self) -> Tokens:
-        """Token of the product of two tokens, the row's permutation acting first."""
+        """Token of the product of two tokens, shape (G, G); the row's permutation acts first."""
         images_GO = np.array(list(permutations(range(self.config.degree))))
+
+        # Numbers whose digits are the images ascend as the tokens do.
         weights_O = self.config.degree ** np.arange(self.config.degree)[::-1]
-        # Numbers whose digits are the images, in ascending order as the tokens are.
         codes_G = images_GO @ weights_O
         return np.searchsorted(codes_G, images_GO[:, images_GO] @ weights_O).T
 
@@ -82,5 +83,5 @@ class Permutations(Extrapolation):
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=np.ones_like(inputs_ST, dtype=np.bool_))
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer is the product of permutations that stand in the input up to its position."""
+        """Return 1: every answer is the product of permutations that stand in the input up to its position."""
         return Accuracy(sequence=1.0, token=1.0)

@@ -22,8 +22,8 @@ SWEEPS: dict[str, tuple[Any, ...]] = {
 class InContextRecall(Task):
     """Keys and values alternate; at every key that was shown before, its value must be predicted (multi-query).
 
-    Keys are the tokens ``[0, V/2)``, values are ``[V/2, V)``. Each sequence draws its own map from keys to values; the
-    last key of a sequence was always shown before. Training loss on every next token, the last position has none.
+    Keys are the tokens ``[0, V/2)``, values are ``[V/2, V)``. Each sequence draws its own map from keys to values. The
+    last key of a sequence was always shown before. Every next token is a target; the last position has none.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=8, length=12, data_seed=3, train_examples=1, eval_examples=1)``;
@@ -70,7 +70,7 @@ class InContextRecall(Task):
         return draw_recall(rng, n, self.config.length, self.answer_count)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: the answer of every scored position stands behind an earlier occurrence of its key."""
+        """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 
@@ -78,15 +78,15 @@ class NoisyInContextRecall(Task):
     """In-context recall in which some of the key-value slots hold two noise tokens instead.
 
     With N noise tokens, keys are ``[0, (V-N)/2)``, values ``[(V-N)/2, V-N)`` and noise ``[V-N, V)``. Each slot but the
-    last is noise with probability ``noise_fraction``; at least one is not. A noise token is never a target: the
-    position before it carries no loss.
+    last is noise with probability ``noise_fraction``; at least one is not. Every next token is a target, noise
+    tokens too, which cannot be predicted; the last position has none.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=12, noise_vocab_size=4, noise_fraction=0.4, length=12, data_seed=3, train_examples=1,
     eval_examples=1)``; ``_`` is no target, ``^`` a scored position::
 
         inputs    2  7  0  4  9 10  0  4  0  4  0  4
-        targets   7  0  4  _  _  0  4  0  4  0  4  _
+        targets   7  0  4  9 10  0  4  0  4  0  4  _
         scored    .  .  .  .  .  .  ^  .  ^  .  ^  .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "noisy in-context recall".
@@ -111,6 +111,7 @@ class NoisyInContextRecall(Task):
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.noise_vocab_size >= 1, f"noise_vocab_size is {self.noise_vocab_size}: use at least 1")
+
             rest = self.vocab_size - self.noise_vocab_size
             require(
                 rest % 2 == 0 and rest >= 4,
@@ -143,12 +144,12 @@ class NoisyInContextRecall(Task):
         return draw_recall(rng, n, config.length, self.answer_count, *noise)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: the answer of every scored position stands behind an earlier occurrence of its key."""
+        """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""
         return Accuracy(sequence=1.0, token=1.0)
 
 
 def check_length(length: int) -> None:
-    """Reject a length that does not hold whole key-value slots, one shown and one asked.
+    """Reject a length that does not hold whole key-value slots, at least one that shows a key and one that asks for it.
 
     Raises:
         ValueError: in one line, with what to change.
@@ -159,29 +160,44 @@ def check_length(length: int) -> None:
 def draw_recall(
     rng: np.random.Generator, n: int, length: int, keys: int, noise_vocab: int = 0, noise_fraction: float = 0.0
 ) -> Batch:
-    """Draw ``n`` recall sequences with ``keys`` keys and as many values; a share of the slots may hold noise."""
+    """Draw recall sequences.
+
+    Args:
+        rng: source of randomness.
+        n: number of sequences.
+        length: tokens in a sequence.
+        keys: number of keys, and of values.
+        noise_vocab: number of noise tokens.
+        noise_fraction: probability that a slot holds noise.
+    """
+    # Slots that show keys, or noise; at least one shows a key.
     shown = length // 2 - 1
     keys_SP = rng.integers(keys, size=(n, shown))
     noise_SP = rng.random((n, shown)) < noise_fraction
     noise_SP[np.arange(n), rng.integers(shown, size=n)] = False
+
     # A code of its own keeps a noise slot from ever matching another slot.
     first_SP = first_occurrence(np.where(noise_SP, keys + np.arange(shown), keys_SP))
 
+    # A last slot that asks for a key shown before.
     asked_S = choose(rng, ~noise_SP & (first_SP == np.arange(shown)))
     keys_SP = np.column_stack([keys_SP, keys_SP[np.arange(n), asked_S]])
     first_SP = np.column_stack([first_SP, asked_S])
     noise_SP = np.column_stack([noise_SP, np.zeros(n, dtype=np.bool_)])
-    values_SP = np.take_along_axis(rng.integers(keys, 2 * keys, size=first_SP.shape), first_SP, axis=1)
 
+    # Each key has the value of its first occurrence.
+    values_SP = np.take_along_axis(rng.integers(keys, 2 * keys, size=first_SP.shape), first_SP, axis=1)
     slots_SP2 = np.stack([keys_SP, values_SP], axis=2)
+
+    # Noise in place of keys and values.
     if noise_vocab:
         noise_tokens_SP2 = rng.integers(2 * keys, 2 * keys + noise_vocab, size=slots_SP2.shape)
         slots_SP2 = np.where(noise_SP[:, :, None], noise_tokens_SP2, slots_SP2)
     inputs_ST = slots_SP2.reshape(n, length)
 
+    # Every next token is a target; values of keys shown before are scored.
     targets_ST = np.full((n, length), IGNORE, dtype=np.int64)
-    next_ST = inputs_ST[:, 1:]
-    targets_ST[:, :-1] = np.where(next_ST < 2 * keys, next_ST, IGNORE)
+    targets_ST[:, :-1] = inputs_ST[:, 1:]
     scored_ST = np.zeros((n, length), dtype=np.bool_)
     scored_ST[:, 0::2] = first_SP != np.arange(shown + 1)
     return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)

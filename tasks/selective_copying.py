@@ -16,7 +16,7 @@ class SelectiveCopying(Task):
 
     Data tokens are ``[0, V-2)``, the blank is ``V-2`` and the copy token ``V-1``. The places of the data tokens before
     the copy token are drawn uniformly: any of them, the last included, may be a blank. The model reads only blanks
-    while it answers (no teacher forcing). Training loss at the answers only.
+    while it answers (no teacher forcing). Only the answers have targets.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=8, length=12, tokens_to_copy=3, train_examples=1, eval_examples=1)``;
@@ -49,6 +49,7 @@ class SelectiveCopying(Task):
                 self.vocab_size >= 4, f"vocab_size is {self.vocab_size}: two data tokens, blank and copy need 4 or more"
             )
             require(self.tokens_to_copy >= 1, f"tokens_to_copy is {self.tokens_to_copy}: use at least 1")
+
             shortest = 2 * self.tokens_to_copy + 2
             require(
                 self.length >= shortest,
@@ -77,6 +78,8 @@ class SelectiveCopying(Task):
         blank, copy = self.config.vocab_size - 2, self.config.vocab_size - 1
         count = self.config.tokens_to_copy
         places = self.config.length - count - 1
+
+        # Data tokens and their places.
         data_SC = rng.integers(blank, size=(n, count))
         is_data_ST = np.zeros((n, self.config.length), dtype=np.bool_)
         is_data_ST[:, :count] = True
@@ -85,10 +88,11 @@ class SelectiveCopying(Task):
         inputs_ST = np.full((n, self.config.length), blank, dtype=np.int64)
         inputs_ST[is_data_ST] = data_SC.ravel()
         inputs_ST[:, places] = copy
+
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, places + 1 :] = data_SC
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:
-        """1: every answer stands in the input."""
+        """Return 1: every answer stands in the input."""
         return Accuracy(sequence=1.0, token=1.0)

@@ -1,4 +1,4 @@
-"""Vectorised questions about the slots of sequences.
+"""Vectorised operations on the slots of sequences.
 
 Dimensions: S sequences, P slots of a sequence.
 """
@@ -9,25 +9,31 @@ from tasks.base import Mask, Tokens
 
 
 def first_occurrence(codes_SP: Tokens) -> Tokens:
-    """For each slot, the first slot of its sequence that holds the same code (itself, if there is none before).
+    """Return, for each slot, the first slot of its sequence with the same code (itself, if no earlier slot has it).
 
-    Codes are not negative and, times twice the number of slots, must fit into 63 bits.
+    Args:
+        codes_SP: codes, not negative; a code times twice the number of slots fits into 63 bits.
     """
     slots = np.arange(codes_SP.shape[1])
     bits = len(slots).bit_length()
-    # Code and slot in one number: one plain sort, several times faster than a stable argsort.
-    sorted_SP = np.sort((codes_SP << bits) | slots, axis=1)
-    order_SP = sorted_SP & ((1 << bits) - 1)
-    sorted_SP >>= bits
+
+    # Code and slot in one number: one plain sort is several times faster than a stable argsort.
+    packed_SP = np.sort((codes_SP << bits) | slots, axis=1)
+    order_SP = packed_SP & ((1 << bits) - 1)
+    sorted_SP = packed_SP >> bits
+
+    # Where the group of equal codes starts in the sorted order.
     start_SP = np.zeros_like(order_SP)
     start_SP[:, 1:] = np.where(sorted_SP[:, 1:] != sorted_SP[:, :-1], slots[1:], 0)
     start_SP = np.maximum.accumulate(start_SP, axis=1)
+
+    # Back to the order of the slots.
     first_SP = np.empty_like(order_SP)
     np.put_along_axis(first_SP, order_SP, np.take_along_axis(order_SP, start_SP, axis=1), axis=1)
     return first_SP
 
 
 def choose(rng: np.random.Generator, eligible_SP: Mask) -> Tokens:
-    """For each sequence, one of its eligible slots, drawn uniformly."""
+    """Return, for each sequence, one of its eligible slots, drawn uniformly."""
     chosen_S: Tokens = np.where(eligible_SP, rng.random(eligible_SP.shape), -1.0).argmax(axis=1)
     return chosen_S

@@ -1,4 +1,8 @@
-"""Which implementation computes a Recurrent Transformer layer, and one entry to those of the recurrence alone."""
+"""The choice between implementations of the Recurrent Transformer, and one entry to those of its recurrence alone.
+
+``naive`` is the oracle, ``tiled`` the published method, ``fused`` Triton kernels for small models, and ``wavefront``
+whole stacks of wide layers, which ``mixers.rt.layer`` calls itself.
+"""
 
 import importlib.util
 from typing import Any, Literal
@@ -10,19 +14,20 @@ from mixers.base import log_once
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import Method, Optionals, Tensors, over_runs
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.tiled import tiled_backward, tiled_forward
+from mixers.rt.tiled.passes import tiled_backward, tiled_forward
 
-Chosen = Literal["naive", "tiled", "chunked", "triton"]
+Chosen = Literal["naive", "tiled", "wavefront", "fused"]
 Implementation = Literal["auto"] | Chosen
-WIDEST_OF_TRITON = 256
+WIDEST_OF_FUSED = 256
+"""Largest model width at which ``auto`` picks ``fused``."""
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
-    """A forward and backward pass as an operation on x, q, k, v and the weights; see ``mixers.rt.tiled``."""
+    """Forward and backward of ``tiled`` or ``fused`` as an operation on x, q, k, v and the weights."""
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
     else:
-        from mixers.rt.fused import passes as fused  # Triton is not there on every platform
+        from mixers.rt.fused import passes as fused  # Triton does not exist on every platform
 
         run_forward, run_backward = fused.fused_forward, fused.fused_backward
 
@@ -47,7 +52,7 @@ def recurrence(
     slopes_H: Tensor,
     scale: float,
     block: int,
-    implementation: Literal["naive", "tiled", "triton"],
+    implementation: Literal["naive", "tiled", "fused"],
 ) -> Tensor:
     """Outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
 
@@ -61,30 +66,50 @@ def recurrence(
 
 
 def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, block: int) -> Chosen:
-    """Name of the implementation that runs for inputs or queries x (..., D).
+    """Choose the implementation of a layer by device and shape.
 
-    ``auto`` is on a GPU with products in bfloat16 ``triton`` up to width 256 and ``chunked`` beyond, ``tiled``
-    elsewhere. Where their kernels do not support a shape, ``tiled`` runs and the log says why, once.
+    ``auto`` picks the fastest one: on a GPU with products in bfloat16 ``fused`` up to width 256 and ``wavefront``
+    beyond, elsewhere ``tiled``. Where the kernels of the picked or named one do not take the case, ``tiled`` runs and
+    the log says why, once.
+
+    Args:
+        implementation: name of an implementation, or ``auto``.
+        x: inputs or queries (..., D).
+        hidden: hidden width F of the MLP.
+        heads: number of heads.
+        block: positions of a block.
+
+    Returns:
+        The implementation that runs.
     """
-    if implementation == "auto":
-        if not (x.is_cuda and product_dtype(x) == torch.bfloat16):
-            return "tiled"
-        implementation = "triton" if x.shape[-1] <= WIDEST_OF_TRITON else "chunked"
-    if implementation in ("chunked", "triton"):
-        reason = _unsupported(implementation, x, hidden, heads, block)
-        if reason is not None:
-            log_once(f"Recurrent Transformer: tiled in place of {implementation}: no kernel for {reason}")
-            return "tiled"
-    return implementation
+    wanted: Chosen
+    if implementation != "auto":
+        wanted = implementation
+    elif not (x.is_cuda and product_dtype(x) == torch.bfloat16):
+        wanted = "tiled"
+    elif x.shape[-1] <= WIDEST_OF_FUSED:
+        wanted = "fused"
+    else:
+        wanted = "wavefront"
+
+    reason = _unsupported(wanted, x, hidden, heads, block)
+    if reason is None:
+        return wanted
+    log_once(f"Recurrent Transformer: tiled in place of {wanted}: no kernel for {reason}")
+    return "tiled"
 
 
-def _unsupported(implementation: str, x: Tensor, hidden: int, heads: int, block: int) -> str | None:
+def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, block: int) -> str | None:
+    """Say why an implementation cannot take a case; None if it can."""
+    if implementation in ("naive", "tiled"):
+        return None
     if importlib.util.find_spec("triton") is None:
         return "this platform (Triton is not installed)"
+
     from mixers.rt.fused import passes as fused
-    from mixers.rt.wavefront import passes as chunked
+    from mixers.rt.wavefront import passes as wavefront
 
     width, dtype = x.shape[-1], product_dtype(x)
-    if implementation == "chunked":
-        return chunked.unsupported(width, heads, block, dtype, x.device)
+    if implementation == "wavefront":
+        return wavefront.unsupported(width, heads, block, dtype, x.device)
     return fused.unsupported(width, heads, hidden, block, dtype, x.device)

@@ -34,9 +34,10 @@ class RecurrentTransformer(AttentionLayer):
             heads: number of heads; must divide the model width.
             qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
             persistent_norm: RMS norm of the outputs before persistent keys and values; False is the paper's ablation.
-            block: positions b computed at once, attending to each other's temporary pairs (paper section 9); on a GPU
-                fast where it is a power of two, or all positions.
-            implementation: how the recurrence is computed; the result is the same up to rounding.
+            block: positions b computed at once, which attend to each other's temporary pairs (paper section 9). GPU
+                kernels take powers of two, and blocks of all positions.
+            implementation: how the recurrence is computed: "naive", "tiled", "wavefront", "fused", or "auto", which
+                chooses by device and shape. Results agree up to rounding.
         """
 
         persistent_norm: bool = True
@@ -52,24 +53,27 @@ class RecurrentTransformer(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         chosen = self._choose(x_BTD)
-        if chosen == "chunked":
+        if chosen == "wavefront":
             return self._wavefront([self], x_BTD)
+
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         return recurrence(
-            x_BTD,
-            q_BTD,
-            k_BTD,
-            v_BTD,
-            self._recurrent_weights(),
-            self.slopes_H,
-            self.shape.residual_scale,
-            self._block(x_BTD),
-            chosen,
+            x_BTD=x_BTD,
+            q_BTD=q_BTD,
+            k_BTD=k_BTD,
+            v_BTD=v_BTD,
+            weights=self._recurrent_weights(),
+            slopes_H=self.slopes_H,
+            scale=self.shape.residual_scale,
+            block=self._block(x_BTD),
+            implementation=chosen,
         )
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
-        return cls._wavefront(layers, x_BTD) if cls.at_once(layers, x_BTD) else super().through(layers, x_BTD)
+        if cls.at_once(layers, x_BTD):
+            return cls._wavefront(layers, x_BTD)
+        return super().through(layers, x_BTD)
 
     @classmethod
     def at_once(cls, layers: Sequence[Self], x_BTD: Tensor) -> bool:
@@ -79,25 +83,30 @@ class RecurrentTransformer(AttentionLayer):
             and getattr(layer.forward, "__func__", None) is RecurrentTransformer.forward
             for layer in layers
         )
-        # At the same time layers hold the memory of all, which for gradients is kept anyway.
-        return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "chunked"
+        # Layers at work at the same time need the memory of all of them. Gradients need it anyway.
+        return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "wavefront"
 
     def init_state(self, batch: int) -> State:
         pairs = super().init_state(batch)
         return {**pairs, "k_block": pairs["k"], "v_block": pairs["v"]}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one position; ``k_block`` and ``v_block`` hold the temporary pairs of the block under way."""
-        q_BD, k_BD, v_BD = self.project(x_BD)
+        """Decode one position; ``k_block`` and ``v_block`` hold the temporary pairs of the unfinished block."""
+        q_BD, k_temp_BD, v_temp_BD = self.project(x_BD)
+
+        # Temporary pairs of the block so far, behind the persistent pairs of earlier blocks.
         position = state["k"].shape[1]
         inside = position % self.config.block
         earlier = position - inside
-        k_block = torch.cat([state["k_block"], k_BD[:, None]], dim=1)
-        v_block = torch.cat([state["v_block"], v_BD[:, None]], dim=1)
+        k_block = torch.cat([state["k_block"], k_temp_BD[:, None]], dim=1)
+        v_block = torch.cat([state["v_block"], v_temp_BD[:, None]], dim=1)
         k_BJD = torch.cat([state["k"][:, :earlier], k_block], dim=1)
         v_BJD = torch.cat([state["v"][:, :earlier], v_block], dim=1)
+
+        # Output and its persistent pair.
         z_BD = self.finish(x_BD, self.attend_one(q_BD, k_BJD, v_BJD))
         k_BD, v_BD = key_value(z_BD, self._recurrent_weights())
+
         ends = inside + 1 == self.config.block
         return z_BD, {
             "k": torch.cat([state["k"], k_BD[:, None]], dim=1),
@@ -107,24 +116,29 @@ class RecurrentTransformer(AttentionLayer):
         }
 
     def _block(self, x_BTD: Tensor) -> int:
-        """Positions of a block; of all that hold the whole sequence, the smallest power of two, as kernels want."""
+        """Positions of a block; a longer one than the sequence becomes a power of two, which kernels take."""
         return min(self.config.block, 1 << (x_BTD.shape[-2] - 1).bit_length())
 
     def _choose(self, x_BTD: Tensor) -> Chosen:
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
-        # ``chunked`` computes queries and pairs itself; a subclass may do so in another way.
+
+        # ``wavefront`` computes queries and pairs itself, but a subclass may have a projection of its own.
         own = type(self).project is not AttentionLayer.project
-        return "tiled" if own and chosen == "chunked" else chosen
+        return "tiled" if own and chosen == "wavefront" else chosen
 
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
-        """Layers at work at the same time, each as soon as the one before has outputs."""
-        from mixers.rt.wavefront.passes import LayerWeights, layers_method  # Triton is not there on every platform
+        """Outputs of the last layer; each layer works as soon as the one before it has outputs."""
+        # Triton does not exist on every platform.
+        from mixers.rt.wavefront.passes import layers_method
+        from mixers.rt.wavefront.setup import Setting
+        from mixers.rt.wavefront.weights import LayerWeights
 
         def gain(norm: nn.Module) -> Tensor | None:
             return norm.gain if isinstance(norm, RMSNorm) else None
 
+        # Weights of each layer.
         weights = [
             LayerWeights(
                 norm_D=layer.attention_norm.gain,
@@ -140,14 +154,18 @@ class RecurrentTransformer(AttentionLayer):
             )
             for layer in layers
         ]
+
+        # What the layers share.
         first = layers[0]
-        method = layers_method(
-            len(layers),
-            first.slopes_H,
-            first.shape.residual_scale,
-            first.config.persistent_norm,
-            product_dtype(x_BTD),
+        setting = Setting(
+            slopes_H=first.slopes_H,
+            scale=first.shape.residual_scale,
+            persistent_norm=first.config.persistent_norm,
+            dtype=product_dtype(x_BTD),
         )
+
+        # All layers as one operation.
+        method = layers_method(len(layers), setting)
         (z_BTD,) = over_runs(method, x_BTD, *(y for field in zip(*weights, strict=True) for y in field))
         return z_BTD
 

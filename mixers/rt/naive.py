@@ -1,7 +1,7 @@
 """The Recurrent Transformer's recurrence as its equations read: the oracle of every faster implementation.
 
-Everything that depends on ``x`` alone (queries, temporary pairs) is computed by the layer for all positions at once;
-what is sequential is here: attention, output projection, MLP, and the persistent pairs of the layer's own outputs
+The layer computes everything that depends on ``x`` alone (queries, temporary pairs) for all positions at once. The
+sequential part is here: attention, output projection, MLP, and the persistent pairs of the layer's own outputs
 (Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
 """
 
@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     wv_DD: Tensor
 
     def map(self, function: Callable[[Tensor], Any]) -> "Weights":
-        """``function`` of each weight that is there."""
+        """Apply ``function`` to each weight that is not None."""
         return Weights._make(None if weight is None else function(weight) for weight in self)
 
 
@@ -40,14 +40,16 @@ def key_value(z: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """Persistent pair of outputs ``z`` (..., D): ``k = RMS[K RMS(z)]``, ``v = V RMS(z)``."""
     normed = z if weights.kv_norm_D is None else rms_norm(z, weights.kv_norm_D)
     k = F.linear(normed, weights.wk_DD)
-    v = F.linear(normed, weights.wv_DD)
-    return (k if weights.k_norm_D is None else rms_norm(k, weights.k_norm_D)), v
+    if weights.k_norm_D is not None:
+        k = rms_norm(k, weights.k_norm_D)
+    return k, F.linear(normed, weights.wv_DD)
 
 
 def feed_forward(x: Tensor, a: Tensor, weights: Weights, scale: float) -> Tensor:
     """``u = x + s Wo a``, ``z = u + s MLP(RMS(u))`` for attention outputs ``a`` with heads concatenated."""
     u = x + scale * F.linear(a, weights.wo_DD)
-    return u + scale * F.linear(F.gelu(F.linear(rms_norm(u, weights.mlp_norm_D), weights.up_FD)), weights.down_DF)
+    hidden = F.gelu(F.linear(rms_norm(u, weights.mlp_norm_D), weights.up_FD))
+    return u + scale * F.linear(hidden, weights.down_DF)
 
 
 def naive_recurrence(
@@ -84,19 +86,27 @@ def naive_recurrence(
     outputs: list[Tensor] = []
     for start in range(0, length, block):
         here = slice(start, min(start + block, length))
+
+        # Persistent pairs of earlier blocks, then temporary pairs of this one.
         k_BJHK = split(torch.cat([*keys, k_BTD[:, here]], dim=1))
         v_BJHK = split(torch.cat([*values, v_BTD[:, here]], dim=1))
         q_BIHK = split(q_BTD[:, here])
+
+        # Attention with ALiBi.
         i = torch.arange(here.start, here.stop, device=x_BTD.device)
         j = torch.arange(here.stop, device=x_BTD.device)
         distance_IJ = j - i[:, None]
         logits_BHIJ = torch.einsum("bihk,bjhk->bhij", q_BIHK, k_BJHK) * q_BIHK.shape[-1] ** -0.5
-        logits_BHIJ = logits_BHIJ + slopes_H[:, None, None] * distance_IJ
-        weights_BHIJ = logits_BHIJ.masked_fill(distance_IJ > 0, -torch.inf).softmax(-1)
+        biased_BHIJ = logits_BHIJ + slopes_H[:, None, None] * distance_IJ
+        weights_BHIJ = biased_BHIJ.masked_fill(distance_IJ > 0, -torch.inf).softmax(-1)
         a_BID = torch.einsum("bhij,bjhk->bihk", weights_BHIJ, v_BJHK).flatten(-2)
+
+        # Outputs, and persistent pairs of them.
         z_BID = feed_forward(x_BTD[:, here], a_BID, weights, scale)
         k_BID, v_BID = key_value(z_BID, weights)
+
         keys.append(k_BID)
         values.append(v_BID)
         outputs.append(z_BID)
+
     return torch.cat(outputs, dim=1)

@@ -1,4 +1,4 @@
-"""Time the implementations of a layer on this machine, checked against float64 first.
+"""Time the implementations of a layer on this machine, after a check against float64.
 
     python -m runners.bench diagnostics
     python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
@@ -7,16 +7,16 @@
     python -m runners.bench pretraining --parts layers --widths 1024 --budget 120
 
 ``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
-optimizer step on in-context recall. ``pretraining`` times a layer as wide as those of language models against width,
-batch and length, whole training steps, and decoding. Implementations take turns within each repeat; a figure is the
-median of the repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
+optimizer step on in-context recall. ``pretraining`` times layers at the width of language models against width, batch
+and length, whole training steps, and decoding. Implementations take turns within each repeat; a figure is the median
+of the repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
-from runners.bench.diagnostics import diagnostics
-from runners.bench.pretraining import pretraining
+from runners.bench.diagnostics.command import diagnostics
+from runners.bench.pretraining.command import pretraining
 from runners.cli import fail, run_command
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}

@@ -1,12 +1,18 @@
-"""Checkpoints of a pretraining run: one safetensors file each, whole or absent, of which the newest is used.
+"""Checkpoints of a pretraining run: one safetensors file each, whole or absent. The newest one is used.
 
-A run's folder holds ``run.json`` (configuration and corpus), ``tokenizer.json``, ``checkpoints/step-*.safetensors``,
-``curve.csv`` and, once it is finished, ``result.json``; ``downstream.json`` where questions were asked. Tensors are
-gathered whole, so that a checkpoint can be read by any number of processes, sharded or not.
+The folder of a run holds
+
+- ``run.json``: configuration and corpus,
+- ``tokenizer.json``,
+- ``checkpoints/step-*.safetensors``,
+- ``curve.csv``: one row for each step,
+- ``result.json``, once the run is finished,
+- ``downstream.json``, once it was evaluated on downstream sets.
+
+A checkpoint holds whole tensors, so any number of processes can read it, sharded or not.
 """
 
 import errno
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,53 +20,59 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from mixers.find import find_mixer
 from mixers.models import LanguageModel
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import load_tokenizer
+from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.model import build
-from runners.files import load_tensors, save_tensors
-from runners.provenance import code_version
+from runners.files import load_info, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 KEPT = 2
-"""Newest checkpoints that are kept."""
-DECIDING = tuple(
-    f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
-)
-"""Modules that decide a run's numbers; they import others that do not, such as those of the command line."""
+"""Number of newest checkpoints that are kept."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 RANDOM = "random"
+"""Name of the tensor that holds the state of the random number generator."""
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
 
 
 class DiskFullError(OSError):
-    """There is no room for a checkpoint."""
+    """There is no space for a checkpoint."""
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint in a run's folder; None if it has none."""
+    """Return the newest checkpoint in a run's folder; None if it has none."""
     return max(_all(folder), default=None)
 
 
 def save(
     folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any], first: bool
 ) -> None:
-    """Write the state after ``step`` steps; all processes take part, the ``first`` one writes.
+    """Write the state after ``step`` steps, and delete old checkpoints. All processes must call this.
+
+    Args:
+        folder: folder of the run.
+        step: number of steps done.
+        model: the trained module.
+        optimizer: its optimizer.
+        info: description of the run.
+        first: whether this process writes.
 
     Raises:
-        DiskFullError: no room; what was there is untouched.
+        DiskFullError: the disk is full; the earlier checkpoints are untouched.
     """
     weights, moments = _state(model, optimizer, WHOLE)  # empty in all processes but the first
     if not first:
         return
+
+    # Flat names for all tensors.
     tensors: dict[str, Tensor] = {f"model.{name}": y for name, y in weights.items()}
     for name, values in moments["state"].items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(y) for key, y in values.items()}
     tensors[RANDOM] = torch.get_rng_state()
+
     path = folder / "checkpoints" / f"step-{step:08}.safetensors"
     try:
         save_tensors(path, tensors, {**info, "step": step})
@@ -71,85 +83,128 @@ def save(
                 f"{newest(folder) or 'none yet'}"
             ) from error
         raise
+
     for old in sorted(_all(folder))[:-KEPT]:
         old.unlink()
 
 
 def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a checkpoint back; returns its info, ``step`` among it.
+    """Load a checkpoint into a model and its optimizer.
+
+    Args:
+        path: checkpoint file.
+        model: the module to train.
+        optimizer: its optimizer.
+
+    Returns:
+        The description of the run, and ``step``.
 
     Raises:
         DamagedFileError: the file cannot be read.
-        ValueError: it is of another model.
+        ValueError: the file belongs to another model.
     """
     tensors, info = load_tensors(path)
     weights, moments = _state(model, optimizer, None)
+
+    # Weights, which must fit the model.
     found: dict[str, Any] = {name.removeprefix("model."): y for name, y in tensors.items() if name.startswith("model.")}
     if {name: y.shape for name, y in found.items()} != {name: y.shape for name, y in weights.items()}:
         raise ValueError(f"{path} is a checkpoint of another model: give the configuration it was trained with")
+
+    # Moments, by parameter and kind.
     state: dict[str, dict[str, Tensor]] = {}
     for name, y in tensors.items():
         if name.startswith("optimizer."):
             parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
             state.setdefault(parameter, {})[key] = y
     moments["state"] = state
+
     set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=WHOLE)
     torch.set_rng_state(tensors[RANDOM])
     return info
 
 
-def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
-    """What a run is, JSON-able, and the version of its code; written into every checkpoint."""
-    values = {**asdict(config), "data": list(config.data), "out": str(config.out)}
-    return {"config": values, "mixer_options": options, "corpus": corpus, "code": run_code(config)}
+def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
+    """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
-
-def run_code(config: Config) -> str:
-    """Hash of the code that decides a run's numbers: of its layer and the backbone, of training and of evaluation."""
-    return code_version(find_mixer(config.mixer), "mixers.models", "mixers.ops.numerics", alone=DECIDING)
-
-
-def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, Config, "Tokenizer"]:
-    """Model, configuration and tokenizer of a checkpoint file, or of the newest one in a run's folder.
+    Args:
+        path: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
 
     Raises:
         DamagedFileError: the file cannot be read.
-        ValueError: there is none, or it is of another version or model.
+        ValueError: there is no checkpoint, or it belongs to another version or another model.
+    """
+    file = _find(Path(path))
+    tensors, info = load_tensors(file)
+    config = _read_config(info, file)
+
+    tokenizer = file.parent.parent / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ValueError(f"no {tokenizer}: keep {file.name} in the folder of its run, which has the tokenizer")
+
+    prefix = f"model.{MODEL}."
+    try:
+        model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
+        model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise _other_version(file) from error
+    return model.eval(), load_tokenizer(str(tokenizer))
+
+
+def load_config(path: Path | str) -> Config:
+    """Load the configuration of a run; arguments and errors are those of ``load_model``."""
+    file = _find(Path(path))
+    return _read_config(load_info(file), file)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Delete temporary files of killed processes from a run's folder; no other process may be writing there."""
+    for leftover in (*folder.glob(".*-*"), *(folder / "checkpoints").glob(".*")):  # the lock has no "-"
+        leftover.unlink()
+
+
+def _find(path: Path) -> Path:
+    """Return ``path`` if it is a file, or the newest checkpoint in the folder ``path``.
+
+    Raises:
+        ValueError: there is no such file.
     """
     file = newest(path) if path.is_dir() else path
     if file is None or not file.is_file():
         raise ValueError(f"no checkpoint at {path}: give a run's folder (results/c4/...) or a step-*.safetensors file")
-    tensors, info = load_tensors(file)
+    return file
+
+
+def _read_config(info: dict[str, Any], file: Path) -> Config:
+    """Return the configuration in the description of a run, which was read from ``file``.
+
+    Raises:
+        ValueError: the file is not a checkpoint, or it was written by another version.
+    """
     if "corpus" not in info:
         raise ValueError(f"{file} is no checkpoint of python -m runners.c4: give a run's folder (results/c4/...)")
-    tokenizer = file.parent.parent / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise ValueError(f"no {tokenizer}: keep {file.name} in the folder of its run, which has the tokenizer")
-    prefix = f"model.{MODEL}."
+
     try:
         values = info["config"]
-        config = Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
-        model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
-        model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"{file} is of another version of this project, or of another model: use the version that trained it"
-        ) from error
-    return model.to(device).eval(), config, load_tokenizer(str(tokenizer))
+        return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+    except (KeyError, TypeError) as error:
+        raise _other_version(file) from error
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Remove what a process killed while it wrote has left in a run's folder; nobody else may be writing."""
-    for leftover in (*folder.glob(".*-*"), *(folder / "checkpoints").glob(".*")):  # the lock has no "-"
-        leftover.unlink()
+def _other_version(file: Path) -> ValueError:
+    """Return the error for a checkpoint that does not fit this code."""
+    return ValueError(
+        f"{file} is of another version of this project, or of another model: use the version that trained it"
+    )
 
 
 def _state(
     model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights by name; the optimizer's state by name of the parameter, and its groups."""
+    """Return the weights by name, and the optimizer's state by parameter name with its groups."""
     return get_state_dict(model, optimizer, options=options)
 
 
 def _all(folder: Path) -> list[Path]:
+    """Return all checkpoints in a run's folder."""
     return list((folder / "checkpoints").glob("step-*.safetensors"))

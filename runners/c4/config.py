@@ -1,9 +1,9 @@
-"""Every option of a pretraining run, the paper's table of model sizes, and the presets."""
+"""Every option of a pretraining run, and the paper's table of model sizes."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
 from runners.cli import check_out, check_seed
@@ -25,8 +25,8 @@ SIZES: dict[str, dict[int, Widths]] = {
     "150m": {6: Widths(1408, 5632, 22), 12: Widths(1024, 4096, 16)},
     "300m": {6: Widths(2048, 8192, 32), 12: Widths(1408, 5632, 22), 24: Widths(1024, 4096, 16)},
 }
-"""The paper's models, by size and number of layers (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"; the
-heads of the deepest ones follow from its head width of 64)."""
+"""The paper's models, by size and number of layers (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). The
+heads of the deepest ones follow from the paper's head width of 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +36,25 @@ class Config:
     With generate RUN in place of options it continues texts: see generate --help.
 
     Attributes:
-        size: size of the paper's model; with the layers it fixes width, MLP and heads.
+        size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class.
-        width: model width, in place of the table's; the MLP is then 4 times as wide and a head 64 wide, unless given.
-        mlp_width: hidden width of the MLP, in place of the table's.
-        heads: heads of layers that have any, in place of the table's.
+        width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
+        mlp_width: hidden width of the MLP, replaces the paper's.
+        heads: heads of layers that have heads, replaces the paper's.
         seq_len: target tokens of a sequence.
         batch_size: sequences a step, of all processes together.
-        micro_batch_size: sequences of one forward pass in a process; unless given, all of its share of a step.
-        steps: optimizer steps; the paper's 25,000 are for 300M, its 150M models read about half the tokens.
+        micro_batch_size: sequences of one forward pass in a process; unless given, its whole share of a step.
+        steps: optimizer steps; 25,000 are the paper's for 300M, its 150M models read about half the tokens.
         lr: peak learning rate.
         beta1: decay of AdamW's first moment.
         beta2: decay of AdamW's second moment.
-        eps: added to the root of AdamW's second moment.
+        eps: number added to the root of AdamW's second moment.
         weight_decay: AdamW's weight decay of matrices.
-        clip: largest norm of the gradient; a longer one is scaled down to it.
-        warmup_fraction: part of the steps over which the learning rate rises.
+        clip: largest norm of the gradient; a longer gradient is scaled down to it.
+        warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
-        seed: of the initial parameters and the order of the data.
+        seed: seed of the initial parameters and of the order of the data.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
@@ -62,12 +62,12 @@ class Config:
         downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
         checkpoint_every: steps between checkpoints.
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
-        parallel: how several processes train: ddp keeps the whole model in each, fsdp a part.
+        parallel: in each of several processes, ddp keeps the whole model and fsdp a part.
         device: auto takes the GPU if there is one.
         out: folder of results.
         wandb: Weights & Biases mode.
-        search: train the paper's grid of learning rates and beta2 in place of one run.
-        dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda is of a GPU, there or not.
+        search: train the paper's grid of learning rates and beta2 instead of one run.
+        dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda needs no GPU then.
         preset: paper, or tiny, which trains in two minutes on a CPU.
     """
 
@@ -106,51 +106,56 @@ class Config:
     preset: Literal["paper", "tiny"] = "paper"
 
     def shape(self) -> Shape:
-        """What the model fixes for each of its layers.
+        """Return the shape of each layer.
 
         Raises:
             ValueError: the paper has no such model and no width is given.
         """
-        width, mlp_width = (self.width, 4 * self.width) if self.width is not None else self._table()[:2]
+        if self.width is not None:
+            width, mlp_width = self.width, 4 * self.width
+        else:
+            width, mlp_width, _ = self._table()
         return Shape(width=width, mlp_width=self.mlp_width or mlp_width, layers=self.layers)
 
     def head_count(self) -> int:
-        """Heads of a layer that has any.
+        """Return the number of heads of a layer that has heads.
 
         Raises:
-            ValueError: as ``shape``, or heads of the paper's width do not divide the given width.
+            ValueError: as ``shape``, or the paper's head width does not divide the given width.
         """
         if self.heads is not None:
             return self.heads
         if self.width is None:
             return self._table().heads
+
         if self.width % HEAD_WIDTH:
             raise ValueError(f"width {self.width} is no multiple of the head width {HEAD_WIDTH}: give --heads as well")
         return self.width // HEAD_WIDTH
 
     def check(self, world_size: int = 1) -> None:
-        """Raise ValueError, in one line that says what to do, if ``world_size`` processes cannot train this."""
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{_option(name)} {value} must be at least 1")
+        """Check every option.
+
+        Raises:
+            ValueError: ``world_size`` processes cannot train this; the message is one line and says what to do.
+        """
+        self._check_values()
         self.shape()
         check_seed(self.seed)
         check_out(self.out)
-        for name, (low, high, words) in _RANGES.items():
-            value = getattr(self, name)
-            if not (low <= value < high):  # false for NaN
-                raise ValueError(f"{_option(name)} {value:g} must be {words}")
+
         if self.validation_tokens < self.seq_len:
             raise ValueError(
                 f"--validation-tokens {self.validation_tokens} fill no sequence: give {self.seq_len} at least"
             )
+
+        # Shares of the batch.
         if self.batch_size % world_size:
             raise ValueError(
                 f"--batch-size {self.batch_size} must be a multiple of the {world_size} processes: "
                 f"give {_next_multiple(self.batch_size, world_size)}"
             )
-        share, micro = self.batch_size // world_size, self.micro_batch_size
+        share = self.batch_size // world_size
+        micro = self.micro_batch_size
         if micro is not None and share % micro:
             fitting = max(part for part in range(1, min(micro, share) + 1) if share % part == 0)
             raise ValueError(
@@ -158,7 +163,38 @@ class Config:
                 f"give {fitting}"
             )
 
+    def _check_values(self) -> None:
+        """Check each option by itself.
+
+        Raises:
+            ValueError: a value is not one of the possible ones.
+        """
+        # Choices.
+        for name, hint in get_type_hints(Config).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ValueError(f"{_option(name)} {value} must be one of {', '.join(get_args(hint))}")
+
+        # Whole numbers.
+        for name in (*_COUNTS, "seed"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise ValueError(f"{_option(name)} {value} must be a whole number")
+            if value is not None and value < 1 and name in _COUNTS:
+                raise ValueError(f"{_option(name)} {value} must be at least 1")
+
+        # Real numbers.
+        for name, (low, high, words) in _RANGES.items():
+            value = getattr(self, name)
+            if not (low <= value < high):  # false for NaN
+                raise ValueError(f"{_option(name)} {value:g} must be {words}")
+
     def _table(self) -> Widths:
+        """Return the widths of the paper's model.
+
+        Raises:
+            ValueError: the paper has no such model.
+        """
         models = SIZES[self.size]
         if self.layers not in models:
             known = "; ".join(f"{size} with {_join(rows)} layers" for size, rows in SIZES.items())
@@ -181,6 +217,7 @@ _COUNTS = (
     "evaluations",
     "checkpoint_every",
 )
+"""Options that are whole numbers of at least 1."""
 _SMALLEST = math.ulp(0.0)
 _POSITIVE = (_SMALLEST, math.inf, "a positive number")
 _FRACTION = (0.0, 1.0, "at least 0 and below 1")
@@ -194,37 +231,20 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_fraction": _FRACTION,
     "final_lr_fraction": (0.0, math.nextafter(1.0, 2.0), "between 0 and 1"),
 }
-"""By field: the least value, the bound above which it must stay below, and both in words."""
+"""By option that is a real number: the least value, the bound that it must stay below, and both in words."""
 
 
 def _option(name: str) -> str:
+    """Return an option as the command line spells it."""
     return f"--{name.replace('_', '-')}"
 
 
 def _next_multiple(number: int, unit: int) -> int:
+    """Round ``number`` up to a multiple of ``unit``."""
     return -(-number // unit) * unit
 
 
 def _join(numbers: dict[int, Widths]) -> str:
+    """List numbers in words."""
     *most, last = map(str, numbers)
     return f"{', '.join(most)} or {last}" if most else last
-
-
-PRESETS: dict[str, Config] = {
-    "paper": Config(),
-    "tiny": Config(
-        layers=2,
-        width=64,
-        heads=4,
-        seq_len=32,
-        batch_size=8,
-        steps=100,
-        lr=1e-2,
-        warmup_fraction=0.1,
-        validation_tokens=2048,
-        evaluations=4,
-        checkpoint_every=20,
-        preset="tiny",
-    ),
-}
-"""Defaults of each preset."""

@@ -1,4 +1,4 @@
-"""What training a language model costs: parameters, operations and memory, without allocating all of it."""
+"""Cost of training a language model: parameters, operations and memory, computed without allocating all of it."""
 
 import logging
 from collections.abc import Callable
@@ -19,20 +19,21 @@ from mixers.find import building
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_precision
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import load_tokenizer, vocab_size
+from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
 from runners.device import find_devices
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
-"""So that a dry run of the paper's models needs no network."""
+"""Vocabularies that are known without loading the tokenizer: a dry run of the paper's models needs no network."""
 ACTIVATIONS = "activations kept by plain PyTorch"
+"""Name of the memory that activations take."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What training a model costs.
+    """Cost of training a model.
 
     The paper's sizes are ``non_embedding`` parameters ("300m non-embedding parameter transformer", appendix "C4
     pretraining experiments"): its models of width 2048 and 1024 are within 1% of their names, those of width 1408 are
@@ -41,11 +42,11 @@ class Cost:
     Attributes:
         parameters: all parameters, with the padded vocabulary.
         non_embedding: parameters without the embedding and readout matrices.
-        flops_per_token: see the function of that name.
-        memory: bytes by part in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
-            time. Temporary tensors inside a layer and its backward pass come on top. Activations are missing where the
-            layer cannot be traced. What is counted are the forms in plain PyTorch: fused kernels, of layers and of the
-            readout, keep less (RT 300M, 12 layers, 512 sequences: 115 GiB in all on an H200, where this says 160).
+        flops_per_token: as the function of that name returns it.
+        memory: bytes by part, in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
+            time. Temporary tensors inside a layer and its backward pass are not counted. Activations are missing if
+            the layer cannot be traced. The forms in plain PyTorch are counted; fused kernels, of layers and of the
+            readout, keep less (RT 300M, 12 layers, 512 sequences: 115 GiB in all on an H200, counted as 160).
     """
 
     parameters: int
@@ -55,7 +56,7 @@ class Cost:
 
 
 def vocabulary(tokenizer: str) -> int:
-    """One more than the largest token id of a tokenizer.
+    """Return the largest token id of a tokenizer plus one.
 
     Raises:
         ValueError: there is no such tokenizer.
@@ -66,25 +67,35 @@ def vocabulary(tokenizer: str) -> int:
 
 
 def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
-    """Parameters, operations and memory of training; two layers are allocated at most.
+    """Count parameters, operations and memory of training; at most two layers are allocated.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        vocab_size: tokens of the tokenizer.
 
     Raises:
         ValueError: the layer cannot be built.
     """
     parameters, tables = _count_parameters(config, options, vocab_size)
-    rows, width, low = padded_vocab(vocab_size), config.shape().width, _low_bytes(config)
+    rows = padded_vocab(vocab_size)
+    low = _low_bytes(config)
+
+    # Logits of tokens that are in memory at once, in low precision and in float32.
     at_once = min(max(1, LOGITS // rows), _sequences(config) * config.seq_len)
     memory = {
         "parameters": 4 * parameters,
         "gradients": 4 * parameters,
         "AdamW moments": 8 * parameters,
         "logits of a chunk": at_once * rows * (low + 4),
-        "readout's gradient": rows * width * (low + 4),
+        "readout's gradient": rows * config.shape().width * (low + 4),
     }
+
     try:
         memory[ACTIVATIONS] = _activations(config, options)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         log.warning("activations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
+
     return Cost(
         parameters=parameters,
         non_embedding=parameters - tables,
@@ -94,30 +105,40 @@ def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
 
 
 def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) -> int:
-    """Operations of a training step for each target token: three times those of the forward pass, readout included.
+    """Count the operations of training for each target token: three times those of the forward pass with readout.
 
-    Those of the layers are as ``mixers.accounting`` counts them (the Transformer's masked attention as a whole square);
-    two a parameter are assumed for a layer that cannot be traced. Recomputed ones do not count.
+    ``mixers.costs`` counts the operations of the layers (the Transformer's masked attention as a whole square). A layer
+    that cannot be traced is assumed to take two operations a parameter. Recomputed operations do not count.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        vocab_size: tokens of the tokenizer.
 
     Raises:
         ValueError: the layer cannot be built.
     """
     parameters, tables = _count_parameters(config, options, vocab_size)
     layer, layer_config = layer_of(config, options)
+
     try:
         first, further = _first_and_further(config, layer, layer_config, partial(_flops, layer, layer_config))
         layers = round((first + (config.layers - 1) * further) / config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         layers = 2 * (parameters - tables)
         log.warning("operations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
+
     readout = tables  # two for each weight of one of the two tables
     return 3 * (layers + readout)
 
 
 def describe(cost: Cost, config: Config) -> Table:
-    """What ``--dry-run`` prints."""
-    shape, tokens = config.shape(), config.batch_size * config.seq_len
+    """Return the table that ``--dry-run`` prints."""
+    shape = config.shape()
+    tokens = config.batch_size * config.seq_len
     table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)
+
+    # Parameters and operations.
     paper = int(config.size.removesuffix("m")) * 1_000_000
     against = (
         "" if config.width else f" ({cost.non_embedding / paper - 1:+.1%} against the paper's {config.size.upper()})"
@@ -126,12 +147,16 @@ def describe(cost: Cost, config: Config) -> Table:
     table.add_row("parameters", f"{cost.parameters:,}")
     table.add_row("without embeddings", f"{cost.non_embedding:,}{against}")
     table.add_row("FLOPs a token, training", f"{cost.flops_per_token:,}", end_section=True)
+
+    # Memory.
     for part, size in cost.memory.items():
         table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
     numbers = f"{_sequences(config)} × {config.seq_len}, {_precision(config)}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
+
+    # The whole run.
     table.add_row("steps", f"{config.steps:,}")
     table.add_row("tokens a step", f"{tokens:,}")
     table.add_row("tokens", f"{config.steps * tokens:,}")
@@ -140,27 +165,27 @@ def describe(cost: Cost, config: Config) -> Table:
 
 
 def _memory(size: int) -> str:
-    """Bytes in GiB, or in MiB where they are less than one."""
+    """Format bytes in GiB, or in MiB if they are less than a GiB."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
 
 
 def _sequences(config: Config) -> int:
-    """Sequences of a forward pass."""
+    """Return the sequences of a forward pass."""
     return config.micro_batch_size or config.batch_size
 
 
 def _precision(config: Config) -> str:
-    """That of matrix products; on ``cuda`` it is known without a GPU."""
+    """Return the precision of matrix products; for ``cuda`` no GPU is needed."""
     return product_precision(torch.device("cuda") if config.device == "cuda" else find_devices(config.device)[0])
 
 
 def _low_bytes(config: Config) -> int:
-    """Bytes of a number in matrix products."""
+    """Return the bytes of a number in matrix products."""
     return 2 if _precision(config) == "bfloat16" else 4
 
 
 def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
-    """Parameters in all, and of the embedding and readout matrices."""
+    """Count all parameters, and those of the embedding and readout matrices."""
     layer, layer_config = layer_of(config, options)
     tables = 2 * padded_vocab(vocab_size) * config.shape().width
 
@@ -168,23 +193,26 @@ def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) 
         model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
         return count_parameters(model) - 2 * config.shape().width
 
+    # Without memory, if the layer can be built so; else from models of one layer and of two.
     try:
         with torch.device("meta"):
             others = of_layers(config.layers)
-    except Exception:  # a user's layer may read values while it is built, and tensors there have none
+    except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
         with torch.random.fork_rng(devices=[]), building(config.mixer):
             one, two = of_layers(1), of_layers(2)
         others = one + (config.layers - 1) * (two - one)
+
     return others + tables, tables
 
 
 def _activations(config: Config, options: dict[str, Any]) -> int:
-    """Bytes that the forward pass keeps for the backward, from the tokens to the normalised outputs."""
+    """Count the bytes that the forward pass keeps for the backward, from the tokens to the normalised outputs."""
     layer, layer_config = layer_of(config, options)
     measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
     first, further = _first_and_further(config, layer, layer_config, measure)
+
+    # With recomputation a layer keeps only its input, except the one layer whose backward pass runs.
     if config.recompute and not issubclass(layer, DeepLayer):
-        # of a layer's activations only its input stays, but for the one layer whose backward pass runs
         further = 4 * _sequences(config) * config.seq_len * config.shape().width
     return first + (config.layers - 1) * further
 
@@ -192,7 +220,7 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
 def _first_and_further(
     config: Config, layer: type[Layer], layer_config: Any, measure: Callable[[Shape, int], int]
 ) -> tuple[int, int]:
-    """``measure(shape, length)`` of a model of one layer, and what each further layer adds."""
+    """Return ``measure(shape, length)`` of a model of one layer, and the increase with each further layer."""
     one, two = (
         from_short(layer, layer_config, config.seq_len, partial(measure, replace(config.shape(), layers=count)))
         for count in (1, 2)
@@ -201,14 +229,14 @@ def _first_and_further(
 
 
 def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
-    """Operations of a forward pass of all layers over one sequence."""
+    """Count the operations of a forward pass of all layers over one sequence."""
     with FakeTensorMode():
         model = LanguageModel(layer, countable(layer_config), shape, 1).requires_grad_(False)
         return sum(count_flops(module, length) for module in model.stack)
 
 
 def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, shape: Shape, length: int) -> int:
-    """Bytes that a forward pass of embedding, layers and norm keeps for the backward, and its output."""
+    """Count the bytes that a forward pass of embedding, layers and norm keeps for the backward, and its output."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -221,4 +249,5 @@ def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, sha
         own = {id(y): y for y in (parameter.untyped_storage() for parameter in model.parameters())}
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             keep(model.encode(torch.zeros(batch, length, dtype=torch.long)))
+
         return sum(storage.nbytes() for name, storage in kept.items() if name not in own)

@@ -1,4 +1,4 @@
-"""The curve of a run: what is known of each of its optimizer steps, in ``curve.csv``."""
+"""The curve of a run: one row for each optimizer step, in ``curve.csv``."""
 
 import csv
 import io
@@ -14,16 +14,16 @@ class Row:
     """One optimizer step.
 
     Attributes:
-        step: steps done.
-        tokens: target tokens read so far, by all processes together.
-        loss: mean cross-entropy of the step's batch, nats a token.
+        step: number of steps done.
+        tokens: target tokens read so far by all processes together.
+        loss: mean cross-entropy of the step's batch, in nats a token.
         lr: learning rate of the step.
         grad_norm: norm of the gradient before clipping.
-        tokens_per_second: of all processes together.
-        mfu: share of the GPUs' peak that the model's operations make up; None where the peak is not known.
-        memory_gib: most memory that this process has held on its GPU.
-        seconds: wall time of the training steps so far, resumptions included.
-        validation_loss: nats a token, where it was measured.
+        tokens_per_second: speed of all processes together.
+        mfu: the model's operations a second as a share of the GPUs' peak; None if the peak is not known.
+        memory_gib: largest memory that this process has held on its GPU, in GiB.
+        seconds: wall time of all training steps so far, also those before an interruption.
+        validation_loss: validation cross-entropy in nats a token; None if it was not measured at this step.
     """
 
     step: int
@@ -42,14 +42,16 @@ COLUMNS = [field.name for field in fields(Row)]
 
 
 def read_curve(folder: Path) -> list[Row]:
-    """The steps that a run has written; a last line cut short by a kill is left out.
+    """Read the rows of a run; a last line that a kill cut short is left out.
 
     Raises:
-        DamagedFileError: something else is no step.
+        DamagedFileError: another line is damaged.
     """
     path = folder / "curve.csv"
     if not path.exists():
         return []
+
+    # A whole line ends with a newline.
     try:
         lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return [_row(values) for values in csv.DictReader(lines)]
@@ -58,23 +60,25 @@ def read_curve(folder: Path) -> list[Row]:
 
 
 def _row(values: dict[str, str]) -> Row:
+    """Convert the texts of a line."""
     numbers: dict[str, Any] = {name: None if value == "" else float(value) for name, value in values.items()}
     return Row(**{**numbers, "step": int(values["step"]), "tokens": int(values["tokens"])})
 
 
 def write_curve(folder: Path, rows: list[Row]) -> None:
-    """Write ``rows`` in place of what is there."""
+    """Write ``rows`` and replace an existing curve."""
     text = "".join(map(_line, [COLUMNS, *map(astuple, rows)]))
     write_atomically(folder / "curve.csv", lambda path: path.write_text(text))
 
 
 def append_curve(folder: Path, row: Row) -> None:
-    """Add one step."""
+    """Append one row."""
     with (folder / "curve.csv").open("a") as file:
         file.write(_line(astuple(row)))
 
 
 def _line(values: Any) -> str:
+    """Return a line of the file."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(["" if value is None else value for value in values])
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The processes that train together: one without ``torchrun``, else as many as it starts."""
+"""The processes that train together: those that ``torchrun`` started, or a single one without it."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class World:
     Attributes:
         rank: number of this process.
         size: number of processes.
-        device: where this process computes.
+        device: device of this process.
     """
 
     rank: int
@@ -32,44 +32,50 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process prints and writes for all."""
         return self.rank == 0
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of ``values`` over the processes."""
+        """Return the mean of ``values`` over the processes; ``values`` is overwritten."""
         if self.size > 1:
             dist.all_reduce(values)
             values /= self.size
         return values
 
     def wait(self) -> None:
-        """Return when all processes are here."""
+        """Return when all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """Join the processes that ``torchrun`` started (https://docs.pytorch.org/docs/stable/elastic/run.html), if it did.
+    """Join the processes that ``torchrun`` started (https://docs.pytorch.org/docs/stable/elastic/run.html), if any.
 
     Args:
-        device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is a GPU.
+        device: ``cpu``, ``cuda``, or ``auto`` for CUDA if there is a GPU.
 
     Raises:
-        ValueError: ``cuda`` without a GPU, or fewer GPUs than processes of this machine.
+        ValueError: ``cuda`` without a GPU, or fewer GPUs than processes on this machine.
     """
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
-    local, size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
+
+    # Each process takes a GPU of its own.
     if on_gpu and local >= len(places):
         here = len(places)
         raise ValueError(f"process {local} finds no GPU ({here} here): lower --nproc-per-node or give --device cpu")
     place = places[local] if on_gpu else places[0]
     if on_gpu:
         torch.cuda.set_device(place)
+
     if size == 1:
         yield World(rank=0, size=1, device=place)
         return
+
+    # Several processes form a group.
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     try:
         yield World(rank=dist.get_rank(), size=size, device=place)
@@ -84,24 +90,27 @@ def distribute(
     world: World,
     parallel: Literal["ddp", "fsdp"],
 ) -> nn.Module:
-    """The objective as a process calls it: layers as CUDA graphs on a GPU, gradients shared between processes.
+    """Return the objective as a process calls it: layers as CUDA graphs on a GPU, gradients shared between processes.
 
     Args:
-        objective: what is trained; it calls ``model``.
+        objective: the module to train, which calls ``model``.
         model: its language model.
-        batch: sequences of a forward pass and their length, those of every call in training; calls in evaluation mode
-            run as without graphs.
+        batch: sequences of a forward pass and their length, the same in every call in training. Calls in evaluation
+            mode run without graphs.
         world: the processes.
-        parallel: whether each holds the whole model or a part, which is not captured.
+        parallel: ``ddp`` if each process holds the whole model, ``fsdp`` if it holds a part; a part is not captured.
     """
     sharded = world.size > 1 and parallel == "fsdp"
     if world.device.type == "cuda" and not sharded:
         _graph(model, *batch)
+
+    # Shard each layer by itself, then the rest.
     if sharded:
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(objective)
         return objective
+
     if world.size == 1:
         return objective
     return DistributedDataParallel(objective, gradient_as_bucket_view=True)
@@ -110,11 +119,12 @@ def distribute(
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:
     """Capture all layers, forward and backward.
 
-    Not those that are computed again one by one: they may draw random numbers, which a graph cannot repeat.
+    Layers that are recomputed one by one are not captured: they may draw random numbers, which a graph cannot repeat.
     """
     weight_VD = model.embedding.weight
     x_BTD = torch.randn(sequences, length, weight_VD.shape[1], device=weight_VD.device, requires_grad=True)
-    # PyTorch keeps the graph of its warm-up, which ran on another stream; captures do not accumulate into parameters
+
+    # PyTorch keeps the graph of its warm-up, which ran on another stream; captures do not accumulate into parameters.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         if not model.layers.recompute or model.layers.at_once(x_BTD):
@@ -129,16 +139,18 @@ def gradients_together(objective: nn.Module, last: bool) -> Iterator[None]:
         objective.set_requires_gradient_sync(last)
     elif isinstance(objective, DistributedDataParallel) and not last:
         waits = objective.no_sync()
+
     with waits:
         yield
 
 
 @contextmanager
 def whole(objective: nn.Module) -> Iterator[None]:
-    """Sharded parameters of embedding, norm and readout together, for forward passes around the objective's own."""
+    """Gather the sharded parameters of embedding, norm and readout, for forward passes outside the objective."""
     if not isinstance(objective, FSDPModule):
         yield
         return
+
     objective.unshard()
     yield
     objective.reshard()

@@ -1,4 +1,4 @@
-"""The language model of a pretraining run: building it, and its cross-entropy in parts."""
+"""The language model of a pretraining run: how it is built, and its cross-entropy in parts."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,27 +21,38 @@ from runners.cli import override
 LOGITS = 2**28
 """Logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""
 VOCAB_UNIT = 128
+"""Rows of embedding and readout are a multiple of this number, which suits matrix products on a GPU."""
 
 
 def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]:
-    """Class of the layer and its settings: heads from the paper's table if it has any, ``options`` on top.
+    """Return the class of the layer and its settings.
+
+    Args:
+        config: configuration of the run; gives the number of heads to a layer that has heads.
+        options: options of the layer that were set; they override the others.
 
     Raises:
         ValueError: no such layer, no such model in the table, or an option is not a finite number.
     """
     layer = find_mixer(config.mixer)
+
     has_heads = "heads" in {field.name for field in fields(layer.Config)}
     heads = {"heads": config.head_count()} if has_heads and "heads" not in options else {}
     return layer, override(layer.Config, heads | options)
 
 
 def padded_vocab(size: int) -> int:
-    """Rows of embedding and readout for ``size`` tokens: a multiple of 128, which matrix products on a GPU want."""
+    """Return the rows of embedding and readout for ``size`` tokens: the next multiple of ``VOCAB_UNIT``."""
     return -(-size // VOCAB_UNIT) * VOCAB_UNIT
 
 
 def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageModel:
-    """The untrained model of ``config.seed`` for a tokenizer of ``vocab_size`` tokens.
+    """Build the untrained model of ``config.seed``; the global random state stays as it was.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        vocab_size: tokens of the tokenizer.
 
     Raises:
         ValueError: the layer cannot be built in this shape.
@@ -50,15 +61,23 @@ def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageM
     with torch.random.fork_rng(devices=[]), building(config.mixer):
         torch.default_generator.manual_seed(config.seed)
         model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
+
     model.layers.recompute = config.recompute
     return model
 
 
 def token_losses(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-    """Cross-entropy (B, T) in nats of ``tokens_BT[:, 1:]`` given the tokens before, for windows (B, T + 1).
+    """Return the cross-entropy of each token given the tokens before it.
 
-    float32, or float64 for a model in float64. No more than ``LOGITS`` logits exist at a time, forward and backward;
-    their products run in the dtype of autocast where it is on.
+    At most ``LOGITS`` logits exist at a time, forward and backward. Their products run in the dtype of autocast if it
+    is on.
+
+    Args:
+        model: the model.
+        tokens_BT: windows (B, T + 1).
+
+    Returns:
+        Cross-entropies (B, T) of ``tokens_BT[:, 1:]`` in nats; float32, or float64 for a model in float64.
     """
     inputs = _readout(model, tokens_BT)
     losses_N: Tensor = _ReadoutLosses.apply(*inputs)  # type: ignore[no-untyped-call]
@@ -66,29 +85,36 @@ def token_losses(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
 
 
 def mean_loss(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-    """Mean of ``token_losses``, a scalar in their dtype: what training minimises.
+    """Return the mean of ``token_losses``, a scalar in their dtype; training minimises it.
 
-    For bfloat16 products on a GPU, Liger-Kernel computes it where it is installed, in less time and memory. Its
-    gradients of logits are divided by the number of tokens before they are rounded; float16 would lose them.
+    For bfloat16 products on a GPU, Liger-Kernel computes the mean if it is installed, in less time and memory. It
+    divides the gradients of logits by the number of tokens before rounding them; float16 would lose them.
     """
+    # Fused, if possible.
     inputs = hidden_ND, weight_VD, targets_N, dtype = _readout(model, tokens_BT)
     if hidden_ND.is_cuda and dtype == torch.bfloat16 and (fused := _liger()) is not None:
         return fused(weight_VD.to(dtype), hidden_ND.to(dtype), targets_N)
+
+    # In chunks.
     losses_N: Tensor = _ReadoutLosses.apply(*inputs)  # type: ignore[no-untyped-call]
     return losses_N.mean()
 
 
 def _readout(model: LanguageModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
-    """Hidden vectors (N, D), the readout's weights (V, D), targets (N,), and the dtype of the products of the two."""
+    """Return hidden vectors (N, D), readout weights (V, D), targets (N,), and the dtype of the readout's products."""
     hidden_BTD = model.encode(tokens_BT[:, :-1])
     return hidden_BTD.flatten(0, 1), model.readout.weight, tokens_BT[:, 1:].flatten(), product_dtype(hidden_BTD)
 
 
 @cache
 def _liger() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Liger-Kernel's mean cross-entropy of weights (V, D), hidden vectors (N, D) and targets (N,), if it is installed.
+    """Return Liger-Kernel's mean cross-entropy of weights (V, D), hidden vectors (N, D) and targets (N,).
 
-    The weights' gradient is added up in float32: in bfloat16, a sum over 64 chunks of tokens has three times the error.
+    The gradient of the weights is added up in float32: in bfloat16, a sum over 64 chunks of tokens has three times the
+    error.
+
+    Returns:
+        The function, or None if Liger-Kernel is not installed.
     """
     if find_spec("liger_kernel") is None:
         return None
@@ -98,10 +124,10 @@ def _liger() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
 class _ReadoutLosses(torch.autograd.Function):
     """Cross-entropies (N,) of the readout of hidden vectors, a chunk of tokens at a time.
 
-    The backward computes the logits of a chunk again. Gradients found in the forward pass, as in Liger-Kernel's fused
-    linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989), would save that product, but need every token's weight in
-    the loss beforehand. Against ``torch.utils.checkpoint`` around each chunk, the backward goes over the logits
-    twice, in their own dtype, not six times in float32.
+    The backward pass computes the logits of a chunk again. Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024,
+    arXiv:2410.10989) saves that product by computing gradients in the forward pass, but needs every token's weight in
+    the loss beforehand. ``torch.utils.checkpoint`` around each chunk would read the logits six times in float32; this
+    backward pass reads them twice in their own dtype.
     """
 
     @staticmethod
@@ -113,6 +139,7 @@ class _ReadoutLosses(torch.autograd.Function):
             for loss, x, target in zip(*(y.split(rows) for y in (losses_N, low_ND, targets_N)), strict=True):
                 log_p = torch.log_softmax(x @ low_VD.mT, dim=1, dtype=wide)
                 loss.copy_(-log_p.gather(1, target[:, None])[:, 0])
+
         ctx.save_for_backward(low_ND, weight_VD, targets_N, losses_N)
         ctx.rows, ctx.hidden_dtype = rows, hidden_ND.dtype
         return losses_N
@@ -127,8 +154,9 @@ class _ReadoutLosses(torch.autograd.Function):
             parts = (dhidden_ND, low_ND, targets_N, losses_N, gradient_N[:, None])
             for dx, x, target, loss, gradient in zip(*(y.split(ctx.rows) for y in parts), strict=True):
                 dlogits = torch.softmax(x @ low_VD.mT, dim=1)
-                # p - 1 of the target: a difference of rounded numbers would lose it where p is close to 1
+                # p - 1 of the target: a difference of rounded numbers would lose it for p close to 1.
                 dlogits.scatter_(1, target[:, None], torch.expm1(-loss)[:, None].to(dlogits))
                 dx.copy_((dlogits @ low_VD) * gradient)
                 dweight_VD += dlogits.mT @ (x * gradient).to(x)
+
         return dhidden_ND, dweight_VD, None, None

@@ -1,4 +1,4 @@
-"""The paper's grid of learning rates and second-moment decays as an Optuna study: one run a point, none run twice."""
+"""The paper's grid of learning rates and second-moment decays as an Optuna study; each point is trained once."""
 
 import time
 import warnings
@@ -18,33 +18,51 @@ from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.curve import Row
 from runners.c4.distributed import World
-from runners.c4.train import BusyError, DivergedError, Watcher, run_folder, train
+from runners.c4.errors import BusyError, DivergedError
+from runners.c4.identity import run_folder
+from runners.c4.train import train
+from runners.c4.watchers import Watcher
 from runners.storage import Store
 
 LRS = (1e-3, 3e-3, 1e-2)
 BETA2S = (0.95, 0.99)
 SECONDS_BETWEEN_LOOKS = 5.0
+"""Seconds to wait while other processes train the remaining points."""
 
 
 def points_of(config: Config) -> list[Config]:
-    """The runs of the grid."""
+    """Return the configurations of the grid's runs."""
     return [replace(config, lr=lr, beta2=beta2, search=False) for lr, beta2 in product(LRS, BETA2S)]
 
 
 def search(
     config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher], store: Store
 ) -> list[tuple[Config, dict[str, Any] | None]]:
-    """Train all points of the grid (paper, section "C4 pretraining experiments"); the result of a diverged one is None.
+    """Train all points of the grid (paper, section "C4 pretraining experiments").
 
-    Several processes may run one search: each takes points that no other is training.
+    Several commands may run one search: each takes points that no other is training.
+
+    Args:
+        config: configuration that the points share.
+        options: options of the layer that were set.
+        corpus: the data.
+        world: the processes of this command.
+        watchers: objects to inform, in the first process.
+        store: storage of the study.
+
+    Returns:
+        For each point its configuration and its result; None for a run that diverged.
     """
     points = points_of(config)
     study = _open(config, options, corpus, store) if world.is_first else None
     results: dict[Config, dict[str, Any] | None] = {}
+
     while len(results) < len(points):
         for point in points:
             if point in results:
                 continue
+
+            # Train the point, unless another process does so now.
             trial = _Trial(study, point, run_folder(point, options, corpus).name, store)
             try:
                 results[point] = train(point, options, corpus, world, [*watchers, trial])
@@ -54,37 +72,46 @@ def search(
                 trial.tell(None)
             except BusyError:
                 continue
+
+        # The remaining points belong to other processes.
         if len(results) < len(points):
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
     return [(point, results[point]) for point in points]
 
 
 def best(results: Sequence[tuple[Config, dict[str, Any] | None]]) -> tuple[Config, dict[str, Any]] | None:
-    """The point of least validation cross-entropy; None if all diverged."""
+    """Return the point of least validation cross-entropy with its result; None if all diverged."""
     finite = [(point, result) for point, result in results if result is not None]
     return min(finite, key=lambda pair: float(pair[1]["validation_loss"]), default=None)
 
 
 def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], console: Console) -> None:
-    """One row a point, the best one marked."""
+    """Print a table with a row for each point, and an arrow at the best one."""
     chosen = best(results)
     table = Table(title="validation cross-entropy (nats a token)", title_justify="left")
     for heading in ("", "lr", "beta2", "validation", "last loss", "tokens/s"):
         table.add_column(heading, justify="right")
+
     for point, result in results:
         names = [f"{point.lr:g}", f"{point.beta2:g}"]
         if result is None:
             table.add_row("", *names, "diverged")
             continue
+
         figures = [f"{result['validation_loss']:.4f}", f"{result['loss']:.4f}", f"{result['tokens_per_second']:,.0f}"]
         table.add_row("→" if chosen and point == chosen[0] else "", *names, *figures)
+
     console.print(table)
 
 
 def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store) -> optuna.Study:
-    # the points differ in what the study searches, so the study is named after the first one's folder without it
+    """Open the study of a search, or create it."""
+    # The study is named after the folder of the first point, without the values that the points differ in.
     name = run_folder(replace(config, lr=LRS[0], beta2=BETA2S[0], search=False), options, corpus).name
-    kind, digest = name.partition("-lr")[0], name.rpartition("-")[2]
+    kind = name.partition("-lr")[0]
+    digest = name.rpartition("-")[2]
+
     with store.exclusive():
         study = optuna.create_study(
             storage=store.storage,
@@ -92,15 +119,19 @@ def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store)
             direction="minimize",
             load_if_exists=True,
         )
+
+        # Describe a new study for the dashboard.
         if "config" not in study.user_attrs:
             from optuna_dashboard import save_note  # slow to import
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 study.set_metric_names(["validation cross-entropy"])
+
             tokens = config.steps * config.batch_size * config.seq_len
             save_note(study, f"# {kind} on {tokens:,} tokens\n\nGrid of learning rates and beta2, seed {config.seed}.")
             study.set_user_attr("config", {name: str(value) for name, value in vars(config).items()})
+
     return study
 
 
@@ -108,26 +139,36 @@ class _Trial:
     """The trial of one point, as a watcher of its run; without a study (not the first process) it does nothing."""
 
     def __init__(self, study: optuna.Study | None, point: Config, name: str, store: Store) -> None:
-        self.study, self.point, self.name, self.store = study, point, name, store
+        self.study = study
+        self.point = point
+        self.name = name
+        self.store = store
         self._trial: Trial | None = None
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
-        """Take over the trial that a killed process left, or begin one."""
+        """Take the trial of the point."""
         self._take()
 
     def _take(self) -> None:
+        """Take over the trial that a killed process left, or begin one."""
         if self.study is None:
             return
+
         with self.store.exclusive():
+            # A trial of this point whose process is gone.
             for old in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if self._is_mine(old.params) and self.store.is_orphan(old):
                     self._trial = Trial(self.study, old._trial_id)
+
+            # A new one.
             if self._trial is None:
                 self.study.enqueue_trial({"lr": self.point.lr, "beta2": self.point.beta2})
                 while not self._is_mine((trial := self.study.ask(_distributions())).params):
                     self.study.tell(trial, state=TrialState.FAIL)  # its process was killed before it could take it
                 self._trial = trial
+
             self.store.own(self._trial)
+
         self._trial.set_user_attr("run", self.name)
 
     def stepped(self, row: Row) -> None:
@@ -138,21 +179,24 @@ class _Trial:
             self._trial.report(row.validation_loss, row.step)
 
     def evaluating(self, name: str, number: int, sets: int) -> None:
-        """Nothing: points are compared by their validation loss."""
+        """Do nothing: points are compared by their validation loss."""
 
     def finished(self, result: dict[str, Any]) -> None:
-        """Nothing yet: ``tell`` also serves a run that was finished before."""
+        """Do nothing: ``tell`` stores the result, also of a run that was finished before."""
 
     def tell(self, result: dict[str, Any] | None) -> None:
-        """Store the value, once."""
+        """Store the value of the point once; None stands for a run that diverged."""
         if self.study is None:
             return
+
+        # A run that was finished before has not taken a trial now.
         if self._trial is None:
             with self.store.exclusive():
                 known = [trial for trial in self.study.get_trials(deepcopy=False) if self._is_mine(trial.params)]
                 if any(trial.state != TrialState.RUNNING or not self.store.is_orphan(trial) for trial in known):
                     return
             self._take()
+
         assert self._trial is not None
         if result is None:
             self.study.tell(self._trial, state=TrialState.FAIL)
@@ -160,13 +204,15 @@ class _Trial:
             self.study.tell(self._trial, result["validation_loss"])
 
     def _is_mine(self, params: dict[str, Any]) -> bool:
+        """Return whether parameters of a trial are those of the point."""
         return bool(params == {"lr": self.point.lr, "beta2": self.point.beta2})
 
 
 def _distributions() -> dict[str, BaseDistribution]:
+    """Return the ranges of the grid."""
     return {"lr": FloatDistribution(min(LRS), max(LRS), log=True), "beta2": FloatDistribution(min(BETA2S), max(BETA2S))}
 
 
 def study_file(out: Path) -> Path:
-    """Where the searches of a results folder lie; the diagnostics' are there too."""
+    """Return the file of the studies in a results folder, which also holds the studies of the diagnostics."""
     return out / "studies.journal"

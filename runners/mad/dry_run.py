@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from rich.text import Text
 from mixers.contract import check_foreign
 from mixers.costs import attempt, count_parameters, count_state, countable, from_short, operations, short
 from runners.mad.experiment import Experiment, call_as_in_training
-from runners.mad.search.search import finished_of, run_of, saved_step
+from runners.mad.search.identity import identify
+from runners.mad.search.search import saved_step
+from runners.mad.search.study import done_of, run_of
 from runners.mad.training.protocol import Run
 
 FOOTNOTE = (
@@ -65,7 +68,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
     if forward is not None:
         check_foreign(experiment.mixer, lambda: experiment.build().stack[0], torch.device("cpu"), lambda: length)
         call_as_in_training(experiment, experiment.build, min(counted), torch.device("cpu"))
-    done = [] if storage is None else [run_of(trial) for trial in finished_of(grid, experiment, storage)]
+    done = [] if storage is None else [run_of(trial) for trial in done_of(grid, experiment, storage)]
     return Forecast(
         finished=len(done),
         saved=sum(saved_step(experiment, run, folder) for run in grid if run not in done),
@@ -95,6 +98,8 @@ def print_forecast(
             if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
                 table.add_row(Text(experiment.setting, "bold"))
+            if storage is not None:
+                experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
             found = forecast(experiment, grid, storage, folder)
             runs = (f"{found.finished:,} / {len(grid):,}", f"{found.steps:,}")
             figures = (found.parameters, found.state_floats, found.flops)

@@ -12,11 +12,11 @@ import torch
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape
-from mixers.find import find_mixer
+from mixers.find import building, find_mixer
 from mixers.models import BACKBONES, Backbone
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
-from runners.provenance import _sha256, code_version
+from runners.provenance import code_version, sha256_of
 from tasks import TASKS
 from tasks.base import Task
 
@@ -34,6 +34,8 @@ class Experiment:
         shape: what the backbone fixes.
         protocol: how it is trained.
         precision: dtype of the matrix products.
+        revision: counts the studies of these settings whose code trained in different ways
+            (``runners.mad.search.identity``).
     """
 
     mixer: str
@@ -44,6 +46,7 @@ class Experiment:
     shape: Shape
     protocol: Protocol
     precision: str
+    revision: int = 1
 
     @cached_property
     def layer(self) -> type[Layer]:
@@ -60,20 +63,25 @@ class Experiment:
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that decides the result, as JSON-able values."""
-        return asdict(self)
+        """Settings that decide the result, as JSON-able values."""
+        return {name: value for name, value in asdict(self).items() if name != "revision"}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over configuration, data and code: equal if and only if the result is meant to be equal."""
-        config = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
-        code = code_version("runners.mad.training.loop", self.layer, TASKS[self.task])
-        return _sha256(json.dumps([config, _data_fingerprint(self.instance), code], sort_keys=True))
+        """SHA-256 over configuration and data, which identify the experiment."""
+        settings = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
+        return sha256_of(json.dumps([settings, _data_fingerprint(self.instance)], sort_keys=True))
+
+    @cached_property
+    def code(self) -> str:
+        """SHA-256 over the code of layer, task and trainer (``runners.provenance.code_version``)."""
+        return code_version("runners.mad.training.loop", self.layer, TASKS[self.task])
 
     @property
     def name(self) -> str:
-        """Name of the study: mixer, task, difficulty, and the head of the fingerprint."""
-        return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}"
+        """Name of the study: mixer, task, difficulty, the head of the fingerprint, and the revision after the first."""
+        revision = "" if self.revision == 1 else f" r{self.revision}"
+        return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
 
     @property
     def setting(self) -> str:
@@ -82,7 +90,7 @@ class Experiment:
 
     def run_id(self, run: Run) -> str:
         """Name of a run's files."""
-        return _sha256(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+        return sha256_of(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
 @lru_cache(maxsize=1)
@@ -127,3 +135,9 @@ def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
 def study_folder(folder: Path, experiment: Experiment) -> Path:
     """Folder of a study's summary and figures below a results folder."""
     return folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+
+
+def first_layer(experiment: Experiment) -> Layer:
+    """The first layer of a model, built without a trace in the random numbers; errors name the mixer."""
+    with torch.random.fork_rng(devices=[]), building(experiment.mixer):
+        return experiment.build().stack[0]

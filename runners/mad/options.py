@@ -3,15 +3,26 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from mixers.base import Shape
 from mixers.costs import Figure
 from runners.cli import check_out, parse
-from runners.mad.search.search import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
-from runners.mad.training.protocol import Protocol
+from runners.mad.results.choice import PAPER_LRS
+from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
+from runners.mad.studies import Settings
+from runners.mad.training.protocol import Protocol, Run
 from runners.tracking import Mode
+
+Grid = Literal["paper", "wide"]
+GRIDS: dict[Grid, tuple[float, ...]] = {
+    "paper": PAPER_LRS,
+    "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+}
+"""Learning rates of each grid."""
+WEIGHT_DECAYS = (0.0, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +34,10 @@ class Options:
         task: tasks to train on, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
-        lr: peak learning rates of the grid.
-        weight_decay: weight decays of the grid.
+        seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
+        grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide has 2e-3 and 5e-3 besides; both have weight decays 0, 0.1.
+        lr: peak learning rates, in place of the grid's.
+        weight_decay: weight decays, in place of the grid's.
         epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
         batch_size: sequences a step.
@@ -47,8 +60,10 @@ class Options:
     task: tuple[str, ...]
     difficulty: tuple[str, ...] = ("baseline",)
     seeds: int = 1
-    lr: tuple[float, ...] = (1e-4, 5e-4, 1e-3)
-    weight_decay: tuple[float, ...] = (0.0, 0.1)
+    seeds_of: Literal["all", "chosen"] = "all"
+    grid: Grid = "paper"
+    lr: tuple[float, ...] = ()
+    weight_decay: tuple[float, ...] = ()
     epochs: int | None = None
     steps: int | None = Protocol.steps
     batch_size: int = Protocol.batch_size
@@ -65,6 +80,25 @@ class Options:
     preset: Literal["grid", "demo"] = "grid"
     list: bool = False
     dry_run: bool = False
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Grid points × seeds; with ``seeds_of`` chosen those of seed 0 alone."""
+        lrs, decays = self.lr or GRIDS[self.grid], self.weight_decay or WEIGHT_DECAYS
+        seeds = range(self.seeds if self.seeds_of == "all" else 1)
+        points = product(lrs, decays, seeds)
+        return tuple(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))
+
+    @property
+    def more_seeds(self) -> Sequence[int]:
+        """Seeds that the chosen point alone is repeated with."""
+        return () if self.seeds_of == "all" else range(1, self.seeds)
+
+    @property
+    def settings(self) -> Settings:
+        """Where and how studies are trained."""
+        storage = self.storage or str(self.out / "studies.journal")
+        return Settings(out=self.out, storage=storage, device=self.device, together=self.together, wandb=self.wandb)
 
 
 PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
@@ -83,12 +117,16 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
         {"length": 48, "eval_examples": 320},
     ),
 }
-
 """Defaults of each preset: options, and settings of its own tasks."""
 
 
-def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
-    """Options, and what is set of the mixers' and of the tasks' settings."""
+def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
+    """Options of a command line, and those that it sets of the mixers and of the tasks.
+
+    Raises:
+        ValueError: an option is unknown, missing, or out of bounds; the message says what to do.
+    """
+    # The preset and what excludes its defaults decide how the rest is read.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", nargs="?", default="grid")
     preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
@@ -96,25 +134,33 @@ def _read(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, 
         preset = replace(preset, mixer=("all",))
     if any(argument.partition("=")[0] == "--epochs" for argument in arguments):
         preset = replace(preset, steps=None)
+
     options, nested = parse(Options, preset, arguments)
-    _check(options)
+    check_options(options)
     return options, nested["mixer"], nested["task"]
 
 
-def _check(options: Options) -> None:
-    needed = ("mixer", "lr", "weight_decay", "difficulty")
+def check_options(options: Options) -> None:
+    """Raise ValueError where an option is missing, out of bounds, or excluded by another one."""
+    needed = ("mixer", "difficulty")
     for name in needed if options.list else (*needed, "task"):
         if not getattr(options, name):
-            raise ValueError(f"--{name.replace('_', '-')} is missing: give at least one value, or use --preset demo")
+            raise ValueError(f"{_flag(name)} is missing: give at least one value, or use --preset demo")
+
     counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+            raise ValueError(f"{_flag(name)} {value} must be at least 1")
+    for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
+        if bad := [value for value in getattr(options, name) if not low <= value <= high]:
+            raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")
+
     check_out(options.out)
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
     if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
-    for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
-        if bad := [value for value in getattr(options, name) if not low <= value <= high]:
-            raise ValueError(f"--{name.replace('_', '-')} {bad[0]:g} must lie between {low:g} and {high:g}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

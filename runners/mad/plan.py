@@ -1,43 +1,51 @@
-"""What a command line of ``runners.mad`` asks for: its options, and the experiments that follow from them."""
+"""The experiments that options ask for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from mixers import MIXERS
-from mixers.base import Layer, Shape
-from mixers.find import building
+from mixers.base import Shape
 from mixers.ops.numerics import product_precision
 from runners.cli import applicable, expand, override
 from runners.device import find_devices
-from runners.mad.experiment import Experiment
+from runners.mad.experiment import Experiment, first_layer
 from runners.mad.layers import Choice, choose_layers
-from runners.mad.options import PRESETS, Options, _read
+from runners.mad.options import PRESETS, Options
 from runners.mad.training.protocol import Protocol
-from tasks import TASKS
-from tasks.find import find_task
+from tasks import TASKS, find_task
+
+Say = Callable[[str], None]
+"""Prints a line."""
 
 
-def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: None) -> tuple[Options, list[Experiment]]:
-    """Options and experiments of a command line; everything is checked that can be before training.
+def plan_experiments(
+    options: Options, mixer_values: dict[str, Any], task_values: dict[str, Any], say: Say = lambda line: None
+) -> list[Experiment]:
+    """The experiments that options ask for: tasks × difficulties × layers. All is checked that can be before training.
+
+    Args:
+        options: checked options.
+        mixer_values: settings of layers; each layer takes those that it has.
+        task_values: settings of tasks, likewise.
+        say: told which settings do not apply to which layer or task.
 
     Raises:
         ValueError: something does not fit; the message says what to do.
     """
-    options, mixer_values, task_values = _read(arguments)
     protocol = Protocol(
         batch_size=options.batch_size,
         epochs=Protocol.epochs if options.epochs is None else options.epochs,
         steps=options.steps,
         evaluations=options.evaluations,
     )
-    layers = _layers(options, mixer_values, say)
+    layers = plan_layers(options, mixer_values, say)
     precision = product_precision(find_devices(options.device)[0])
-    experiments = []
     configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
+
+    experiments = []
     for task, values in applicable("task", task_values, configs, say).items():
-        for difficulty, task_config in settings(task, options, values):
+        for difficulty, task_config in difficulties(task, options, values):
+            protocol.check(task_config.train_examples)
             for layer in layers:
                 experiment = Experiment(
                     mixer=layer.mixer,
@@ -49,23 +57,23 @@ def plan(arguments: Sequence[str], say: Callable[[str], None] = lambda line: Non
                     protocol=protocol,
                     precision=precision,
                 )
-                protocol.check(task_config.train_examples)
-                first_layer(experiment)  # so that what cannot be built is refused before anything is stored
+                first_layer(experiment)  # refuses a layer that cannot be built, before anything is stored
                 experiments.append(experiment)
-    return options, experiments
+    return experiments
 
 
-def chosen_layers(arguments: Sequence[str], say: Callable[[str], None]) -> list[Choice]:
-    """The layers of a command line that trains nothing, all unless some are named.
+def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choice]:
+    """The layers that options ask for.
 
     Raises:
-        ValueError: as ``plan``.
+        ValueError: one is unknown, cannot be built, or cannot meet ``--match``.
     """
-    options, mixer_values, _ = _read(arguments)
-    return _layers(options, mixer_values, say)
+    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    names = expand(options.mixer, MIXERS)
+    return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)
 
 
-def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
+def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
     """Named task configurations of the chosen difficulties.
 
     Raises:
@@ -92,21 +100,9 @@ def settings(task: str, options: Options, values: dict[str, Any]) -> list[tuple[
     return [(label, base) if name == "baseline" else (name + suffix, _configured(task, named[name])) for name in chosen]
 
 
-def first_layer(experiment: Experiment) -> Layer:
-    """The first layer of a model that leaves no trace in random numbers; errors name the mixer."""
-    with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-        return experiment.build().stack[0]
-
-
 def _configured(task: str, values: dict[str, Any]) -> Any:
-    """A task's settings; of several tasks, one may refuse values that others take, and its name is told."""
+    """A task's settings; an error names the task, because other tasks may take the same values."""
     try:
         return override(find_task(task).Config, values)
     except ValueError as error:
         raise ValueError(f"task {task}: {error}") from error
-
-
-def _layers(options: Options, values: dict[str, Any], say: Callable[[str], None]) -> list[Choice]:
-    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
-    names = expand(options.mixer, MIXERS)
-    return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)

@@ -147,7 +147,7 @@ def test_flops_that_follow_from_short_sequences_are_those_of_the_long_one(name: 
 
 def test_kernels_do_not_hide_the_products_of_the_recurrent_transformer() -> None:
     layer = MIXERS["rt"]
-    configs = [layer.Config(heads=HEADS, implementation=name) for name in ("naive", "tiled", "triton", "auto")]
+    configs = [layer.Config(heads=HEADS, implementation=name) for name in ("naive", "tiled", "fused", "auto")]
     assert len({count("flops", layer, config, SHAPE) for config in configs}) == 1
 
 

@@ -42,8 +42,8 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("copying", {"variant": "prefix-ngram", "context": 43}, "context is 43: the longest example takes 44 tokens"),
     ("copying", {"eval_length": 5}, "eval_length is 5: with 3-grams copy needs 6 or more"),
     ("copying", {"variant": "prefix-ngram", "eval_length": 3}, "eval_length is 3: with 3-grams .* needs 4 or more"),
-    ("copying", {"probe_lengths": (20, 30)}, "probe_lengths are .* above eval_length, 20"),
-    ("copying", {"probe_lengths": (30, 30)}, "probe_lengths are .* different lengths"),
+    ("copying", {"extrapolation_lengths": (20, 30)}, "extrapolation_lengths are .* above eval_length, 20"),
+    ("copying", {"extrapolation_lengths": (30, 30)}, "extrapolation_lengths are .* different lengths"),
     ("mqar", {"pairs": 0}, "pairs is 0: use at least 1"),
     ("mqar", {"vocab_size": 32}, "vocab_size is 32: .* need an even number from 34"),
     ("mqar", {"vocab_size": 255}, "vocab_size is 255: .* need an even number from 34"),
@@ -52,8 +52,8 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("mqar", {"alpha": 0.0}, "alpha is 0.0: use a value above 0, at most 1"),
     ("mqar", {"alpha": 1.5}, "alpha is 1.5: use a value above 0, at most 1"),
     ("parity", {"length": 0}, "length is 0: use at least 1"),
-    ("parity", {"probe_factors": (1, 2)}, "probe_factors are .* different whole numbers from 2"),
-    ("s5-permutations", {"probe_factors": (2, 2)}, "probe_factors are .* different whole numbers from 2"),
+    ("parity", {"extrapolation_factors": (1, 2)}, "extrapolation_factors are .* different whole numbers from 2"),
+    ("s5-permutations", {"extrapolation_factors": (2, 2)}, "extrapolation_factors are .* use different"),
     ("s5-permutations", {"degree": 2}, "degree is 2: use 3, 4 or 5"),
     ("s5-permutations", {"degree": 6}, "degree is 6: use 3, 4 or 5"),
 ]
@@ -82,12 +82,12 @@ def test_smallest_settings_draw() -> None:
     }
     for name, settings in rejected_below.items():
         task = TASKS[name](TASKS[name].Config(**settings))
-        for split in ("train", "test", *task.probe_names):
+        for split in ("train", "test", *task.extrapolation_names):
             batch = task.sample(task.stream(split), 1000, split)
             assert batch.scored_ST.any(axis=1).all()
 
 
 def test_strings_that_hardly_exist_are_given_up() -> None:
-    task = Copying(Copying.Config(variant="prefix-ngram", ngram=1, eval_length=400, probe_lengths=()))
+    task = Copying(Copying.Config(variant="prefix-ngram", ngram=1, eval_length=400, extrapolation_lengths=()))
     with pytest.raises(ValueError, match="400 letters with a unique 1-gram are too rare to draw: use a larger ngram"):
         task.sample(task.stream("test"), 10, "test")

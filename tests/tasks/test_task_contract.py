@@ -43,12 +43,12 @@ def make(variant: str, **settings: Any) -> Task:
 
 
 def small(variant: str, **settings: Any) -> Task:
-    probes = {"probe_lengths": (30,)} if variant.startswith("copying") else {}
-    return make(variant, **{"train_examples": 200, "eval_examples": 100, **probes, **settings})
+    shorter = {"extrapolation_lengths": (30,)} if variant.startswith("copying") else {}
+    return make(variant, **{"train_examples": 200, "eval_examples": 100, **shorter, **settings})
 
 
 def everything(task: Task) -> dict[str, Batch]:
-    return {**{name: task.split(name) for name in SPLITS}, **task.probes()}
+    return {**{name: task.split(name) for name in SPLITS}, **task.extrapolation_sets()}
 
 
 def assert_equal(first: Batch, second: Batch) -> None:
@@ -92,7 +92,7 @@ def test_targets_are_the_next_inputs(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_same_config_gives_same_data_in_any_order_of_reading(variant: str) -> None:
     first, second = small(variant), small(variant)
-    backwards = {name: second.batch(name) for name in reversed([*SPLITS, *second.probe_names])}
+    backwards = {name: second.batch(name) for name in reversed([*SPLITS, *second.extrapolation_names])}
     for name, batch in everything(first).items():
         assert_equal(batch, backwards[name])
         assert first.batch(name) is batch, "drawn once"
@@ -208,7 +208,7 @@ def test_worked_example_of_the_docstring(name: str) -> None:
 class Coin(Task):
     """A user's own task, too small for its splits: one token of a few sides."""
 
-    sides: ClassVar[dict[str, int]] = {"train": 1000, "validation": 1000, "test": 1000, "probe": 1000}
+    sides: ClassVar[dict[str, int]] = {"train": 1000, "validation": 1000, "test": 1000, "extra": 1000}
     name = "coin"
 
     @property
@@ -220,8 +220,8 @@ class Coin(Task):
         return 4000
 
     @property
-    def probe_names(self) -> tuple[str, ...]:
-        return ("probe",)
+    def extrapolation_names(self) -> tuple[str, ...]:
+        return ("extra",)
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
         offset = 0 if self.sides[split] < 1000 else 1000 * list(self.sides).index(split)
@@ -233,7 +233,7 @@ class Coin(Task):
 
 
 @pytest.mark.parametrize(
-    "pair", [("train", "validation"), ("train", "test"), ("validation", "test"), ("train", "probe")]
+    "pair", [("train", "validation"), ("train", "test"), ("validation", "test"), ("train", "extra")]
 )
 def test_overlap_of_two_splits_is_an_error_that_says_what_to_do(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -262,13 +262,14 @@ def test_tokens_outside_of_the_vocabulary_and_scores_without_targets_are_errors(
         Blind(config).split("train")
     monkeypatch.setattr(Coin, "vocab_size", 3000)
     with pytest.raises(
-        ValueError, match=r"^coin: probe has tokens outside of \[0, 3000\): correct sample or vocab_size$"
+        ValueError, match=r"^coin: extra has tokens outside of \[0, 3000\): correct sample or vocab_size$"
     ):
         Coin(config).fingerprint()
 
 
 def test_packed_examples_count_as_overlap() -> None:
-    settings = {"min_length": 2, "max_length": 2, "context": 14, "eval_length": 2, "ngram": 1, "probe_lengths": ()}
+    lengths = {"min_length": 2, "max_length": 2, "eval_length": 2, "extrapolation_lengths": ()}
+    settings: dict[str, Any] = {**lengths, "context": 14, "ngram": 1}
     with pytest.raises(SplitOverlapError, match=r"^copying: train and validation share"):
         make("copying", **settings).split("test")
     task = small("copying")
@@ -294,7 +295,7 @@ def test_tiny_tasks_are_rejected_for_overlap() -> None:
 
 
 @pytest.mark.parametrize("name", ["mqar", "parity", "s5-permutations"])
-def test_a_probe_sequence_that_begins_with_a_training_sequence_is_an_overlap(name: str) -> None:
+def test_an_extrapolation_sequence_that_begins_with_a_training_sequence_is_an_overlap(name: str) -> None:
     task = small(name)
     train = task.split("train")
     twice = Batch(

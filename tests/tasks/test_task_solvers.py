@@ -25,13 +25,13 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("memorization", {"vocab_size": 257}),
     ("copying", {"variant": "prefix-ngram"}),
     ("copying", {"variant": "suffix-ngram"}),
-    ("copying", {"variant": "prefix-ngram", "min_length": 2, "ngram": 1, "probe_lengths": (21,)}),
+    ("copying", {"variant": "prefix-ngram", "min_length": 2, "ngram": 1, "extrapolation_lengths": (21,)}),
     ("copying", {"variant": "suffix-ngram", "context": 43}),
-    ("mqar", {"vocab_size": 12, "length": 22, "pairs": 5, "probe_factors": (3,)}),
-    ("mqar", {"alpha": 1.0, "pairs": 32, "probe_factors": ()}),
-    ("parity", {"length": 33, "probe_factors": (5,)}),
+    ("mqar", {"vocab_size": 12, "length": 22, "pairs": 5, "extrapolation_factors": (3,)}),
+    ("mqar", {"alpha": 1.0, "pairs": 32, "extrapolation_factors": ()}),
+    ("parity", {"length": 33, "extrapolation_factors": (5,)}),
     ("s5-permutations", {"degree": 3, "length": 24}),
-    ("s5-permutations", {"degree": 4, "probe_factors": ()}),
+    ("s5-permutations", {"degree": 4, "extrapolation_factors": ()}),
 ]
 
 
@@ -52,7 +52,7 @@ def test_solver_reaches_exactly_the_ceiling(name: str, settings: dict[str, Any])
     # Memorization keeps its own number of training examples: with it, every key is shown.
     counts = {"eval_examples": 100} if name == "memorization" else SMALL
     task = TASKS[name](TASKS[name].Config(**{**counts, **settings}))
-    for split in ("train", "validation", "test", *task.probe_names):
+    for split in ("train", "validation", "test", *task.extrapolation_names):
         batch = task.batch(split)
         for row, targets in zip(solve(task, batch), batch.targets_ST.tolist(), strict=True):
             for position, candidates in row.items():
@@ -106,10 +106,10 @@ CHANCE: list[tuple[str, dict[str, Any]]] = [
     ("selective-copying", {"vocab_size": 5, "length": 24, "tokens_to_copy": 3}),
     ("compression", {"vocab_size": 3, "length": 12}),
     ("memorization", {"vocab_size": 12, "length": 10}),
-    ("copying", {"eval_length": 2, "ngram": 1, "probe_lengths": (3,), "min_length": 20, "max_length": 20}),
+    ("copying", {"eval_length": 2, "ngram": 1, "extrapolation_lengths": (3,), "min_length": 20, "max_length": 20}),
     ("mqar", {"vocab_size": 12, "length": 16, "pairs": 2}),
-    ("parity", {"length": 6, "probe_factors": (2,)}),
-    ("s5-permutations", {"degree": 3, "length": 3, "probe_factors": (2,)}),
+    ("parity", {"length": 6, "extrapolation_factors": (2,)}),
+    ("s5-permutations", {"degree": 3, "length": 3, "extrapolation_factors": (2,)}),
 ]
 
 
@@ -121,7 +121,7 @@ def test_chance_is_what_uniform_guessing_reaches(name: str, settings: dict[str, 
     population = task.sample(rng, 4_000, "test")
     possible = np.unique(population.targets_ST[population.scored_ST])
     assert len(possible) == task.answer_count
-    for split in ("test", *task.probe_names):
+    for split in ("test", *task.extrapolation_names):
         batch = task.batch(split)
         rounds = 200_000
         guesses = possible[rng.integers(len(possible), size=(rounds, int(batch.scored_ST.sum())))]

@@ -68,7 +68,7 @@ def test_blanks_stand_anywhere_before_the_copy_token_also_right_before_it() -> N
     assert (batch.inputs_ST[:, places + 1 :] == 14).all(), "no teacher forcing"
 
 
-def test_fuzzy_probes_ask_only_for_keys_that_were_shown() -> None:
+def test_fuzzy_sets_ask_only_for_keys_that_were_shown() -> None:
     task = make("fuzzy-in-context-recall", vocab_size=32)
     for split in ("train", "test", "longest keys"):
         batch = task.batch(split)
@@ -148,8 +148,8 @@ def test_training_strings_have_all_lengths_and_letters_equally_often() -> None:
 
 def test_evaluation_holds_one_string_of_the_stated_length_per_row() -> None:
     task = make("copying")
-    assert task.probe_names == (*(f"length {n}" for n in range(30, 101, 10)), "duplicate-ngram")
-    for split in ("validation", "test", *task.probe_names):
+    assert task.extrapolation_names == (*(f"length {n}" for n in range(30, 101, 10)), "duplicate-ngram")
+    for split in ("validation", "test", *task.extrapolation_names):
         length = int(split.split()[1]) if split.startswith("length") else 20
         for text in texts(task, split):
             string, answer = text.removeprefix("$").removesuffix(".").split("|")
@@ -162,7 +162,7 @@ def test_blocks_without_a_query_at_the_start_are_as_wide_as_others(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.base.BLOCK", 2)
-    task = make("copying", variant=variant, eval_examples=40, probe_lengths=(30,))
+    task = make("copying", variant=variant, eval_examples=40, extrapolation_lengths=(30,))
     separators = 3 if variant == "prefix-ngram" else 2
     for split, letters in (("validation", 20), ("test", 20), ("length 30", 30)):
         batch = task.batch(split)
@@ -174,7 +174,7 @@ def test_blocks_without_a_query_at_the_start_are_as_wide_as_others(
 @pytest.mark.parametrize("variant", ["prefix-ngram", "suffix-ngram"])
 def test_the_queried_ngram_occurs_once(variant: str) -> None:
     # With 2-grams of 60 letters, most strings have a 2-gram that occurs twice.
-    task = make("copying", variant=variant, ngram=2, eval_length=60, probe_lengths=(80,))
+    task = make("copying", variant=variant, ngram=2, eval_length=60, extrapolation_lengths=(80,))
     repeats = 0
     for text in texts(task, "test") + texts(task, "length 80"):
         first, second = text.removeprefix("$").split(".")[0].split("|")[:2]
@@ -187,7 +187,7 @@ def test_the_queried_ngram_occurs_once(variant: str) -> None:
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 3, 10])
-def test_one_ngram_of_the_duplicate_probe_occurs_twice(ngram: int) -> None:
+def test_one_ngram_of_the_duplicate_set_occurs_twice(ngram: int) -> None:
     length = 6 if ngram == 1 else 20
     task = make("copying", ngram=ngram, eval_length=length)
     for text in texts(task, "duplicate-ngram"):
@@ -198,8 +198,8 @@ def test_one_ngram_of_the_duplicate_probe_occurs_twice(ngram: int) -> None:
 
 def test_each_key_is_asked_once_behind_the_pairs_and_fillers_are_no_keys() -> None:
     task = make("mqar", vocab_size=40, length=64, pairs=8)
-    assert task.probe_names == ("length 128", "length 256", "pairs 16")
-    for split in ("train", "test", *task.probe_names):
+    assert task.extrapolation_names == ("length 128", "length 256", "pairs 16")
+    for split in ("train", "test", *task.extrapolation_names):
         pairs = 16 if split == "pairs 16" else 8
         batch = task.batch(split)
         assert batch.inputs_ST.shape[1] == (int(split.split()[1]) if split.startswith("length") else 64)
@@ -264,8 +264,8 @@ def test_products_of_permutations_are_a_group_that_does_not_commute(degree: int,
 @pytest.mark.parametrize(("name", "length"), [("parity", 40), ("s5-permutations", 16)])
 def test_state_tracking_asks_at_every_position_of_longer_sequences_too(name: str, length: int) -> None:
     task = make(name)
-    assert task.probe_names == (f"length {2 * length}", f"length {4 * length}")
-    for split, factor in zip(("train", "validation", "test", *task.probe_names), (1, 1, 1, 2, 4), strict=True):
+    assert task.extrapolation_names == (f"length {2 * length}", f"length {4 * length}")
+    for split, factor in zip(("train", "validation", "test", *task.extrapolation_names), (1, 1, 1, 2, 4), strict=True):
         batch = task.batch(split)
         assert batch.inputs_ST.shape == (500, factor * length)
         assert batch.scored_ST.all()

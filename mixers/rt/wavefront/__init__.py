@@ -1,1 +1,1 @@
-"""A stack of RT layers at the width of language models, all layers at the same time."""
+"""All layers of a Recurrent Transformer at the width of language models, at work at the same time; see ``passes``."""

@@ -1,1 +1,1 @@
-"""Text as token shards."""
+"""A corpus of text as token shards."""

@@ -1,9 +1,10 @@
 """A corpus on disk: a manifest and checksummed shards.
 
-Its folder has a ``manifest.json`` and two arrays a shard: ``<split>-<number>.tokens.npy`` (documents one after the
-other, each followed by end-of-text) and ``<split>-<number>.documents.npy``, which has a row ``(position of the first
-token in the split, number of the document in the sources, digest of its text)`` for each document with tokens in the
-shard.
+The folder of a corpus has a ``manifest.json`` and two arrays for each shard:
+
+- ``<split>-<number>.tokens.npy`` holds the documents one after the other, each followed by end-of-text.
+- ``<split>-<number>.documents.npy`` has one row for each document with tokens in the shard: the position of its first
+  token in the split, its number in the sources, and the digest of its text.
 """
 
 import json
@@ -26,10 +27,10 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Two files of a split.
+    """A shard of a split: a file of tokens and a file of documents.
 
     Attributes:
-        name: beginning of their names.
+        name: beginning of the names of both files.
         tokens: tokens in the shard.
         documents: documents that begin in the shard.
         tokens_sha256: checksum of the file of tokens.
@@ -43,18 +44,20 @@ class Shard:
     documents_sha256: str
 
     def files(self, folder: Path) -> dict[Path, str]:
-        """Its files, tokens first, and their checksums."""
-        names = (f"{self.name}.tokens.npy", f"{self.name}.documents.npy")
-        return dict(zip((folder / n for n in names), (self.tokens_sha256, self.documents_sha256), strict=True))
+        """Return the checksum of each of the two files, tokens first."""
+        return {
+            folder / f"{self.name}.tokens.npy": self.tokens_sha256,
+            folder / f"{self.name}.documents.npy": self.documents_sha256,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is tokenised of a split.
+    """The tokenised part of a split.
 
     Attributes:
-        shards: in order.
-        dropped: training documents left out, because the validation split has their text.
+        shards: the shards in order.
+        dropped: training documents that were left out because the validation split has their text.
         lines: lines of each source file that was read to its end.
         complete: whether all source files are tokenised.
     """
@@ -77,14 +80,14 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a corpus is.
+    """Description of a corpus.
 
     Attributes:
         tokenizer: hash of the tokenizer.
         vocab_size: one more than its largest token id.
         end_of_text: id of the token after each document.
-        sources: by split, files by name and fingerprint.
-        splits: what is tokenised.
+        sources: by split, name and fingerprint of each source file.
+        splits: the tokenised part of each split.
     """
 
     tokenizer: str
@@ -94,29 +97,30 @@ class Manifest:
     splits: Mapping[Split, Part]
 
     def with_part(self, split: Split, part: Part) -> "Manifest":
-        """The manifest with ``part`` as ``split``."""
+        """Return the manifest with ``part`` as ``split``."""
         return replace(self, splits={**self.splits, split: part})
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest; it names whole shards only, if it is written after them.
+    """Write the manifest; call this after writing its shards, so that it names only whole ones.
 
     Raises:
-        ValueError: no room.
+        ValueError: the disk is full.
     """
     with _room(folder):
         write_json(folder / MANIFEST, asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest; None where there is none.
+    """Read the manifest; return None if there is none.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the manifest is damaged.
     """
     path = folder / MANIFEST
     if not path.exists():
         return None
+
     try:
         content = json.loads(path.read_text())
         splits = {split: _read_part(**part) for split, part in content.pop("splits").items()}
@@ -126,16 +130,24 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _read_part(shards: list[dict[str, Any]], dropped: int, lines: list[int], complete: bool) -> Part:
+    """Build a part from the entries of a manifest."""
     return Part(
         shards=tuple(Shard(**shard) for shard in shards), dropped=dropped, lines=tuple(lines), complete=complete
     )
 
 
 def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray, position: int) -> Shard:
-    """Write the shard that begins at ``position`` of its split; one of that name is overwritten.
+    """Write a shard; overwrite an existing one of the same name.
+
+    Args:
+        folder: folder of the corpus.
+        name: beginning of the names of its files.
+        tokens_N: token ids.
+        documents_D3: documents, as the module describes them.
+        position: position of the first token in the split.
 
     Raises:
-        ValueError: no room.
+        ValueError: the disk is full.
     """
     shard = Shard(
         name=name,
@@ -144,15 +156,18 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
         tokens_sha256="",
         documents_sha256="",
     )
+
+    # Checksums are those of the files, so these come first.
     tokens, documents = shard.files(folder)
     with _room(folder):
         write_atomically(tokens, lambda path: np.save(path, tokens_N))
         write_atomically(documents, lambda path: np.save(path, documents_D3))
+
     return replace(shard, tokens_sha256=_checksum(tokens), documents_sha256=_checksum(documents))
 
 
 def open_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Memory maps of a shard: its tokens, and its documents (D, 3) as the module describes them.
+    """Map a shard into memory: its tokens (N,), and its documents (D, 3) as the module describes them.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -162,6 +177,7 @@ def open_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _map(path: Path) -> np.ndarray:
+    """Map an array file into memory."""
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -170,23 +186,27 @@ def _map(path: Path) -> np.ndarray:
 
 
 def _damaged(path: Path) -> ValueError:
+    """Return the error for a file that is damaged or missing."""
     state = "damaged" if path.exists() else "missing"
     return ValueError(f"{path} is {state}: delete the folder {path.parent} and run the same command again")
 
 
 def verify(folder: Path, manifest: Manifest, console: Console) -> None:
-    """Compare every file with its checksum.
+    """Compare every file of a corpus with its checksum.
 
     Raises:
         ValueError: a file is missing or damaged.
     """
     shards = [shard for part in manifest.splits.values() for shard in part.shards]
     checksums = {path: checksum for shard in shards for path, checksum in shard.files(folder).items()}
+    if not checksums:
+        return
+
+    # Look for missing files before reading any.
     for path in checksums:
         if not path.is_file():
             raise _damaged(path)
-    if not checksums:
-        return
+
     columns = TextColumn("verifying the corpus"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=sum(path.stat().st_size for path in checksums))
@@ -197,13 +217,17 @@ def verify(folder: Path, manifest: Manifest, console: Console) -> None:
 
 
 def _checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def _room(folder: Path) -> Iterator[None]:
-    """A full disk is the user's business; temporary files are gone and the manifest names whole shards only."""
+    """Turn a failure to write into an error for the user; the corpus stays whole.
+
+    Temporary files are removed by ``write_atomically``, and the manifest names only whole shards.
+    """
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where text comes from: local C4-format files, or ``allenai/c4`` on the Hugging Face hub, read by ``datasets``."""
+"""Sources of text: local C4-format files, or ``allenai/c4`` on the Hugging Face hub, read by ``datasets``."""
 
 import json
 import logging
@@ -19,36 +19,43 @@ HUB_FILES: dict[Split, list[str]] = {
     "train": [f"{HUB}c4-train.{i:05}-of-01024.json.gz" for i in range(1024)],
 }
 ENDS = 2**20
-"""Bytes at each end of a compressed file that tell it from others."""
+"""Bytes at each end of a compressed file that enter its fingerprint."""
 
 
 def find_files(data: Sequence[str]) -> dict[Split, list[str]]:
-    """Files of each split: those in ``data`` and in the folders in ``data``, sorted within a folder; else the hub's.
+    """Return the files of each split, those of a folder in sorted order.
+
+    Args:
+        data: files, and folders of files; if empty, the files on the hub are returned.
 
     Raises:
-        ValueError: something is not there, or one split would have no file.
+        ValueError: a file or folder does not exist, or a split has no file.
     """
     if not data:
         return HUB_FILES
+
     found = list(dict.fromkeys(file.resolve() for name in data for file in _expand(Path(name))))
     files: dict[Split, list[str]] = {
         split: [str(file) for file in found if ("validation" in file.name) == (split == "validation")]
         for split in SPLITS
     }
+
     for split in SPLITS:
         if not files[split]:
             raise ValueError(
                 f"no {split} file among the {len(found)} of --data: files named *validation* "
-                "(c4-validation.json.gz, say) are the validation split, all others are training; add the one that lacks"
+                "(c4-validation.json.gz, say) are the validation split, all others are training; add the missing one"
             )
     return files
 
 
 def _expand(path: Path) -> list[Path]:
+    """Return the files in a folder, or the path itself if it is a file."""
     if not path.exists():
         raise ValueError(f"no file or folder {path}: {ADVICE}")
     if not path.is_dir():
         return [path]
+
     files = sorted({file for pattern in PATTERNS for file in path.glob(pattern)})
     if not files:
         raise ValueError(f"no {', '.join(PATTERNS)} in the folder {path}: {ADVICE}")
@@ -56,12 +63,15 @@ def _expand(path: Path) -> list[Path]:
 
 
 def describe(file: str) -> dict[str, str]:
-    """Name and fingerprint of a source file, wherever it lies and whenever it was copied there.
+    """Return name and fingerprint of a source file; they do not depend on its folder or its time.
 
-    A compressed file is told by its size and its ends: gzip's last bytes are the CRC of the content.
+    The fingerprint of a compressed file covers its size and its two ends: the last bytes of gzip are the CRC of the
+    content.
     """
+    # The name identifies a file on the hub.
     if file.startswith(HUB):
         return {"name": file, "sha256": ""}
+
     path = Path(file)
     with path.open("rb") as opened:
         if path.suffix == ".gz":
@@ -71,15 +81,16 @@ def describe(file: str) -> dict[str, str]:
             digest.update(opened.read())
         else:
             digest = file_digest(opened, "sha256")
+
     return {"name": path.name, "sha256": digest.hexdigest()}
 
 
 def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[int, str]]:
-    """Documents, and their numbers in the sequence of all lines, from number ``start`` on.
+    """Yield number and text of each document; the number is that of its line in the sequence of all lines.
 
     Args:
-        files: in order.
-        lines: how many each of the first files has; extended when another one ends.
+        files: source files in order.
+        lines: number of lines in each of the first files; one is appended when another file ends.
         start: number of the first line to read.
 
     Raises:
@@ -87,31 +98,37 @@ def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[i
     """
     first = 0
     for i, file in enumerate(files):
+        # Skip files that end before the first line to read.
         if i < len(lines) and first + lines[i] <= start:
             first += lines[i]
             continue
+
         number = max(first, start)
         for line in _lines(file, number - first):
             if line and not line.isspace():
                 yield number, _text(line, file, number - first)
             number += 1
+
+        # The length of a file is known once it was read to its end.
         if i == len(lines):
             lines.append(number - first)
         first = number
 
 
 def _lines(file: str, skip: int) -> Iterator[str]:
+    """Yield the lines of a file after the first ``skip``."""
     try:
         import datasets
     except ImportError as error:
         raise ValueError("reading C4 needs the package datasets: pip install '.[pretraining]'") from error
+
     try:
-        # lines and not its JSON: that infers types from the first lines, and casts or fails at others
+        # Read plain lines: the JSON reader infers types from the first lines, and casts or fails at others.
         with quiet():
             rows = iter(datasets.load_dataset("text", data_files=[file], split="train", streaming=True).skip(skip))
         while (row := next(rows, None)) is not None:
             yield row["text"]
-    except Exception as error:  # what network, decompression and decoding raise has no common base
+    except Exception as error:  # errors of network, decompression and decoding have no common base
         if file.startswith(HUB):
             raise ValueError(
                 f"cannot read allenai/c4 from the hub ({first_line(error)}): without a network, {ADVICE}"
@@ -120,35 +137,41 @@ def _lines(file: str, skip: int) -> Iterator[str]:
 
 
 def _text(line: str, file: str, number: int) -> str:
+    """Return the text of a JSON line, the ``number``-th of its file from 0."""
     try:
         text = json.loads(line)["text"]
-        # lone surrogates, which JSON can spell and UTF-8 cannot
+        # JSON can spell lone surrogates, which UTF-8 cannot.
         return text.encode(errors="replace").decode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'line {number + 1} of {file} is no JSON object with a "text": {ADVICE}') from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, shortened to a line."""
+    """Return the first line of a library's error message."""
     return next(iter(str(error).splitlines()), "").rstrip(":. ") or type(error).__name__
 
 
 @contextmanager
 def hub() -> Iterator[None]:
-    """To read from the Hugging Face hub by its libraries; from their cache alone where it does not answer.
+    """Let the libraries of the Hugging Face hub read only from their cache if the hub does not answer.
 
-    Without an answer they would ask six times for each file that is not in the cache, for half a minute in all.
+    Otherwise they would ask six times for each file that is not in the cache, half a minute in all.
 
     Raises:
-        Exception: what is read within failed; where the hub did not answer, the reason why.
+        Exception: reading inside the context failed; if the hub did not answer, the error of its connection.
     """
     from huggingface_hub import constants, get_session
 
-    unreachable, was_offline = None, constants.HF_HUB_OFFLINE
+    # Ask the hub once.
+    unreachable = None
+    was_offline = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # of whichever library makes the requests
-        unreachable, constants.HF_HUB_OFFLINE = error, True
+    except Exception as error:  # the type depends on the library that makes the requests
+        unreachable = error
+        constants.HF_HUB_OFFLINE = True
+
+    # If it does not answer, its error explains a failure better than that of the cache.
     try:
         with quiet():
             yield
@@ -162,7 +185,7 @@ def hub() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the hub's warnings at every retry; the error that follows the last one says it all."""
+    """Silence the hub's warnings at every retry; the error after the last retry tells enough."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
 """Batches of token windows: shuffled by seed, shared out to ranks, a function of the step alone.
 
-Nothing is drawn from a global generator and nothing is remembered between calls, so a run that goes on from step k
-reads what a run from step 0 would have read there, with any number of ranks.
+No global generator is used and no state is kept between calls. A run that continues from step k therefore reads the
+same windows as a run from step 0, with any number of ranks.
 """
 
 from functools import lru_cache, partial
@@ -20,10 +20,10 @@ class Windows:
     Tokens at the end that fill no window are left out.
 
     Args:
-        corpus: what ``data.prepare`` returned.
-        split: which split.
+        corpus: the corpus, from ``runners.c4.corpus.prepare.prepare``.
+        split: name of the split.
         seq_len: T.
-        seed: of the order, which is another one in each epoch; None for the order of the text.
+        seed: seed of the order, which differs between epochs; None keeps the order of the text.
 
     Raises:
         ValueError: a shard is missing or damaged, or the split has fewer than T+1 tokens.
@@ -31,25 +31,40 @@ class Windows:
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int, seed: int | None) -> None:
         tokens = corpus.tokens(split)
-        self._split, self._seq_len = split, seq_len
+        self._split = split
+        self._seq_len = seq_len
         self._count = (tokens - 1) // seq_len
         if self._count < 1:
             raise ValueError(
                 f"the {split} split has {tokens:,} tokens, fewer than one window of {seq_len + 1:,}: lower --seq-len "
                 "or give more --data"
             )
-        self._order = lru_cache(maxsize=2)(partial(_order, self._count, seed))  # an epoch may end within a batch
-        ends = np.cumsum([shard.tokens for shard in corpus.manifest.splits[split].shards])
+
+        # A batch needs two orders if an epoch ends within it.
+        self._order = lru_cache(maxsize=2)(partial(_order, self._count, seed))
+
+        # Shards with tokens that the run uses, and the position in the split at which each one ends.
+        shards = corpus.manifest.splits[split].shards
+        ends = np.cumsum([shard.tokens for shard in shards])
         used = np.searchsorted(ends, tokens) + 1
         self._ends = ends[:used]
-        self._shards = [open_shard(corpus.folder, shard) for shard in corpus.manifest.splits[split].shards[:used]]
+        self._shards = [open_shard(corpus.folder, shard) for shard in shards[:used]]
 
     def __len__(self) -> int:
-        """Windows in an epoch."""
+        """Return the number of windows in an epoch."""
         return self._count
 
     def batch(self, step: int, batch_size: int, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Tokens (batch_size / world, T+1), int64, of one rank: every ``world``-th window of batch ``step``.
+        """Return the windows of one rank: every ``world``-th window of batch ``step``.
+
+        Args:
+            step: number of the batch, from 0.
+            batch_size: windows of the batch, of all ranks together.
+            rank: number of this rank.
+            world: number of ranks.
+
+        Returns:
+            Tokens (batch_size / world, T+1), int64.
 
         Raises:
             ValueError: ``batch_size`` is no multiple of ``world``.
@@ -60,7 +75,7 @@ class Windows:
         return np.stack([self._read(begin) for begin in begins])
 
     def documents(self, step: int, batch_size: int) -> list[str]:
-        """Documents ``split/number`` with tokens in batch ``step``, all ranks together, in the order of the batch.
+        """Return the documents ``split/number`` with tokens in batch ``step`` of all ranks, in the order of the batch.
 
         The number is that of the line in the sequence of the split's source files, from 0.
         """
@@ -68,18 +83,23 @@ class Windows:
         return [f"{self._split}/{number}" for number in dict.fromkeys(numbers)]
 
     def _begins(self, step: int, batch_size: int) -> list[int]:
-        """Position in the split of each window of batch ``step``."""
+        """Return the position in the split of each window of batch ``step``."""
         places = range(step * batch_size, (step + 1) * batch_size)
         return [int(self._order(place // self._count)[place % self._count]) * self._seq_len for place in places]
 
     def _pieces(self, begin: int) -> list[tuple[int, int, int]]:
-        """Shards that the window at ``begin`` is in, with the range of positions within the split in each."""
+        """Return the shards that hold the window at ``begin``, and its range of positions in each.
+
+        Returns:
+            Number of the shard, first position, and end position; positions count from the start of the split.
+        """
         end = begin + self._seq_len + 1
         first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
         borders = [begin, *self._ends[first:last].tolist(), end]
         return list(zip(range(first, last + 1), borders[:-1], borders[1:], strict=True))
 
     def _read(self, begin: int) -> np.ndarray:
+        """Return the tokens (T+1,), int64, of the window at ``begin``."""
         pieces = []
         for shard, start, stop in self._pieces(begin):
             tokens_N, _documents_D3 = self._shards[shard]
@@ -88,7 +108,9 @@ class Windows:
         return np.concatenate(pieces, dtype=np.int64)
 
     def _document_numbers(self, begin: int) -> list[int]:
+        """Return the numbers of the documents with tokens in the window at ``begin``."""
         numbers: list[int] = []
+        # Rows are sorted by position: from the document that holds the first token to the one that holds the last.
         for shard, start, stop in self._pieces(begin):
             _tokens_N, documents_D3 = self._shards[shard]
             first = np.searchsorted(documents_D3[:, 0], start, side="right") - 1
@@ -98,5 +120,5 @@ class Windows:
 
 
 def _order(count: int, seed: int | None, epoch: int) -> np.ndarray:
-    """Numbers of all windows in the order of an epoch."""
+    """Return the numbers of all windows (count,) in the order of an epoch."""
     return np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)

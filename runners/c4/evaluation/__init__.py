@@ -1,1 +1,1 @@
-"""What a trained language model can do."""
+"""Evaluation of a trained language model."""

@@ -1,4 +1,4 @@
-"""What a language model makes of text: the validation loss, and the log-probability of continuations of contexts."""
+"""Likelihoods under a language model: the validation loss, and log-probabilities of continuations of contexts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ LOGIT_ROWS = 4096
 
 
 class Pair(NamedTuple):
-    """Tokens that are given, at least one, and those that are to be predicted after them."""
+    """Tokens of a context, at least one, and of its continuation, which the model predicts."""
 
     context: list[int]
     continuation: list[int]
@@ -31,11 +31,11 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood:
-    """What a model gives to a continuation.
+    """Likelihood of a continuation under a model.
 
     Attributes:
-        log_probability: of the whole continuation, nats.
-        tokens: length of the continuation.
+        log_probability: log-probability of the whole continuation, in nats.
+        tokens: length of the continuation in tokens.
         greedy: whether each of its tokens is the likeliest one.
     """
 
@@ -46,7 +46,7 @@ class Likelihood:
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """No gradients, the model in evaluation mode; products are in the precision of training."""
+    """Turn off gradients and put the model in evaluation mode; products keep the precision of training."""
     training = model.training
     model.eval()
     try:
@@ -65,22 +65,22 @@ def validation_loss(
     rank: int = 0,
     world: int = 1,
 ) -> float:
-    """Mean cross-entropy in nats per token over the windows that the first ``tokens`` targets of a split fill.
+    """Return the mean cross-entropy over the windows that the first ``tokens`` targets of a split fill.
 
     Args:
-        model: what is evaluated.
+        model: the model, on ``device``.
         windows: the split in order (built with seed None).
-        tokens: how many targets to read; a window that they do not fill is left out.
+        tokens: number of targets to read; a window that they do not fill is left out.
         batch_size: windows of one forward pass on one rank.
         device: where the model is.
         rank: number of this process among those that share the windows.
-        world: how many share them; each makes as many forward passes as every other, as sharded parameters need.
+        world: number of these processes. Each makes the same number of forward passes, as sharded parameters need.
 
     Returns:
-        The mean over the windows of all ranks, the same on each.
+        The mean over the windows of all ranks in nats per token, the same on each rank.
 
     Raises:
-        ValueError: not one window is filled.
+        ValueError: the tokens fill no window.
     """
     together = batch_size * world
     length = windows.batch(0, together, rank, world).shape[1] - 1
@@ -90,6 +90,8 @@ def validation_loss(
             f"{tokens} validation tokens in {len(windows)} windows of {length}: "
             f"give --validation-tokens {length} at least, and validation text that long"
         )
+
+    # Sum of the losses, and their number; windows after the last one count nothing.
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with evaluating(model, device):
         for step in range(math.ceil(count / together)):
@@ -97,15 +99,17 @@ def validation_loss(
             number_B = step * together + rank + world * torch.arange(len(tokens_BT), device=device)
             losses_BT = token_losses(model, tokens_BT)[number_B < count].double()
             sums += torch.stack([losses_BT.sum(), losses_BT.new_tensor(losses_BT.numel())])
+
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
 
 def log_spaced(steps: int, evaluations: int) -> list[int]:
-    """Steps at which a run of ``steps`` is evaluated: ``evaluations`` of them or all, evenly spaced in the logarithm.
+    """Return the steps at which a run of ``steps`` is evaluated, evenly spaced in the logarithm.
 
-    Whole numbers crowd at the start; there each follows the one before, and the rest is spaced anew.
+    There are ``evaluations`` of them, or ``steps`` if that is less. At the start, even spacing would repeat whole
+    numbers; consecutive numbers stand there, and the remaining steps are spaced evenly.
 
     >>> log_spaced(1000, 4), log_spaced(100, 8), log_spaced(3, 12)
     ([1, 10, 100, 1000], [1, 2, 4, 8, 15, 28, 53, 100], [1, 2, 3])
@@ -118,19 +122,26 @@ def log_spaced(steps: int, evaluations: int) -> list[int]:
 
 
 def encode_pair(tokenizer: "Tokenizer", context: str, continuation: str, end_of_text: int) -> Pair:
-    """Tokens of a context and of its continuation, split where lm-evaluation-harness splits them.
+    """Encode a context and its continuation, split where lm-evaluation-harness splits them.
 
-    The text is encoded whole and the context's tokens are taken off; white space that ends the context goes to the
-    continuation first, for a tokenizer joins it to the next word. Without a token before the continuation (no context,
-    or one that shares its only token with it), ``end_of_text`` stands there, as at the start of a training document.
+    The whole text is encoded, and the context's tokens are cut off. White space at the end of the context counts to the
+    continuation, because a tokenizer joins it to the next word.
+
+    Args:
+        tokenizer: the tokenizer.
+        context: text of the context.
+        continuation: text of the continuation.
+        end_of_text: token that stands for the context if no token precedes the continuation: the context is empty, or
+            shares its only token with the continuation. Training documents start after this token, too.
 
     Raises:
-        ValueError: the tokenizer makes no token of the continuation.
+        ValueError: the continuation has no token.
     """
     given = tokenizer.encode(context.rstrip(), add_special_tokens=False).ids
     whole = tokenizer.encode(context + continuation, add_special_tokens=False).ids
     if whole == given:
         raise ValueError(f"the tokenizer makes no token of {continuation!r} after {context[-40:]!r}: give another one")
+
     split = min(len(given), len(whole) - 1)
     return Pair(whole[:split] or [end_of_text], whole[split:])
 
@@ -138,27 +149,40 @@ def encode_pair(tokenizer: "Tokenizer", context: str, continuation: str, end_of_
 def log_likelihoods(
     model: LanguageModel, pairs: Sequence[Pair], batch_size: int, seq_len: int, device: torch.device
 ) -> list[Likelihood]:
-    """Likelihood of each pair's continuation after its context, in the order of ``pairs``.
+    """Return the likelihood of each pair's continuation after its context, in the order of ``pairs``.
 
-    The model reads at most ``seq_len`` tokens at a time, those just before what it predicts: a context that is too long
-    is cut on the left. A longer continuation is read in parts, each of its tokens predicted once, the last part with
-    as much context as fits. Batches hold windows of like length, padded on the right, which no causal model notices.
+    The model reads at most ``seq_len`` tokens at a time, so a longer context is cut on the left. A longer continuation
+    is read in parts: each of its tokens is predicted once, and the last part has as much context as fits. A batch holds
+    windows of similar length, padded on the right; causal models ignore the padding.
+
+    Args:
+        model: the model, on ``device``.
+        pairs: contexts and continuations.
+        batch_size: windows of one forward pass.
+        seq_len: tokens that the model reads at a time.
+        device: where the model is.
     """
+    # The longest windows come first, so that memory runs out at once or never.
     parts = [(pair, *part) for pair, (context, rest) in enumerate(pairs) for part in _parts(context, rest, seq_len)]
-    parts.sort(key=lambda part: len(part[1]), reverse=True)  # memory is short at once or never
+    parts.sort(key=lambda part: len(part[1]), reverse=True)
+
     totals_P = torch.zeros(len(pairs), dtype=torch.float64)
     missed_P = torch.zeros(len(pairs), dtype=torch.int64)
     with evaluating(model, device):
         for start in range(0, len(parts), batch_size):
             owners, texts, counts = zip(*parts[start : start + batch_size], strict=True)
             tokens_BT = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+
+            # Of each window, the last tokens before the padding are scored.
             end_B1 = torch.tensor([len(text) for text in texts])[:, None]
             position_T = torch.arange(1, tokens_BT.shape[1])
             scored_BT = (position_T < end_B1) & (position_T >= end_B1 - torch.tensor(counts)[:, None])
             log_probability_N, greedy_N = _score(model, tokens_BT.to(device), scored_BT.to(device))
+
             owner_N = torch.tensor(owners)[scored_BT.nonzero()[:, 0]]
             totals_P.index_add_(0, owner_N, log_probability_N.double().cpu())
             missed_P.index_add_(0, owner_N, (~greedy_N).long().cpu())
+
     results = zip(pairs, totals_P.tolist(), missed_P.tolist(), strict=True)
     return [
         Likelihood(log_probability=total, tokens=len(pair.continuation), greedy=missed == 0)
@@ -167,7 +191,7 @@ def log_likelihoods(
 
 
 def _parts(context: list[int], continuation: list[int], seq_len: int) -> Iterator[tuple[list[int], int]]:
-    """Windows of at most ``seq_len + 1`` tokens and how many at the end of each are predicted."""
+    """Yield windows of at most ``seq_len + 1`` tokens, each with the number of tokens at its end to predict."""
     tokens, done = context + continuation, len(context)
     while done < len(tokens):
         end = min(done + seq_len, len(tokens))
@@ -176,14 +200,19 @@ def _parts(context: list[int], continuation: list[int], seq_len: int) -> Iterato
 
 
 def _score(model: LanguageModel, tokens_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N,) float32 of the scored tokens of ``tokens_BT[:, 1:]``; whether each is the likeliest."""
+    """Score the tokens of ``tokens_BT[:, 1:]`` that ``scored_BT`` selects.
+
+    Returns:
+        Their log-probabilities (N,) in float32, and whether each is the likeliest token (N,).
+    """
     hidden_ND = model.encode(tokens_BT[:, :-1])[scored_BT]
     target_N = tokens_BT[:, 1:][scored_BT]
     log_probabilities, greedy = [], []
     for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
-        # bfloat16 keeps two or three digits of a logit, too few to tell answers apart
+        # bfloat16 keeps two or three digits of a logit, too few to tell answers apart.
         with torch.autocast(tokens_BT.device.type, enabled=False):
             logits = model.readout(hidden.float())
         log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))
         greedy.append(logits.argmax(dim=-1) == target)
+
     return torch.cat(log_probabilities), torch.cat(greedy)

@@ -1,9 +1,9 @@
-"""Continue a prompt with a trained model, one token at a time by the step form of its layers.
+"""Continue a prompt with a trained model, one token at a time in the step form of its layers.
 
     python -m runners.c4 generate results/c4/<run> --prompt "The history of"
     python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
 
-Each layer carries its own state from token to token, the keys and values of all tokens so far where it is attention.
+Each layer carries its own state from token to token; that of attention is the keys and values of all tokens so far.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
-from runners.c4.corpus.prepare import end_of_text, vocab_size
+from runners.c4.corpus.tokenizer import end_of_text, vocab_size
 from runners.cli import check_seed, cli, not_understood, user_errors
 from runners.device import find_devices
 
@@ -33,8 +33,8 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; 0 takes the likeliest token.
-        top_k: how many of the likeliest tokens may be drawn; all of them unless given.
-        seed: of the draws.
+        top_k: number of the likeliest tokens that may be drawn; all of them unless given.
+        seed: seed of the draws.
     """
 
     temperature: float = 1.0
@@ -74,15 +74,20 @@ class Options(Sampling):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command line; what goes wrong is one line and exit status 2."""
+    """Run the command line; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
         default = Options(checkpoint=tyro.MISSING)
         options, unknown = cli(Options, default, arguments, "generate")
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         options.check()
-        model, _, tokenizer = load_model(options.checkpoint, find_devices(options.device)[0])
+
+        device = find_devices(options.device)[0]
+        model, tokenizer = load_model(options.checkpoint)
+        model.to(device)
         check_steps(model)
+
+        # Print each piece at once; an error still ends the line.
         pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
         sys.stdout.write(options.prompt)
         try:
@@ -94,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_steps(model: LanguageModel) -> None:
-    """Ask a model for a state.
+    """Check that a model can generate, by asking it for an initial state.
 
     Raises:
         ValueError: its layer has no step form.
@@ -107,19 +112,32 @@ def check_steps(model: LanguageModel) -> None:
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """Tokens of a prompt; for none, the end of the document before."""
+    """Encode a prompt; an empty one becomes end-of-text, the token before each training document."""
     return tokenizer.encode(text, add_special_tokens=False).ids or [end_of_text(tokenizer)]
 
 
 def generate(
     model: LanguageModel, tokenizer: "Tokenizer", prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[str]:
-    """Text after the tokens ``prompt``, whole characters as soon as they are there."""
+    """Yield the text after the tokens ``prompt`` in pieces of whole characters.
+
+    Args:
+        model: a model in evaluation mode.
+        tokenizer: its tokenizer.
+        prompt: at least one token.
+        max_new_tokens: tokens to generate at most.
+        sampling: how the tokens are drawn.
+
+    Raises:
+        ValueError: as ``generate_tokens``.
+    """
     from tokenizers.decoders import DecodeStream
 
+    # The text of a token depends on whether it is the first one, so the stream reads the prompt, too.
     stream = DecodeStream(skip_special_tokens=True)
-    for token in prompt:  # what a token reads as depends on whether it is the first
+    for token in prompt:
         stream.step(tokenizer, token)
+
     end, known = end_of_text(tokenizer), vocab_size(tokenizer)
     for token in generate_tokens(model, prompt, max_new_tokens, sampling, end, known):
         if piece := stream.step(tokenizer, token):
@@ -130,15 +148,15 @@ def generate(
 def generate_tokens(
     model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, end: int, known: int
 ) -> Iterator[int]:
-    """Tokens after ``prompt``, read and written by ``model.step`` in float32.
+    """Yield the tokens after ``prompt``, with ``model.step`` in float32.
 
     Args:
         model: a model in evaluation mode.
         prompt: at least one token.
-        max_new_tokens: after how many to stop.
-        sampling: how they are drawn.
-        end: token at which to stop; it is not given out.
-        known: tokens that the tokenizer knows; logits beyond are padding and never drawn.
+        max_new_tokens: tokens to generate at most.
+        sampling: how the tokens are drawn.
+        end: token at which to stop; it is not yielded.
+        known: number of tokens that the tokenizer knows; logits beyond are padding and never drawn.
 
     Raises:
         ValueError: the model's layers fail at a position, as those of limited length do.
@@ -147,8 +165,11 @@ def generate_tokens(
     generator = torch.Generator().manual_seed(sampling.seed)
     with device:
         states = model.init_state(1)
-    unread, position = list(prompt), 0
+
+    unread = list(prompt)
+    position = 0
     for _ in range(max_new_tokens):
+        # Read the prompt, later the last token.
         for token in unread:
             try:
                 logits_BV, states = model.step(torch.tensor([token], device=device), states)
@@ -159,6 +180,8 @@ def generate_tokens(
                     "limit, lower --max-new-tokens or shorten --prompt"
                 ) from error
             position += 1
+
+        # Draw the next token.
         token = draw(logits_BV[0, :known].float().cpu(), sampling, generator)
         if token == end:
             return
@@ -167,9 +190,10 @@ def generate_tokens(
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token, on the CPU so that a seed draws the same from the same logits on every device."""
+    """Draw a token; ``logits_V`` and ``generator`` are on the CPU, so that a seed draws the same on every device."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
+
     count = min(sampling.top_k or len(logits_V), len(logits_V))
     largest, tokens = logits_V.topk(count)
     probabilities = (largest / sampling.temperature).softmax(dim=0)

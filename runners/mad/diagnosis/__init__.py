@@ -1,1 +1,1 @@
-"""What a trained model gets wrong."""
+"""Errors of a trained model: where it is wrong, what it confuses, and what its hidden states hold."""

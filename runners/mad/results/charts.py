@@ -17,7 +17,7 @@ from matplotlib.patheffects import withStroke
 
 from runners.files import write_atomically
 from runners.mad.results.standings import FEW, Standing, by_layer, count_mixers
-from runners.mad.results.summary import span
+from runners.mad.results.tables import span
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40

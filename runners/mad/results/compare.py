@@ -12,19 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, not_understood, run_command, user_errors
-from runners.files import read_json
+from runners.cli import check_out, cli, not_understood, user_errors
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
-
-
-class IncomparableError(ValueError):
-    """A file is no summary of a study, or one of an earlier version."""
+from runners.mad.results.summary import IncomparableError, Summary, read_summary, refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         standings = told_apart(summaries)
         print_comparison(standings, console)
-        digest = hashlib.sha256("".join(summary["study"] for summary in summaries).encode()).hexdigest()
+        digest = hashlib.sha256("".join(summary.study for summary in summaries).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
         plot_comparison(standings, figure)
     say(f"chart: {figure}")
@@ -71,7 +66,7 @@ def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
     studies, left_out = [], []
     for file in sorted(folder.glob("*/summary.json")):
         try:
-            read_summary(file)
+            _comparable(file)
             studies.append(file.parent)
         except IncomparableError:
             left_out.append(file.parent.name)
@@ -83,41 +78,30 @@ def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
     return studies
 
 
-def read_summaries(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read_summaries(paths: Sequence[Path]) -> list[Summary]:
     """Summaries of studies, from their folders or files, each once, in order of tasks, layers and settings.
 
     Raises:
         ValueError: as ``read_summary``, or there are two of one study that are not the same.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Summary] = {}
     for path in paths:
-        summary = read_summary(path)
-        if found.setdefault(summary["study"], summary) != summary:
-            raise ValueError(f"{path} and another summary of {summary['study']} differ: name one of them")
+        summary = _comparable(path)
+        if found.setdefault(summary.study, summary) != summary:
+            raise ValueError(f"{path} and another summary of {summary.study} differ: name one of them")
     return in_order(found.values())
 
 
-def read_summary(path: Path) -> dict[str, Any]:
-    """Summary of a study, from its folder or file.
+def _comparable(path: Path) -> Summary:
+    """A summary with all settings that a comparison reads.
 
     Raises:
-        IncomparableError: no table can be made of it.
-        ValueError: there is none, or it is damaged.
+        IncomparableError: some are missing or not what they should be.
+        ValueError: there is no summary, or it is damaged.
     """
-    file = path / "summary.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"{file} is not there: name folders of studies that are finished")
-    if file.name != "summary.json":
-        raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
-    summary: dict[str, Any] = read_json(file)
+    summary = read_summary(path)
     try:
-        print_comparison(told_apart(in_order([summary])), Console(quiet=True))  # reads all that a comparison needs
+        print_comparison(told_apart(in_order([summary])), Console(quiet=True))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise IncomparableError(
-            f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
-        ) from error
+        raise IncomparableError(refusal(path)) from error
     return summary
-
-
-if __name__ == "__main__":
-    run_command(main, "interrupted")

@@ -5,18 +5,21 @@ What was read stays in the run's folder as ``test.json``; after that neither the
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from runners.files import DamagedFileError, load_tensors, read_json, write_json
 from runners.mad.experiment import Experiment, run_folder
+from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident, evaluate
+from runners.mad.training.evaluate import evaluate
 from runners.mad.training.protocol import Run
-from runners.storage import Store
+from tasks.base import Accuracy, Task
+from tasks.metrics import Counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +30,30 @@ class Reading:
         sequence_accuracy: share of sequences in [0, 1].
         token_accuracy: share of scored positions in [0, 1].
         loss: mean cross-entropy of scored positions in nats; None if it is not finite.
+        extrapolation: accuracies on the task's extrapolation sets, as far as the model can read them.
     """
 
     sequence_accuracy: float
     token_accuracy: float
     loss: float | None
+    extrapolation: dict[str, Accuracy] = field(default_factory=dict)
 
 
 def read_test(
-    experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device, together: int
+    experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device, together: int
 ) -> dict[Run, Reading]:
-    """Readings of finished runs, by run; at most ``together`` are in memory at a time, as in training.
+    """Test figures of finished runs below a results folder, by run.
+
+    At most ``together`` models are in memory at a time, as in training.
 
     Raises:
         DamagedFileError: a run that was not read before has lost its parameters, or what was read is damaged.
     """
-    paths = {run: run_folder(store.folder, experiment, run) / "test.json" for run in runs}
+    paths = {run: run_folder(folder, experiment, run) / "test.json" for run in runs}
     known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
     unread = [run for run in runs if run not in known]
     for start in range(0, len(unread), together):
-        for run, reading in _read(experiment, unread[start : start + together], store, device).items():
+        for run, reading in _read(experiment, unread[start : start + together], folder, device).items():
             write_json(paths[run], asdict(reading))
             known[run] = reading
     return known
@@ -56,34 +63,56 @@ def _known(path: Path) -> Reading | None:
     """What was read before, if it was."""
     values = read_json(path)
     try:
-        return None if values is None else Reading(**values)
-    except TypeError as error:  # JSON, but not of a reading
+        return None if values is None else TypeAdapter(Reading).validate_python(values)
+    except ValidationError as error:  # JSON, but not of a reading
         raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
 
 
-def _read(experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device) -> dict[Run, Reading]:
-    kept = [kept_parameters(experiment, run, store) for run in runs]
+def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:
+    kept = [kept_parameters(experiment, run, folder) for run in runs]
     members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
     for name, rows in members.named(members.params_RP).items():
         for row, parameters in zip(rows, kept, strict=True):
             row.copy_(parameters[name])
-    test = Resident.of(experiment.instance.split("test"), device)
-    counts = evaluate(members, members.params_RP, test, experiment.instance.vocab_size)
+    counts = _counts(members, experiment.instance, "test")
+    extrapolation: list[dict[str, Accuracy]] = [{} for _ in runs]
+    for name in experiment.instance.extrapolation_names:
+        try:
+            found = _counts(members, experiment.instance, name)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # layers of bounded length may fail on longer sequences in any way; the diagnosis says how
+            continue
+        shares = zip(found.sequence_accuracy.tolist(), found.token_accuracy.tolist(), strict=True)
+        for accuracies, (sequence, token) in zip(extrapolation, shares, strict=True):
+            accuracies[name] = Accuracy(sequence=sequence, token=token)
+
     columns = (counts.sequence_accuracy.tolist(), counts.token_accuracy.tolist(), counts.loss.tolist())
     return {
-        run: Reading(sequence_accuracy=sequence, token_accuracy=token, loss=loss if math.isfinite(loss) else None)
-        for run, sequence, token, loss in zip(runs, *columns, strict=True)
+        run: Reading(
+            sequence_accuracy=sequence,
+            token_accuracy=token,
+            loss=loss if math.isfinite(loss) else None,
+            extrapolation=accuracies,
+        )
+        for run, sequence, token, loss, accuracies in zip(runs, *columns, extrapolation, strict=True)
     }
 
 
-def kept_parameters(experiment: Experiment, run: Run, store: Store) -> dict[str, Tensor]:
-    """What training left of a finished run, by name: its parameters alone, each once.
+def _counts(members: Ensemble, task: Task, name: str) -> Counts:
+    """What all members get right on a split or extrapolation set."""
+    data = Resident.of(task.batch(name), members.device)
+    return evaluate(members, members.params_RP, data, task.vocab_size)
+
+
+def kept_parameters(experiment: Experiment, run: Run, folder: Path) -> dict[str, Tensor]:
+    """Parameters that training kept of a finished run below a results folder, by name.
 
     Raises:
-        DamagedFileError: it is not there any more, or cannot be read.
+        DamagedFileError: they are gone, or cannot be read.
     """
-    path = run_folder(store.folder, experiment, run) / "model.safetensors"
+    path = run_folder(folder, experiment, run) / "model.safetensors"
     try:
         return load_tensors(path)[0]
     except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(f"{path} is gone or damaged: another --out trains it anew") from error
+        raise DamagedFileError(f"{path} is gone or damaged: another --out trains the run again") from error

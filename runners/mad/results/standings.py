@@ -9,13 +9,13 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
-from runners.mad.results.summary import TEST_METRICS, Estimate, print_intervals
+from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
+from runners.mad.results.tables import fits, print_intervals
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -52,26 +52,20 @@ class Standing:
     place: tuple[Any, ...] = ()
 
     @staticmethod
-    def of(summary: dict[str, Any]) -> "Standing":
-        """That of ``Summary.to_dict()``, also as read from a file."""
-        config, points, chosen, costs = (summary[name] for name in ("config", "points", "chosen", "costs"))
-        estimates = (None if chosen is None else points[chosen]["estimates"]) or {}
-        found = {name: Estimate(**estimates[name]) for name in TEST_METRICS if name in estimates}
-        by_length = {
-            name: None if figures is None else {int(length): figure for length, figure in figures.items()}
-            for name, figures in costs.items()
-            if name != "parameters"
-        }
+    def of(summary: Summary) -> "Standing":
+        """The standing of a study."""
+        config, chosen = summary.config, summary.chosen_point
+        estimates = (chosen and chosen.estimates) or {}
         return Standing(
             mixer=config["mixer"],
-            family=summary["family"],
+            family=summary.family,
             task=config["task"],
             difficulty=config["difficulty"],
-            test=None if chosen is None else found,
-            seeds=0 if chosen is None else len(points[chosen]["seeds"]),
-            ceiling=Accuracy(**summary["ceiling"]),
-            chance=Accuracy(**summary["chance"]),
-            costs=Costs(parameters=costs["parameters"], **by_length),
+            test=None if chosen is None else {n: estimates[n] for n in TEST_METRICS if n in estimates},
+            seeds=0 if chosen is None else len(chosen.seeds),
+            ceiling=summary.ceiling,
+            chance=summary.chance,
+            costs=summary.costs,
         )
 
     @property
@@ -91,28 +85,31 @@ class Standing:
         return ["" if estimate is None else estimate.text() for estimate in estimates]
 
 
-def in_order(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Summaries of studies by task and layer as they are registered, then by settings."""
+def in_order(summaries: Iterable[Summary]) -> list[Summary]:
+    """Summaries of studies in the registries' order of tasks and layers, then by settings."""
 
-    def key(summary: dict[str, Any]) -> tuple[Any, ...]:
-        config = summary["config"]
+    def key(summary: Summary) -> tuple[Any, ...]:
+        config = summary.config
         task, difficulty = _registered(config["task"], TASKS), config["difficulty"]
         setting = (difficulty != "baseline", _sortable(_of_task(config)), difficulty)
-        return task, setting, _place(config), summary["study"] + summary["fingerprint"]
+        return task, setting, _place(config), summary.study + summary.fingerprint
 
     return sorted(summaries, key=key)
 
 
-def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
-    """Standings whose mixers and difficulties name the settings in which those of one name differ, and the training of
-    all.
-    """
-    configs = [summary["config"] for summary in summaries]
+def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
+    """Standings whose names say in which settings layers, tasks and training differ."""
+    configs = [summary.config for summary in summaries]
+
+    # Words for the settings in which layers of one name, or the training of all, differ.
     layers = _differences([config["mixer"] for config in configs], [_of_layer(config) for config in configs])
     trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
+
+    # The same for tasks of one name and difficulty.
     settings = [(config["task"], config["difficulty"]) for config in configs]
     tasks = _differences(settings, [_of_task(config) for config in configs])
+
     standings = [
         replace(
             Standing.of(summary),
@@ -122,11 +119,18 @@ def told_apart(summaries: Sequence[dict[str, Any]]) -> list[Standing]:
         )
         for summary, config, mixer, task in zip(summaries, configs, mixers, tasks, strict=True)
     ]
+
+    # Rows that are still the same differ in code or data: their fingerprints and revisions tell them apart.
     rows = Counter((s.mixer, s.setting) for s in standings)
-    return [  # what is left is code or data
-        replace(s, mixer=f"{s.mixer} {summary['fingerprint'][:8]}") if rows[s.mixer, s.setting] > 1 else s
+    return [
+        replace(s, mixer=f"{s.mixer} {_tail(summary)}") if rows[s.mixer, s.setting] > 1 else s
         for s, summary in zip(standings, summaries, strict=True)
     ]
+
+
+def _tail(summary: Summary) -> str:
+    """The end of a study's name, from its fingerprint on."""
+    return summary.study[summary.study.rindex(summary.fingerprint[:8]) :]
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +225,7 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
             rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
     title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
     table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
-    if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+    if fits(table, console):
         console.print(table)
     else:
         of_mixers = {s.mixer: s.costs.cells(short) for s in by_layer(standings)}

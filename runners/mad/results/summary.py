@@ -1,22 +1,21 @@
-"""Results of a study: its summary, and its table for people."""
+"""What a study reached: its grid points over their seeds, the chosen one with its test figures, ceiling and chance."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from optuna.trial import FrozenTrial
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+from pydantic import TypeAdapter, ValidationError
 
 from mixers.costs import Costs, costs
-from runners.files import write_json
+from runners.files import read_json, write_json
 from runners.mad.experiment import Experiment
+from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
-from runners.mad.search.search import run_of
+from runners.mad.search.study import run_of
 from runners.mad.training.protocol import Run
 from tasks.base import Accuracy
 from tasks.metrics import mean_and_interval
@@ -29,15 +28,11 @@ METRICS = (
     "steps_per_second",
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
-"""Read of the chosen point alone, so that nobody chooses by them."""
-COLUMNS = (
-    *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
-    *zip(("test seq", "token"), TEST_METRICS[:2], strict=True),
-    ("steps/s", "steps_per_second"),
-)
-"""Headings of a study's table, and what stands under them."""
-TestReader = Callable[[Sequence[Run]], Mapping[Run, Reading]]
-"""Readings of a point's runs, all or none: ``runners.held_out.read_test`` of a study."""
+"""Read for the chosen point alone, so that nobody chooses by them."""
+
+
+class IncomparableError(ValueError):
+    """A file is no summary of a study, or one of an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,169 +55,198 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A grid point over all its seeds; ``estimates`` is None where a seed diverged, of test if the point is chosen."""
+    """A grid point over all its seeds.
+
+    Attributes:
+        lr: peak learning rate.
+        weight_decay: weight decay.
+        seeds: seeds of its runs.
+        values: figures by name, one value a seed; those of the test split for selected points alone; None where a seed
+            diverged.
+        estimates: means and intervals of ``values``.
+        extrapolation: accuracies on each of the task's extrapolation sets, one a seed, for selected points alone.
+        diverged: step at which a seed diverged, by seed.
+    """
 
     lr: float
     weight_decay: float
     seeds: list[int]
+    values: dict[str, list[float]] | None = None
     estimates: dict[str, Estimate] | None
+    extrapolation: dict[str, list[Accuracy]] = field(default_factory=dict)
     diverged: dict[int, int]
-    """Seed -> step at which it diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A finished search: all points, and the index of the one chosen on validation (None if all diverged)."""
+    """A finished search.
 
-    experiment: Experiment
+    Attributes:
+        study: name of the study.
+        config: settings of the experiment (``Experiment.to_dict``).
+        fingerprint: of settings and data.
+        family: kind of layer.
+        points: the grid points.
+        chosen: index of the point with the best mean validation score; None if all diverged.
+        best_seed: the chosen point's seed with the best validation score.
+        edge: end of the grid's learning rates at which the chosen point lies, unless it reaches the ceiling.
+        near_best: share of the points with at least 0.9 of the best validation token accuracy.
+        other_choices: index of the point that other grids would choose, by grid (``runners.mad.results.choice``).
+        ceiling: accuracies that a perfect solver reaches on the test split.
+        chance: accuracies of guessing.
+        costs: of one layer.
+        seconds: of training, evaluations included, shares of runs that were trained together.
+        versions: of libraries that the last run was trained with.
+        device: that the last run was trained on.
+    """
+
+    study: str
+    config: dict[str, Any]
+    fingerprint: str
+    family: str
     points: list[Point]
     chosen: int | None
-    chosen_trial: FrozenTrial | None
+    best_seed: int | None
+    edge: Edge | None = None
+    near_best: float | None = None
+    other_choices: dict[str, int] = field(default_factory=dict)
     ceiling: Accuracy
     chance: Accuracy
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
-        return {
-            "study": self.experiment.name,
-            "config": self.experiment.to_dict(),
-            "fingerprint": self.experiment.fingerprint,
-            "family": self.experiment.layer.family,
-            "points": [asdict(point) for point in self.points],
-            "chosen": self.chosen,
-            "ceiling": asdict(self.ceiling),
-            "chance": asdict(self.chance),
-            "costs": asdict(self.costs),
-        }
+    costs: Costs
+    seconds: float = 0.0
+    versions: dict[str, str | None] = field(default_factory=dict)
+    device: str = ""
 
     @property
-    def costs(self) -> Costs:
-        """What one layer costs."""
-        return costs(self.experiment.layer, self.experiment.mixer_config, self.experiment.shape)
+    def chosen_point(self) -> Point | None:
+        """The chosen point, None if all diverged."""
+        return None if self.chosen is None else self.points[self.chosen]
+
+    @property
+    def best_run(self) -> Run | None:
+        """The chosen point's run with the best validation score."""
+        point = self.chosen_point
+        if point is None or self.best_seed is None:
+            return None
+        return Run(lr=point.lr, weight_decay=point.weight_decay, seed=self.best_seed)
 
     @property
     def seeds(self) -> int:
-        """How many runs a mean is over, at most."""
+        """The largest number of runs that a mean is over."""
         return max((len(point.seeds) for point in self.points), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
 
 
 def summarise(
     experiment: Experiment,
     trials: Sequence[FrozenTrial],
-    read: TestReader,
-    chosen_among: Sequence[FrozenTrial] | None = None,
+    chosen: GridPoint | None,
+    readings: Mapping[Run, Reading],
+    other_choices: Mapping[str, GridPoint] = MappingProxyType({}),
 ) -> Summary:
-    """Group finished trials by grid point, choose the point with the best mean validation score, read its test split.
+    """Group finished trials by grid point.
 
-    The choice can be left to some of the trials, for others may have more seeds or fewer.
+    Args:
+        experiment: what was trained.
+        trials: finished trials of its study.
+        chosen: the point that was chosen among these trials, or among some of them.
+        readings: test figures of the selected points' runs, by run; runs without one have no test figures.
+        other_choices: points that other grids would choose.
     """
-    groups, contenders = _by_point(trials), _by_point(trials if chosen_among is None else chosen_among)
-    scores = {
-        at: fmean(trial.user_attrs["validation_score"] for trial in members)
-        for at, members in contenders.items()
-        if not _diverged(members)
+    groups, task = by_point(trials), experiment.instance
+    ceiling = task.ceiling("test")
+    selected, index = {chosen, *other_choices.values()}, list(groups).index
+    points = [_point(at, members, readings if at in selected else {}) for at, members in groups.items()]
+
+    best = None
+    if chosen is not None:
+        best = run_of(max(groups[chosen], key=lambda trial: trial.user_attrs["validation_score"])).seed
+
+    accuracies = {
+        (point.lr, point.weight_decay): point.estimates["validation_token_accuracy"].mean
+        for point in points
+        if point.estimates is not None
     }
-    best = max(scores, key=scores.__getitem__, default=None)
-    task = experiment.instance
+    latest = trials[-1].user_attrs if trials else {}
+
     return Summary(
-        experiment=experiment,
-        points=[_point(*at, members, read if at == best else None) for at, members in groups.items()],
-        chosen=None if best is None else list(groups).index(best),
-        chosen_trial=None if best is None else max(contenders[best], key=lambda t: t.user_attrs["validation_score"]),
-        ceiling=task.ceiling("test"),
+        study=experiment.name,
+        config=experiment.to_dict(),
+        fingerprint=experiment.fingerprint,
+        family=experiment.layer.family,
+        points=points,
+        chosen=None if chosen is None else index(chosen),
+        best_seed=best,
+        edge=edge_of(chosen, [lr for lr, _ in groups], accuracies, ceiling),
+        near_best=near_best(accuracies, len(points)),
+        other_choices={name: index(point) for name, point in other_choices.items()},
+        ceiling=ceiling,
         chance=task.chance("test"),
+        costs=costs(experiment.layer, experiment.mixer_config, experiment.shape),
+        seconds=sum(
+            trial.user_attrs.get("seconds", 0.0) / trial.user_attrs.get("trained_together", 1) for trial in trials
+        ),
+        versions=latest.get("versions", {}),
+        device=latest.get("device", ""),
     )
-
-
-def _by_point(trials: Sequence[FrozenTrial]) -> dict[tuple[float, float], list[FrozenTrial]]:
-    """By learning rate and weight decay."""
-    groups: dict[tuple[float, float], list[FrozenTrial]] = {}
-    for trial in trials:
-        run = run_of(trial)
-        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
-    return groups
-
-
-def _diverged(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
-
-
-def _point(lr: float, weight_decay: float, trials: Sequence[FrozenTrial], read: TestReader | None) -> Point:
-    diverged, estimates = _diverged(trials), None
-    if not diverged:
-        estimates = {name: Estimate.of([trial.user_attrs[name] for trial in trials]) for name in METRICS}
-        readings = [] if read is None else [asdict(reading) for reading in read([run_of(t) for t in trials]).values()]
-        for name in TEST_METRICS:
-            values = [reading[name.removeprefix("test_")] for reading in readings]
-            if values and None not in values:
-                estimates[name] = Estimate.of(values)
-    return Point(
-        lr=lr,
-        weight_decay=weight_decay,
-        seeds=[run_of(trial).seed for trial in trials],
-        estimates=estimates,
-        diverged=diverged,
-    )
-
-
-def print_summary(summary: Summary, console: Console) -> None:
-    """One row a grid point, the chosen one marked and with its test metrics; then ceiling and chance.
-
-    A narrow console gets test metrics and speed in a table of their own.
-    """
-    name, finite = summary.experiment.name, [point for point in summary.points if point.estimates is not None]
-    figures = _points(name, summary, finite, COLUMNS)
-    if Measurement.get(console, console.options.update(max_width=1000), figures).maximum <= console.width:
-        console.print(_points(name, summary, summary.points, COLUMNS))
-    else:
-        console.print(_points(name, summary, summary.points, COLUMNS[:3]))
-        if finite:
-            console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
-    print_intervals([summary.seeds], console)
-    ceiling, chance = summary.ceiling, summary.chance
-    if summary.chosen is None:
-        console.print("chosen: none, every point diverged")
-    else:
-        best = summary.points[summary.chosen]
-        console.print(f"chosen on validation: lr {best.lr:g}, weight decay {best.weight_decay:g}")
-    console.print(
-        f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
-        f"chance {chance.sequence:.2g} / {chance.token:.4f}"
-    )
-
-
-def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
-    """One row for each of some points of a summary."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "lr", "wd", *(heading for heading, _ in columns)):
-        table.add_column(heading, justify="right")
-    for point in points:
-        mark = "→" if summary.chosen is not None and point is summary.points[summary.chosen] else ""
-        names = (mark, f"{point.lr:g}", f"{point.weight_decay:g}")
-        if point.estimates is None:
-            steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
-            table.add_row(*names, f"diverged: {steps}")
-            continue
-        found = [(name, point.estimates.get(name)) for _, name in columns]
-        cells = [
-            "" if estimate is None else f"{estimate.mean:.1f}" if name == "steps_per_second" else estimate.text()
-            for name, estimate in found
-        ]
-        table.add_row(*names, *cells)
-    return table
-
-
-def print_intervals(seeds: Collection[int], console: Console) -> None:
-    """What stands behind a ±, if there is any; means are over so many seeds."""
-    if several := [count for count in seeds if count > 1]:
-        console.print(f"±: half the 95% t-interval of the mean over {span(several)} seeds, not clipped to [0, 1]")
-
-
-def span(counts: Collection[int]) -> str:
-    """``3``, or ``2 to 3``."""
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
-    """Write ``summary.json`` of one study."""
+    """Write ``summary.json`` of a study."""
     write_json(folder / "summary.json", summary.to_dict())
+
+
+def read_summary(path: Path) -> Summary:
+    """Summary of a study, from its folder or its file.
+
+    Raises:
+        IncomparableError: the file is no summary of this version.
+        ValueError: there is none, or it is damaged.
+    """
+    file = path / "summary.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file} is not there: name folders of studies that are finished")
+    if file.name != "summary.json":
+        raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
+    try:
+        return TypeAdapter(Summary).validate_python(read_json(file))
+    except ValidationError as error:
+        raise IncomparableError(refusal(path)) from error
+
+
+def refusal(path: Path) -> str:
+    """Why a summary cannot be compared, and what to do."""
+    file = path / "summary.json" if path.is_dir() else path
+    return f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
+
+
+def _point(at: GridPoint, trials: Sequence[FrozenTrial], readings: Mapping[Run, Reading]) -> Point:
+    (lr, weight_decay), runs, diverged = at, [run_of(trial) for trial in trials], diverged_seeds(trials)
+    values: dict[str, list[float]] = {}
+    extrapolation: dict[str, list[Accuracy]] = {}
+
+    if not diverged:
+        values = {name: [trial.user_attrs[name] for trial in trials] for name in METRICS}
+
+        # A mean over some of the seeds would be no estimate of the point.
+        known = [readings[run] for run in runs if run in readings]
+        if len(known) == len(runs):
+            for name in TEST_METRICS:
+                read = [getattr(reading, name.removeprefix("test_")) for reading in known]
+                if None not in read:
+                    values[name] = read
+            names = [name for name in known[0].extrapolation if all(name in reading.extrapolation for reading in known)]
+            extrapolation = {name: [reading.extrapolation[name] for reading in known] for name in names}
+
+    return Point(
+        lr=lr,
+        weight_decay=weight_decay,
+        seeds=[run.seed for run in runs],
+        values=None if diverged else values,
+        estimates=None if diverged else {name: Estimate.of(found) for name, found in values.items()},
+        extrapolation=extrapolation,
+        diverged=diverged,
+    )

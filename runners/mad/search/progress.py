@@ -6,34 +6,26 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import TaskID
 
 from runners.mad.experiment import Experiment
+from runners.mad.search.watch import Watcher
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import CurvePoint, Result
+from runners.progress import progress_bars
 
 SECONDS_TO_FIRST_LINE = 10.0
 SECONDS_BETWEEN_LINES = 60.0
-SECONDS_OF_SPEED = 300.0
-"""Speed is a mean over so many: a step on a CPU may take many seconds, and so may an evaluation."""
 
 
-class Display:
+class Display(Watcher):
     """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left.
 
     Where there is no terminal to draw them on, a line at each evaluation and now and then between them.
     """
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # one that may wrap
-            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # about what stands beside it
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            speed_estimate_period=SECONDS_OF_SPEED,
-        )
+        self._progress = progress_bars(console)
         self._bar: TaskID | None = None
         self._evaluation = ""
         self._line_due = 0.0

@@ -1,9 +1,28 @@
-"""The one training loop: an ensemble of runs of one model on one task.
+"""The training loop: an ensemble of runs of one model on one task.
 
-The data set and the data order lie on the device; between two evaluations only checkpoints are read from it. On a CUDA
-device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together are
-bitwise repeatable on the CPU, and on CUDA where all kernels are (those of RT and the Transformer, see
-``mixers.kernels``); a run in other company agrees within rounding, for products of another size may round otherwise.
+Between two evaluations:
+
+1. The runs take optimizer steps on data that lies on the device, each run in its own order of the epoch: one step at a
+   time on a CPU, the rest of the epoch at once on a GPU.
+2. The training losses add up on the device. Between evaluations only checkpoints are read from it.
+3. If SIGINT or SIGTERM has come, the loop saves a checkpoint of each run and raises ``StoppedError``.
+4. If the last checkpoints are older than ``SECONDS_BETWEEN_CHECKPOINTS``, new ones replace them.
+5. The caller is told how many steps are done: on a CPU every second, on a GPU after a checkpoint.
+
+At an evaluation:
+
+6. Each run is measured on the validation split. A run whose loss there is not finite is frozen.
+7. Parameters with a higher score than at all earlier evaluations are kept.
+8. Each curve gets a point: the step, the mean training loss since the last evaluation, and the metrics.
+9. Checkpoints are saved if they are due. They contain the point: no checkpoint of this step is without it.
+10. A wish to stop is heeded as in 3. Only then the caller is told of the evaluation.
+
+Training ends at the last step, or once all runs have diverged.
+
+On a CUDA device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together
+repeat bitwise on the CPU. On CUDA they do so where all kernels repeat, which those of RT and the Transformer do (see
+``mixers.ops.kernels``). A run in other company agrees within rounding, because products of another size may round
+differently.
 """
 
 import math
@@ -18,34 +37,31 @@ from torch import Tensor
 from mixers.models import Backbone
 from runners.files import load_tensors, save_tensors
 from runners.interrupt import StoppedError, asked_to_stop
+from runners.mad.training.best import BestParameters
+from runners.mad.training.data import Resident, Splits
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident, _metrics, evaluate
+from runners.mad.training.evaluate import evaluate
 from runners.mad.training.protocol import Protocol, Run
-from runners.mad.training.result import CurvePoint, Result
+from runners.mad.training.result import CurvePoint, Result, metrics_by_run
 from runners.mad.training.step import Stepper
-from tasks.base import Task
-from tasks.metrics import score
+from tasks.metrics import Counts, score
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
-
 SECONDS_BETWEEN_REPORTS = 1.0
 
 Listener = Callable[[int, list[CurvePoint]], None]
-
 """Called after each evaluation with the step and each run's point."""
 
 Resumed = Callable[[int, list[list[CurvePoint]]], None]
-
 """Called before the first step, where there are checkpoints, with their step and each run's curve so far."""
 
 Progressed = Callable[[int], None]
-
 """Called between evaluations with the steps done: on a CPU every second, on a GPU after a checkpoint."""
 
 
 def train(
     build: Callable[[], Backbone],
-    task: Task,
+    task: Splits,
     protocol: Protocol,
     runs: Sequence[Run],
     device: torch.device,
@@ -54,148 +70,214 @@ def train(
     resumed: Resumed = lambda step, curves: None,
     progressed: Progressed = lambda step: None,
 ) -> list[Result]:
-    """Train ``runs`` together; resume from ``checkpoints`` (one file a run, all at the same step) where they exist.
+    """Train runs together.
+
+    Args:
+        build: makes the model of one run, with parameters from torch's global generator.
+        task: gives the training and the validation split.
+        protocol: steps, batch size, evaluations and optimizer.
+        runs: what is trained.
+        device: where it is trained.
+        checkpoints: one file a run, or none at all. If all exist, training resumes from them; they must be of the same
+            step.
+        listener: called after each evaluation.
+        resumed: called if training resumes.
+        progressed: called between evaluations.
+
+    Returns:
+        The result of each run.
 
     Raises:
-        StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
+        StoppedError: SIGINT or SIGTERM has come; the checkpoints are written.
+        DamagedFileError: a checkpoint cannot be read.
     """
     loop = _Loop(build, task, protocol, runs, device, checkpoints)
-    if all(path.exists() for path in checkpoints):
+    if checkpoints and all(path.exists() for path in checkpoints):
         loop.load()
         resumed(loop.step, loop.curves)
-    measured = len(loop.curves[0])
+
+    evaluations = protocol.evaluation_steps(loop.ensemble.optimizer.total_steps)
+    done = len(loop.curves[0])
     with asked_to_stop() as asked:
-        for target in protocol.evaluation_steps(loop.ensemble.total_steps)[measured:]:
-            if all(curve and curve[-1].validation is None for curve in loop.curves):
+        for step in evaluations[done:]:
+            if loop.all_diverged:
                 break
-            loop.advance(target, progressed, asked)
-            loop.stop_if(asked)  # before a listener finds that other processes have stopped too
-            listener(target, [curve[-1] for curve in loop.curves])
+            loop.advance(step, progressed, asked)
+            # Before the listener, which may find that other processes have stopped too.
+            loop.stop_if(asked)
+            listener(step, [curve[-1] for curve in loop.curves])
     return loop.results()
 
 
 class _Loop:
+    """State of a training, and the steps of the module's docstring.
+
+    Attributes:
+        step: optimizer steps done, or handed to the device.
+        curves: evaluations of each run.
+        seconds: wall time of training, up to ``counted``.
+        counted: clock time up to which ``seconds`` counts.
+        saved: clock time of the last checkpoint.
+        reported: clock time of the last report.
+    """
+
     def __init__(
         self,
         build: Callable[[], Backbone],
-        task: Task,
+        task: Splits,
         protocol: Protocol,
         runs: Sequence[Run],
         device: torch.device,
         checkpoints: Sequence[Path],
     ) -> None:
-        self.task, self.device, self.protocol, self.checkpoints = task, device, protocol, checkpoints
+        self.device = device
+        self.checkpoints = checkpoints
+        self.vocab_size = task.vocab_size
+
+        # Data.
         data = task.split("train")
         protocol.check(len(data))
-        self.examples = len(data)
+        self.steps_per_epoch = protocol.steps_per_epoch(len(data))
+        self.validation = Resident.of(task.split("validation"), device)
+
+        # Runs and their steps.
         self.ensemble = Ensemble(build, runs, protocol.optimizer, protocol.total_steps(len(data)), device)
         self.stepper = Stepper(self.ensemble, data, protocol.batch_size)
         if device.type == "cuda":
             self.stepper.capture()
-        self.validation = Resident.of(task.split("validation"), device)
-        self.best_RP = self.ensemble.params_RP.clone()
-        self.best_score_R = torch.full((len(runs),), -torch.inf, dtype=torch.float64, device=device)
-        self.best_step_R = torch.zeros(len(runs), dtype=torch.int64, device=device)
+
+        # What training yields.
+        self.best = BestParameters(self.ensemble.params_RP)
         self.curves: list[list[CurvePoint]] = [[] for _ in runs]
         self.step = 0
+
+        # Clock.
         self.seconds = 0.0
         self.counted = self.saved = self.reported = time.monotonic()
 
-    def advance(self, target: int, progressed: Progressed, asked: Sequence[int]) -> None:
-        """Train up to step ``target`` and evaluate there, with a checkpoint now and then.
+    @property
+    def all_diverged(self) -> bool:
+        """Whether no run was alive at the last evaluation."""
+        return all(curve and curve[-1].validation is None for curve in self.curves)
 
-        A checkpoint of a step at which there is an evaluation has it: of one step there are no two kinds.
+    def advance(self, target: int, progressed: Progressed, asked: Sequence[int]) -> None:
+        """Train up to step ``target`` and evaluate there, with checkpoints when they are due.
+
+        Args:
+            target: step of the next evaluation.
+            progressed: told of the steps done.
+            asked: signals that ask to stop.
+
+        Raises:
+            StoppedError: ``asked`` holds a signal.
         """
         self.counted = time.monotonic()
-        per_epoch = self.protocol.steps_per_epoch(self.examples)
-        steps = target - (self.curves[0][-1].step if self.curves[0] else 0)
         while self.step < target:
-            epoch, within = divmod(self.step, per_epoch)
-            # A CPU may take seconds for a step, a GPU is handed many at once.
-            here = 1 if self.device.type == "cpu" else min(per_epoch - within, target - self.step)
-            self.stepper.run(epoch, here)
-            self.step += here
+            self._take_steps(target)
             if self.step < target:
                 self.stop_if(asked)
+                self._count_seconds()
                 saved = self._save_if_due()
-                # A GPU may be far behind what it was handed, but not when a checkpoint has been read from it.
-                silent = self.counted - self.reported
-                if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
-                    progressed(self.step)
-                    self.reported = self.counted
-        train_loss = (self.stepper.take_loss_sum() / steps).tolist()
-        counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.task.vocab_size)
-        self.ensemble.mark_diverged(~counts.loss.isfinite(), self.ensemble.step)
-        alive_R = self.ensemble.diverged_R < 0
-        better_R = alive_R & (score(counts) > self.best_score_R)
-        self.best_RP = torch.where(better_R[:, None], self.ensemble.params_RP, self.best_RP)
-        self.best_score_R = torch.where(better_R, score(counts), self.best_score_R)
-        self.best_step_R = torch.where(better_R, self.step, self.best_step_R)
-        for curve, loss, metrics, alive in zip(
-            self.curves, train_loss, _metrics(counts), alive_R.tolist(), strict=True
-        ):
-            loss = loss if math.isfinite(loss) else None
-            curve.append(CurvePoint(step=target, train_loss=loss, validation=metrics if alive else None))
+                self._report(progressed, saved)
+
+        self._evaluate()
+        self._count_seconds()
         self._save_if_due()
 
+    def stop_if(self, asked: Sequence[int]) -> None:
+        """Save and raise ``StoppedError`` if there is a signal in ``asked``."""
+        if asked:
+            self.save()
+            raise StoppedError(self.step, asked)
+
+    def save(self) -> None:
+        """Write one file a run, so that each can be resumed alone or in other company."""
+        for r, path in enumerate(self.checkpoints):
+            info = {"step": self.step, "seconds": self.seconds, "curve": [asdict(point) for point in self.curves[r]]}
+            save_tensors(path, {name: tensor[r] for name, tensor in self._rows().items()}, info)
+
+    def load(self) -> None:
+        """Resume from files that ``save`` wrote, all at the same step."""
+        for r, path in enumerate(self.checkpoints):
+            tensors, info = load_tensors(path)
+            for name, tensor in self._rows().items():
+                tensor[r].copy_(tensors[name])
+            self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
+            self.step = info["step"]
+            self.seconds = info["seconds"]
+        self.ensemble.optimizer.step.fill_(self.step)
+
     def results(self) -> list[Result]:
-        """Each run's kept parameters and their metrics."""
-        metrics = _metrics(evaluate(self.ensemble, self.best_RP, self.validation, self.task.vocab_size))
-        stacked = self.ensemble.named(self.best_RP)
+        """Return each run's kept parameters and their metrics."""
+        metrics = metrics_by_run(self._measure(self.best.params_RP))
+        parameters = self.ensemble.named(self.best.params_RP)
+
         results = []
         for r, diverged in enumerate(self.ensemble.diverged_R.tolist()):
             alive = diverged < 0
             results.append(
                 Result(
                     curve=self.curves[r],
-                    best_step=int(self.best_step_R[r]),
+                    best_step=int(self.best.step_R[r]),
                     diverged_step=None if alive else diverged,
                     validation=metrics[r] if alive else None,
-                    parameters={name: parameter[r] for name, parameter in stacked.items()},
+                    parameters={name: stacked[r] for name, stacked in parameters.items()},
                     seconds=self.seconds,
                     steps_per_second=self.step / self.seconds,
                 )
             )
         return results
 
-    def _rows(self) -> dict[str, Tensor]:
-        """Tensors of the loop with the run axis first, live: copying into them restores a state."""
-        return {
-            **self.ensemble.state,
-            "best": self.best_RP,
-            "best_score": self.best_score_R,
-            "best_step": self.best_step_R,
-            "loss_sum": self.stepper.loss_sum_R,
-        }
+    def _take_steps(self, target: int) -> None:
+        """Take one step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU."""
+        epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
+        steps = 1 if self.device.type == "cpu" else min(self.steps_per_epoch - within_epoch, target - self.step)
+        self.stepper.run(epoch, steps)
+        self.step += steps
 
-    def stop_if(self, asked: Sequence[int]) -> None:
-        """Save and raise StoppedError if ``asked`` to stop."""
-        if asked:
-            self.save()
-            raise StoppedError(self.step, asked)
+    def _evaluate(self) -> None:
+        """Measure all runs, keep the best parameters, and add a point to each curve."""
+        steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
+        losses = (self.stepper.take_loss_sum() / steps).tolist()
+        counts = self._measure(self.ensemble.params_RP)
+
+        # Runs that have diverged keep nothing more.
+        optimizer = self.ensemble.optimizer
+        optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
+        alive_R = optimizer.diverged_R < 0
+        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
+
+        metrics = metrics_by_run(counts)
+        for r, alive in enumerate(alive_R.tolist()):
+            loss = losses[r] if math.isfinite(losses[r]) else None
+            self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
+
+    def _measure(self, params_RP: Tensor) -> Counts:
+        return evaluate(self.ensemble, params_RP, self.validation, self.vocab_size)
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self.counted
+        self.counted = now
 
     def _save_if_due(self) -> bool:
-        """Count the time since the last call, and save if the last checkpoint is old; whether it did."""
-        now = time.monotonic()
-        self.seconds, self.counted = self.seconds + now - self.counted, now
-        due = now - self.saved > SECONDS_BETWEEN_CHECKPOINTS
+        """Save if the last checkpoints are old, and return whether it did."""
+        due = self.counted - self.saved > SECONDS_BETWEEN_CHECKPOINTS
         if due:
             self.save()
             self.saved = time.monotonic()
         return due
 
-    def save(self) -> None:
-        """Write one file a run, so that each can go on alone or in other company."""
-        for r, path in enumerate(self.checkpoints):
-            info = {"step": self.step, "seconds": self.seconds, "curve": [asdict(point) for point in self.curves[r]]}
-            save_tensors(path, {name: tensor[r] for name, tensor in self._rows().items()}, info)
+    def _report(self, progressed: Progressed, saved: bool) -> None:
+        """Tell the steps done, on a CPU every second.
 
-    def load(self) -> None:
-        """Go on from files that ``save`` wrote, all at the same step."""
-        for r, path in enumerate(self.checkpoints):
-            tensors, info = load_tensors(path)
-            for name, tensor in self._rows().items():
-                tensor[r].copy_(tensors[name])
-            self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
-            self.step, self.seconds = info["step"], info["seconds"]
-        self.ensemble.step.fill_(self.step)
+        A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
+        """
+        silent = self.counted - self.reported
+        if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
+            progressed(self.step)
+            self.reported = self.counted
+
+    def _rows(self) -> dict[str, Tensor]:
+        """Tensors with a row for each run; live, so that copying into them restores a state."""
+        return {**self.ensemble.rows, **self.best.rows, "loss_sum": self.stepper.loss_sum_R}

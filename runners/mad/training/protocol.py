@@ -1,4 +1,4 @@
-"""How runs are trained: optimizer, schedule, evaluations."""
+"""Settings of training: runs, optimizer, schedule, evaluations."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one member of an ensemble has for itself.
+    """Settings of one member of an ensemble.
 
     Attributes:
         lr: peak learning rate.
@@ -40,13 +40,13 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How every run of an experiment is trained.
+    """Settings of training that all runs of an experiment share.
 
     Attributes:
         batch_size: sequences a step.
         epochs: passes over the training split.
-        steps: optimizer steps, in place of epochs.
-        evaluations: evenly spaced evaluations on the validation split; the best one's parameters are kept.
+        steps: optimizer steps, in place of epochs; None for epochs.
+        evaluations: evenly spaced evaluations on the validation split; the parameters of the best one are kept.
         optimizer: AdamW and its schedule.
     """
 
@@ -57,19 +57,23 @@ class Protocol:
     optimizer: Optimizer = field(default_factory=Optimizer)
 
     def total_steps(self, examples: int) -> int:
-        """Optimizer steps for a training split of ``examples`` sequences."""
+        """Return the optimizer steps for a training split of ``examples`` sequences."""
         return self.epochs * self.steps_per_epoch(examples) if self.steps is None else self.steps
 
     def check(self, examples: int) -> None:
-        """Raise ValueError where a batch does not fit into a training split of ``examples`` sequences."""
+        """Check that a batch fits into a training split of ``examples`` sequences.
+
+        Raises:
+            ValueError: it does not.
+        """
         if self.batch_size > examples:
             raise ValueError(f"batch size {self.batch_size} is larger than the {examples} training examples: lower it")
 
     def steps_per_epoch(self, examples: int) -> int:
-        """Steps in which every example is seen once (the last batch is filled up from the epoch's start)."""
+        """Return the steps that show every example once; the last batch is filled up from the epoch's start."""
         return math.ceil(examples / self.batch_size)
 
     def evaluation_steps(self, total_steps: int) -> list[int]:
-        """Steps after which the validation split is read, the last step among them."""
+        """Return the steps after which the validation split is read, the last step among them."""
         count = min(self.evaluations, total_steps)
         return [round(total_steps * (i + 1) / count) for i in range(count)]

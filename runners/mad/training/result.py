@@ -1,14 +1,23 @@
-"""What training yields: metrics, curves, results."""
+"""Metrics, curves and results of training."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from tasks.metrics import Counts, score
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Accuracies as shares in [0, 1], mean cross-entropy of scored positions in nats, and the selection score."""
+    """Accuracies of one run on a split.
+
+    Attributes:
+        sequence_accuracy: share of sequences in [0, 1] whose scored positions are all right.
+        token_accuracy: share of scored positions in [0, 1] that are right.
+        loss: mean cross-entropy of the scored positions in nats.
+        score: value by which runs and evaluations are selected, see ``tasks.metrics.score``.
+    """
 
     sequence_accuracy: float
     token_accuracy: float
@@ -16,11 +25,23 @@ class Metrics:
     score: float
 
 
+def metrics_by_run(counts: Counts) -> list[Metrics]:
+    """Return each run's metrics; this waits for the device."""
+    columns = (counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts))
+    return [
+        Metrics(sequence_accuracy=sequence, token_accuracy=token, loss=loss, score=value)
+        for sequence, token, loss, value in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """One evaluation of one run: optimizer steps done, mean training loss since the last one, validation metrics.
+    """One evaluation of one run.
 
-    Once the run has diverged, metrics are None, and so is a loss that is not finite.
+    Attributes:
+        step: optimizer steps done.
+        train_loss: mean training loss since the last evaluation, in nats; None if it is not finite.
+        validation: metrics on the validation split; None once the run has diverged.
     """
 
     step: int
@@ -29,7 +50,7 @@ class CurvePoint:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "CurvePoint":
-        """Inverse of ``dataclasses.asdict``."""
+        """Undo ``dataclasses.asdict``."""
         metrics = values["validation"]
         return CurvePoint(**{**values, "validation": None if metrics is None else Metrics(**metrics)})
 

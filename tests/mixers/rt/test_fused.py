@@ -18,7 +18,7 @@ from mixers.rt.fused.padding import PaddedSizes  # noqa: E402
 from mixers.rt.fused.passes import fused_backward, fused_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
-from mixers.rt.wavefront import passes as chunked  # noqa: E402
+from mixers.rt.wavefront import schedule  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
@@ -161,7 +161,7 @@ def test_interpreted_inputs_in_another_order_in_memory(D: int, H: int, block: in
 def test_a_layer_whose_block_holds_all_positions_runs_in_the_kernels(caplog: pytest.LogCaptureFixture) -> None:
     shape = Shape(width=40, mlp_width=64)
     outputs = []
-    for implementation in ("naive", "triton"):
+    for implementation in ("naive", "fused"):
         torch.manual_seed(0)
         config = RecurrentTransformer.Config(heads=5, block=100, implementation=implementation)  # type: ignore[arg-type]
         z = RecurrentTransformer(config, shape)(torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(1)))
@@ -358,10 +358,10 @@ def test_gpu_two_passes_at_the_same_time() -> None:
 @interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
 def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     shape = Shape(width=64, mlp_width=64)
     gradients = {}
-    for implementation in ("naive", "triton", "chunked"):
+    for implementation in ("naive", "fused", "wavefront"):
         layers = []
         for seed in range(2):
             torch.manual_seed(seed)
@@ -371,7 +371,7 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypa
         x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
         z = torch.func.vmap(lambda p, y, layer=layers[0]: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients[implementation] = [z, *torch.autograd.grad(z.square().sum(), list(params.values()))]
-    for method in ("triton", "chunked"):
+    for method in ("fused", "wavefront"):
         for got, want in zip(gradients[method], gradients["naive"], strict=True):
             assert torch.linalg.vector_norm(got - want) <= 1e-5 * torch.linalg.vector_norm(want), method
 
@@ -379,11 +379,11 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypa
 @pytest.mark.parametrize(
     ("width", "heads", "block", "dtype", "chosen"),
     [
-        (128, 16, 1, torch.bfloat16, "triton"),
-        (128, 16, 4, torch.bfloat16, "triton"),
+        (128, 16, 1, torch.bfloat16, "fused"),
+        (128, 16, 4, torch.bfloat16, "fused"),
         (128, 16, 6, torch.bfloat16, "tiled"),
-        (124, 4, 1, torch.bfloat16, "triton"),
-        (1024, 16, 1, torch.bfloat16, "chunked"),
+        (124, 4, 1, torch.bfloat16, "fused"),
+        (1024, 16, 1, torch.bfloat16, "wavefront"),
         (1024, 16, 2, torch.bfloat16, "tiled"),
         (250, 10, 1, torch.bfloat16, "tiled"),
         (1024, 16, 1, torch.float32, "tiled"),

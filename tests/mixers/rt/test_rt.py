@@ -13,7 +13,7 @@ from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.tiled import tiles
+from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
@@ -198,7 +198,7 @@ def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_bac
     assert choose("auto", q, 64, 4, 1) == "tiled"
     assert choose("naive", q, 64, 4, 1) == "naive"
     for _ in range(2):
-        assert choose("triton", q, 64, 4, 6) == "tiled"
+        assert choose("fused", q, 64, 4, 6) == "tiled"
     assert [record.getMessage() for record in caplog.records] == [
-        "Recurrent Transformer: tiled in place of triton: no kernel for blocks of 6 positions (kernels: powers of two)"
+        "Recurrent Transformer: tiled in place of fused: no kernel for blocks of 6 positions (kernels: powers of two)"
     ]

@@ -13,7 +13,8 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.models import Stack  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
-from mixers.rt.wavefront import passes as chunked  # noqa: E402
+from mixers.rt.wavefront import schedule  # noqa: E402
+from mixers.rt.wavefront.passes import unsupported  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -79,7 +80,7 @@ def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
     wanted = passes(runs, x, dz, "naive")
     runs = [stack.float() for stack in runs]
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-        got = passes(runs, x.float(), dz.float(), "chunked")
+        got = passes(runs, x.float(), dz.float(), "wavefront")
         return wanted, got, passes(runs, x.float(), dz.float(), "naive") if dtype == torch.bfloat16 else {}
 
 
@@ -105,7 +106,7 @@ def check_float32(case: Case) -> None:
     ],
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: group)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: group)
     check_float32(case)
 
 
@@ -137,10 +138,10 @@ class Cold(RecurrentTransformer):
 def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     reason: str, together: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
     shape = Shape(width=32, mlp_width=16, layers=2)
-    config = kind.Config(heads=2, implementation="chunked")
+    config = kind.Config(heads=2, implementation="wavefront")
     torch.manual_seed(0)
     stack = Stack(kind(config, shape) for _ in range(2)).to(DEVICE)
     called = []
@@ -149,7 +150,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
     elif reason == "backward hook":
         stack[1].register_full_backward_hook(lambda module, inputs, outputs: called.append(module))
     elif reason == "another configuration":
-        stack[1] = kind(kind.Config(heads=1, implementation="chunked"), shape).to(DEVICE)
+        stack[1] = kind(kind.Config(heads=1, implementation="wavefront"), shape).to(DEVICE)
     elif reason == "another module":
         stack[1] = torch.nn.Identity()
     counts, wavefront = [], RecurrentTransformer._wavefront
@@ -174,7 +175,7 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
 
 @interpreted
 def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     (stack,), x, dz = build(Case(3, 1, 1, 3, 16, 1, 16))
     wanted = passes([stack], x, dz, "naive")
     counts, wavefront = [], RecurrentTransformer._wavefront
@@ -185,7 +186,7 @@ def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypat
 
     monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
     for layer in stack.float():
-        object.__setattr__(layer.config, "implementation", "chunked")
+        object.__setattr__(layer.config, "implementation", "wavefront")
     stack.recompute = True
     x_BTD = x[0].float().requires_grad_()
     gradients = torch.autograd.grad(z_BTD := stack(x_BTD), [x_BTD, *stack.parameters()], dz[0].float())
@@ -197,10 +198,10 @@ def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypat
 
 @interpreted
 def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "group_size", lambda layers, sequences: 16)
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     runs, x, _ = build(Case(1, 2, 1, 5, 32, 2, 16))
     for stack in runs:
-        object.__setattr__(stack[0].config, "implementation", "chunked")
+        object.__setattr__(stack[0].config, "implementation", "wavefront")
     params = {
         name: torch.stack([dict(stack.named_parameters())[name].detach().float() for stack in runs])
         for name, _ in runs[0].named_parameters()
@@ -215,7 +216,7 @@ def test_runs_may_be_mapped_over_the_last_axis(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("layers", "groups"), [(1, 1), (1, 5), (3, 1), (2, 4), (5, 3)])
 def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int, groups: int) -> None:
     done: set[tuple[int, int]] = set()
-    for lo, hi, base in chunked._waves(layers, groups * 32, 32, 32):
+    for lo, hi, base in schedule.Schedule(layers, length=groups * 32, group=32, skew=32).waves():
         starts = {(layer, base // 32 - (layer - lo)) for layer in range(lo, hi)}
         for layer, group in starts:
             assert (layer, group) not in done
@@ -227,11 +228,11 @@ def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int
 
 def test_says_why_a_case_is_unsupported() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert chunked.unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(chunked.unsupported(1408, 22, 4, torch.bfloat16, cuda))
-    assert "16 heads of width 1408" in str(chunked.unsupported(1408, 16, 1, torch.bfloat16, cuda))
-    assert "float64" in str(chunked.unsupported(1408, 22, 1, torch.float64, cuda))
-    assert "cpu" in str(chunked.unsupported(1408, 22, 1, torch.bfloat16, cpu))
+    assert unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
+    assert "blocks of 4" in str(unsupported(1408, 22, 4, torch.bfloat16, cuda))
+    assert "16 heads of width 1408" in str(unsupported(1408, 16, 1, torch.bfloat16, cuda))
+    assert "float64" in str(unsupported(1408, 22, 1, torch.float64, cuda))
+    assert "cpu" in str(unsupported(1408, 22, 1, torch.bfloat16, cpu))
 
 
 SHAPES = [
@@ -272,7 +273,7 @@ def test_gpu_bfloat16(case: Case) -> None:
 @pytest.mark.gpu
 def test_gpu_graph_repeats_bitwise() -> None:
     (stack,), x, dz = build(Case(3, 1, 20, 140, 128, 2, 512))
-    call = partial(passes, [stack.float()], x.float(), dz.float(), "chunked")
+    call = partial(passes, [stack.float()], x.float(), dz.float(), "wavefront")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         want = call()

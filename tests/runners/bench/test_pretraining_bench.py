@@ -15,27 +15,33 @@ from torch import Tensor
 from mixers.base import State
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
-from runners.bench import accuracy, timing, turns
+from runners.bench import accuracy, preparation, scheduler
 from runners.bench.__main__ import main
-from runners.bench.accuracy import Oracle, check
-from runners.bench.models import TrainingWork
-from runners.bench.pretraining import PretrainingBench
-from runners.bench.pretraining_cells import DECODERS, LAYERS, PRESETS, Cell, Target, layer_cells, parse
-from runners.bench.pretraining_report import cell_to_dict, print_tables, sweeps
-from runners.bench.timing import Clock, Setting
-from runners.bench.turns import Figures
+from runners.bench.accuracy import Oracle, check_implementation
+from runners.bench.cells import Figures
+from runners.bench.clock import Clock
+from runners.bench.implementations import Setting
+from runners.bench.pretraining.bench import PretrainingBench
+from runners.bench.pretraining.cells import PretrainingCell, layer_cells
+from runners.bench.pretraining.implementations import DECODERS, LAYERS
+from runners.bench.pretraining.options import PRESETS, parse
+from runners.bench.pretraining.record import cell_to_dict, sweeps
+from runners.bench.pretraining.report import print_tables
+from runners.bench.pretraining.targets import Target
+from runners.bench.pretraining.work import TrainingWork
 
 CPU = torch.device("cpu")
 SETTING = Setting(width=32, heads=2, mlp_width=64, batch_size=2)
 SHAPE = ["--widths", "32", "--head-width", "16", "--model-width", "32", "--vocabulary", "50", "--layers", "2"]
 GRID = ["--batches", "2", "--batch-size", "4", "--length", "4", "--lengths", "4", "6", "--decode-batches", "3"]
-TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID]
+PATIENT = ["--limit", "60", "--budget", "600"]  # a busy machine must not skip a cell
+TINY = ["pretraining", "--device", "cpu", "--stack", "2", *SHAPE, *GRID, *PATIENT]
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "CHECK_LENGTHS", (5,))
-    monkeypatch.setattr(timing, "SECONDS_A_REPEAT", 1e-4)
+    monkeypatch.setattr(preparation, "SECONDS_A_REPEAT", 1e-4)
 
 
 def measure(folder: Path, *arguments: str) -> Any:
@@ -118,9 +124,9 @@ def test_what_is_measured_by_default_on_a_gpu() -> None:
     both += [(1024, 512, n) for n in (128, 256, 512, 1024)]
     wanted = {(phase, *place) for phase in PASSES for place in both}
     wanted |= {("forward", 1024, batch, 512) for batch in (32, 128, 512, 2048)}
-    for name in ("rt-tiled-graph", "rt-chunked-graph", "transformer", "transformer-compiled"):
+    for name in ("rt-tiled-graph", "rt-wavefront-graph", "transformer", "transformer-compiled"):
         assert found[name] == wanted
-    for name in ("rt-tiled", "rt-chunked"):
+    for name in ("rt-tiled", "rt-wavefront"):
         assert found[name] == {place for place in wanted if (place[1], place[3]) == (1024, 512)}
 
 
@@ -131,9 +137,9 @@ def test_models_of_the_paper() -> None:
     assert decoded == {("rt-step", 12, 1408), ("rt-step", 6, 2048)} | transformers
 
 
-def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: Any) -> Cell:
+def cell(phase: Any, name: str, batch: int = 4, length: int = 6, **more: Any) -> PretrainingCell:
     width = more.pop("width", 32)
-    return Cell(phase=phase, width=width, batch_size=batch, length=length, implementation=name, **more)
+    return PretrainingCell(phase=phase, width=width, batch_size=batch, length=length, implementation=name, **more)
 
 
 def test_operations() -> None:
@@ -151,15 +157,15 @@ def test_operations() -> None:
 def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations = LAYERS
-    place = cell("forward+backward", "rt-chunked-graph", 512, 512, width=1408)
+    place = cell("forward+backward", "rt-wavefront-graph", 512, 512, width=1408)
     assert bench.targets(place) == []
     bench.clock.cuda = True
     assert bench.targets(place) == [Target("layer_ms", 105.0)]
-    (stack,) = bench.targets(cell("forward", "rt-chunked-graph", 512, 512, width=1024, layers=12))
+    (stack,) = bench.targets(cell("forward", "rt-wavefront-graph", 512, 512, width=1024, layers=12))
     assert stack == Target("layer_ms", 18.0)
-    assert bench.targets(cell("forward", "rt-chunked-graph", 32, 1024, width=1024)) == []
+    assert bench.targets(cell("forward", "rt-wavefront-graph", 32, 1024, width=1024)) == []
     assert bench.targets(cell("forward", "rt-tiled-graph", 512, 512, width=1024)) == []
-    training = cell("training", "rt-chunked-graph", 512, 512, width=2048, layers=6)
+    training = cell("training", "rt-wavefront-graph", 512, 512, width=2048, layers=6)
     assert bench.targets(training)[0] == Target("tokens_per_second", 170e3, at_least=True)
     (memory,) = bench.targets(replace(training, width=1408, layers=12, recompute=True))
     assert memory == Target("peak_gib", 48.0)
@@ -171,7 +177,7 @@ def test_targets_are_those_of_our_implementation_on_the_gpu() -> None:
     assert shown["setup_seconds"] == 5.0
     assert shown["targets"] == [{"figure": "layer_ms", "at_most": 105.0, "met": False}]
     for n in (128, 512, 2048, 4096):
-        at = cell("forward", "rt-chunked-graph", 32, n, width=1024)
+        at = cell("forward", "rt-wavefront-graph", 32, n, width=1024)
         bench.figures[at] = Figures(seconds=[1e-3 * n * (2.0 if n == 4096 else 1.0)])
     (row,) = sweeps(bench)
     assert row["quadratic_share"] == pytest.approx({128: 1, 512: 1, 2048: 1, 4096: 2})
@@ -184,7 +190,7 @@ def test_lengths_that_are_all_beyond_the_target_s_are_shown_without_a_judgement(
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations, bench.clock.cuda, bench.cells = LAYERS, True, []
     for n in (3072, 4096):
-        at = cell("forward", "rt-chunked-graph", 32, n, width=1024)
+        at = cell("forward", "rt-wavefront-graph", 32, n, width=1024)
         bench.figures[at] = Figures(seconds=[1e-6 * n**2])
     (row,) = sweeps(bench)
     assert row["targets"] == [{"figure": "quadratic_share", "at_most": 1.3, "met": None}]
@@ -198,9 +204,10 @@ def test_a_narrow_terminal_takes_nothing_from_the_tables(capsys: pytest.CaptureF
     bench = PretrainingBench(PRESETS["cuda"], CPU, "")
     bench.implementations, bench.clock.cuda, bench.peak = LAYERS | DECODERS, True, 989e12
     places = [
-        cell("forward+backward", name, 512, 512, width=1024, layers=12) for name in ("rt-chunked-graph", "transformer")
+        cell("forward+backward", name, 512, 512, width=1024, layers=12)
+        for name in ("rt-wavefront-graph", "transformer")
     ]
-    places += [cell("training", name, 512, 512, width=2048, layers=6) for name in ("rt-chunked-graph", "transformer")]
+    places += [cell("training", name, 512, 512, width=2048, layers=6) for name in ("rt-wavefront-graph", "transformer")]
     places += [cell("decode", name, 64, 512, width=2048, layers=6) for name in ("rt-step-graph", "rt-step")]
     bench.cells = places
     for place in places:
@@ -241,16 +248,18 @@ def test_no_speed_of_a_wrong_implementation(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "name", ["rt-chunked", "transformer-compiled", *(n for n, i in DECODERS.items() if not i.graph)]
+    "name", ["rt-wavefront", "transformer-compiled", *(n for n, i in DECODERS.items() if not i.graph)]
 )
 def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "rt-chunked":
+    if name == "rt-wavefront":
         triton = pytest.importorskip("triton")
         if not triton.knobs.runtime.interpret:
             pytest.skip("needs TRITON_INTERPRET=1")
         monkeypatch.setattr("mixers.rt.wavefront.passes.group_size", lambda layers, sequences: 16)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    outcome = check((LAYERS | DECODERS)[name], Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU))
+    outcome = check_implementation(
+        (LAYERS | DECODERS)[name], Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU)
+    )
     assert outcome.problem is None
     assert outcome.error is not None
     assert 0 < outcome.error < 1e-5
@@ -266,7 +275,7 @@ def test_training_steps_train(recompute: bool) -> None:
         group["lr"] = 1e-2
     losses = []
     for _ in range(5):
-        work.once()
+        work.run_eagerly()
         losses.append(float(work.loss))
     assert losses[0] == pytest.approx(torch.tensor(50.0).log().item(), abs=2.0)
     assert losses == sorted(losses, reverse=True)
@@ -274,14 +283,14 @@ def test_training_steps_train(recompute: bool) -> None:
 
 
 def test_what_does_not_fit_is_trained_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = TrainingWork.once
+    run_eagerly = TrainingWork.run_eagerly
 
     def failing(self: TrainingWork) -> None:
         if self.stepper.micro == 4 and self.config.mixer == "rt":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        once(self)
+        run_eagerly(self)
 
-    monkeypatch.setattr(TrainingWork, "once", failing)
+    monkeypatch.setattr(TrainingWork, "run_eagerly", failing)
     cells = measure(tmp_path, "--parts", "training")["cells"]
     assert [(c["implementation"], c["micro_batch_size"], c["status"]) for c in cells] == [
         ("transformer", None, "timed"),
@@ -291,7 +300,7 @@ def test_what_does_not_fit_is_trained_in_parts(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "CHEAP_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "CHEAP_SECONDS", 0.0)
     arguments = ["--parts", "layers", "training", "--implementations", "rt-tiled", "--budget", "1e-3"]
     statuses = [c["status"] for c in measure(tmp_path, *arguments)["cells"]]
     assert statuses == ["timed", *["skipped: budget of 0.001 s spent"] * 8]

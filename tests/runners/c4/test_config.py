@@ -9,7 +9,8 @@ import docstring_parser
 import pytest
 
 from mixers.base import Shape
-from runners.c4.config import HEAD_WIDTH, PRESETS, SIZES, Config
+from runners.c4.config import HEAD_WIDTH, SIZES, Config
+from runners.c4.presets import PRESETS
 
 
 def test_the_default_is_the_papers_300m_model_of_six_layers() -> None:

@@ -28,15 +28,16 @@ from runners.c4.config import Config
 from runners.cli import parse
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
-from runners.mad.plan import plan
 from runners.mad.results.charts import draw_bars, draw_heat_map, plot_comparison
 from runners.mad.results.held_out import Reading
 from runners.mad.results.standings import Standing, print_comparison
-from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary, print_summary, summarise
-from runners.mad.search.search import DISTRIBUTIONS
+from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, choose_point, summarise
+from runners.mad.results.tables import print_summary
+from runners.mad.search.study import DISTRIBUTIONS, run_of
 from runners.mad.training.protocol import Protocol, Run
 from tasks import TASKS
 from tasks.base import Accuracy
+from tests.runners.mad.commands import planned
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -148,7 +149,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
 
 
 def test_defaults_are_the_published_grid_at_the_baseline() -> None:
-    options, experiments = plan(["--mixer", "rt", "--task", "compression"])
+    options, experiments = planned(["--mixer", "rt", "--task", "compression"])
     (experiment,) = experiments
     assert (options.lr, options.weight_decay, options.seeds) == ((1e-4, 5e-4, 1e-3), (0.0, 0.1), 1)
     assert experiment.difficulty == "baseline"
@@ -161,7 +162,7 @@ def test_defaults_are_the_published_grid_at_the_baseline() -> None:
 
 
 def test_all_and_sweeps_expand_to_every_setting_of_the_published_table() -> None:
-    _, experiments = plan(["--mixer", "all", "--task", "selective-copying", "--difficulty", "all"])
+    _, experiments = planned(["--mixer", "all", "--task", "selective-copying", "--difficulty", "all"])
     names = [e.difficulty for e in experiments if e.mixer == "rt"]
     assert len(experiments) == len(MIXERS) * len(names)
     # SPEC of the suite: vocab 3, length 2, examples 4, tokens to copy 3, and the baseline
@@ -170,7 +171,9 @@ def test_all_and_sweeps_expand_to_every_setting_of_the_published_table() -> None
 
 
 def test_nested_options_reach_the_layer_and_the_task() -> None:
-    (experiment,) = plan(["--mixer", "rt", "--mixer.block", "4", "--task", "compression", "--task.vocab-size", "32"])[1]
+    (experiment,) = planned(
+        ["--mixer", "rt", "--mixer.block", "4", "--task", "compression", "--task.vocab-size", "32"]
+    )[1]
     assert experiment.mixer_config.block == 4
     assert experiment.task_config.vocab_size == 32
     assert experiment.difficulty == "custom"
@@ -180,7 +183,7 @@ def test_options_apply_to_the_layers_and_tasks_that_have_them_and_a_line_names_t
     command = ["--mixer", "rt", "lstm", "--task", "compression", "copying"]
     given = ["--mixer.block", "4", "--mixer.heads", "8", "--task.vocab-size", "32"]
     lines: list[str] = []
-    plain, changed = plan(command)[1], plan([*command, *given], lines.append)[1]
+    plain, changed = planned(command)[1], planned([*command, *given], lines.append)[1]
     assert lines == [
         "--mixer.heads does not apply to mixer lstm",
         "--mixer.block does not apply to mixer lstm",
@@ -194,25 +197,25 @@ def test_options_apply_to_the_layers_and_tasks_that_have_them_and_a_line_names_t
 
 def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() -> None:
     command = ["--preset", "demo", "--task", "in-context-recall", "copying", "--task.train-examples", "900"]
-    own, other = plan([*command, "--mixer", "rt"])[1]
+    own, other = planned([*command, "--mixer", "rt"])[1]
     recall, copying = TASKS["in-context-recall"].Config, TASKS["copying"].Config
     assert own.task_config == recall(length=48, eval_examples=320, train_examples=900)
     assert other.task_config == copying(train_examples=900)
     assert (own.difficulty, other.difficulty) == ("custom", "custom")
     assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
-    (as_it_is, _) = plan(["--preset", "demo"])[1]
+    (as_it_is, _) = planned(["--preset", "demo"])[1]
     assert as_it_is.difficulty == "demo"
 
 
 def test_epochs_take_the_place_of_a_presets_steps() -> None:
-    (experiment, _) = plan(["--preset", "demo", "--epochs", "2"])[1]
+    (experiment, _) = planned(["--preset", "demo", "--epochs", "2"])[1]
     assert experiment.protocol == Protocol(batch_size=64, epochs=2, evaluations=5)
 
 
 def test_other_settings_have_a_chart_of_their_own() -> None:
     command = ["--mixer", "rt", "transformer", "--task", "compression", "--task.train-examples", "640"]
     others: tuple[list[str], ...] = ([], ["--steps", "5"], ["--task.length", "16"], ["--width", "64"])
-    assert len({mad._figure_name(*plan([*command, *more])) for more in others}) == len(others)
+    assert len({mad._figure_name(*planned([*command, *more])) for more in others}) == len(others)
 
 
 def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -308,21 +311,18 @@ def made_up_trial(lr: float, weight_decay: float, seed: int, validation: float |
 
 
 def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> None:
-    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization"])[1]
+    (experiment,) = planned(["--mixer", "transformer", "--task", "memorization"])[1]
     trials = [
         made_up_trial(*point, seed, scores[seed]) for seed in range(3) for point, scores in VALIDATION_SCORES.items()
     ]
-    asked: list[list[Run]] = []
+    readings = {}
+    for run in map(run_of, trials):  # the order is opposed to that on validation
+        value = 1 - (VALIDATION_SCORES[run.lr, run.weight_decay][run.seed] or 0)
+        readings[run] = Reading(sequence_accuracy=value, token_accuracy=value / 2, loss=value / 3)
 
-    def read(runs: Sequence[Run]) -> dict[Run, Reading]:
-        """The order is opposed to that on validation."""
-        asked.append(list(runs))
-        values = [1 - (VALIDATION_SCORES[run.lr, run.weight_decay][run.seed] or 0) for run in runs]
-        readings = [Reading(sequence_accuracy=v, token_accuracy=v / 2, loss=v / 3) for v in values]
-        return dict(zip(runs, readings, strict=True))
-
-    summary = summarise(experiment, trials, read)
-    assert asked == [[Run(lr=1e-3, weight_decay=0.0, seed=seed) for seed in range(3)]]
+    chosen = choose_point(trials)
+    assert chosen == (1e-3, 0.0)
+    summary = summarise(experiment, trials, chosen, readings)
     assert [(point.lr, point.weight_decay) for point in summary.points] == list(VALIDATION_SCORES)
     assert [point.seeds for point in summary.points] == [[0, 1, 2]] * 4
     assert [point.diverged for point in summary.points] == [{}, {}, {}, {1: 7}]
@@ -335,22 +335,23 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
             _, upper = stats.t.interval(0.95, df=2, loc=np.mean(values), scale=stats.sem(values))
             assert estimate.half_width == pytest.approx(upper - np.mean(values))
     assert summary.chosen == 2
-    assert summary.chosen_trial is trials[4 + 2]  # seed 1, validation score 0.9
-    sequence_accuracy = Standing.of(summary.to_dict()).accuracy("sequence")
+    assert summary.best_run == Run(lr=1e-3, weight_decay=0.0, seed=1)  # validation score 0.9
+    sequence_accuracy = Standing.of(summary).accuracy("sequence")
     assert sequence_accuracy is not None
     assert sequence_accuracy.mean == pytest.approx(0.4)
     assert [point.estimates is not None and "test_loss" in point.estimates for point in summary.points] == [
         False, False, True, False,
     ]  # fmt: skip
-    assert summarise(experiment, trials, read, chosen_among=trials[1::4]).chosen == 1
+    assert summarise(experiment, trials, choose_point(trials[1::4]), readings).chosen == 1
 
 
 def test_a_point_whose_test_loss_is_not_finite_has_the_accuracies_alone() -> None:
-    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization"])[1]
+    (experiment,) = planned(["--mixer", "transformer", "--task", "memorization"])[1]
     trials = [made_up_trial(1e-4, 0.0, seed, 0.5) for seed in range(2)]
     for losses, names in (((None, 1.0), TEST_METRICS[:2]), ((1.0, 2.0), TEST_METRICS), ((), ())):
         readings = [Reading(sequence_accuracy=0.0, token_accuracy=0.5, loss=loss) for loss in losses]
-        summary = summarise(experiment, trials, lambda runs, found=readings: dict(zip(runs, found, strict=False)))
+        by_run = dict(zip(map(run_of, trials), readings, strict=False))
+        summary = summarise(experiment, trials, choose_point(trials), by_run)
         (point,) = summary.points
         assert point.estimates is not None
         assert {name for name in point.estimates if name not in METRICS} == set(names)
@@ -360,10 +361,10 @@ def test_a_point_whose_test_loss_is_not_finite_has_the_accuracies_alone() -> Non
 def test_ceiling_and_chance_are_those_of_the_test_split(task: str, limit: str) -> None:
     """Of 8 sequences each, splits differ: in the keys that training does not show, and in the scored positions."""
     few = ["--task.train-examples", "8", "--task.eval-examples", "8", "--batch-size", "8"]
-    (experiment,) = plan(["--mixer", "transformer", "--task", task, *few])[1]
+    (experiment,) = planned(["--mixer", "transformer", "--task", task, *few])[1]
     values = [getattr(experiment.instance, limit)(split) for split in ("train", "validation", "test")]
     assert len(set(values)) == 3
-    assert getattr(summarise(experiment, [], lambda runs: {}), limit) == values[2]
+    assert getattr(summarise(experiment, [], None, {}), limit) == values[2]
 
 
 def test_options_document_every_field() -> None:
@@ -550,7 +551,7 @@ def test_the_comparison_is_sorted_by_task_and_family(mixers: tuple[str, ...]) ->
 
 def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     note = "±: half the 95% t-interval of the mean over 2 seeds, not clipped to [0, 1]"
-    (experiment,) = plan(["--mixer", "rt", "--task", "parity", "--width", "16"])[1]
+    (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--width", "16"])[1]
     estimates = {name: Estimate(mean=0.1 + i, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
     points = [
         Point(lr=5e-4, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={0: 7, 1: 8}),
@@ -563,9 +564,8 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     for width in (80, 120):
         console = Console(width=width, file=io.StringIO())
         limit = Accuracy(sequence=1.0, token=1.0)
-        summary = Summary(
-            experiment=experiment, points=points, chosen=1, chosen_trial=None, ceiling=limit, chance=limit
-        )
+        empty = summarise(experiment, [], None, {})
+        summary = replace(empty, points=points, chosen=1, ceiling=limit, chance=limit)
         print_summary(summary, console)
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()

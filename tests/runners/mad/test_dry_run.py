@@ -15,10 +15,10 @@ from mixers.transformer import Transformer
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
 from runners.mad.dry_run import forecast
-from runners.mad.plan import plan
 from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from tasks import TASKS
+from tests.runners.mad.commands import planned
 
 TINY = [
     *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
@@ -142,7 +142,7 @@ def test_figures_are_those_of_formulas(dry_run: Callable[..., Any], tmp_path: Pa
 @pytest.mark.parametrize("task", ["in-context-recall", "compression"])
 def test_figures_are_those_of_the_model_that_is_trained(mixer: str, task: str, tmp_path: Path) -> None:
     values = ["--mixer.implementation", "naive", "--mixer.block", "3"] if mixer == "rt" else []
-    (experiment,) = plan(["--mixer", mixer, "--task", task, *values, *TINY])[1]
+    (experiment,) = planned(["--mixer", mixer, "--task", task, *values, *TINY])[1]
     model, found = experiment.build().requires_grad_(False), forecast(experiment, GRID, None, tmp_path)
     assert found.flops == 3 * 16 * operations(model, torch.zeros(1, 16, dtype=torch.long))
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())

@@ -17,11 +17,11 @@ from mixers.base import Layer
 from mixers.costs import FOOTNOTE
 from runners.mad import __main__ as mad
 from runners.mad import plan as plan_module
-from runners.mad.plan import plan
 from runners.mad.results.standings import Standing, print_comparison
-from runners.mad.results.summary import Summary
-from runners.mad.search.search import describe
+from runners.mad.results.summary import summarise
+from runners.mad.search.study import note
 from tasks.base import Accuracy
+from tests.runners.mad.commands import planned
 
 HEADS = ["--mixer.heads", "2"]
 SMALL = ["--width", "16", "--mlp-width", "32", "--device", "cpu"]
@@ -129,7 +129,7 @@ def test_match_widens_and_narrows_layers_and_says_so() -> None:
     lines: list[str] = []
     names = ["transformer", "rt", "linear-attention"]
     command = ["--mixer", *names, "--task", "compression", "memorization", "--mixer.heads", "2", "--match", "flops"]
-    _, experiments = plan(command, lines.append)
+    _, experiments = planned(command, lines.append)
     shapes = {(e.mixer, e.shape.width, e.shape.mlp_width) for e in experiments}
     assert shapes == {("transformer", 128, 512), ("rt", 124, 496), ("linear-attention", 132, 528)}
     assert len({e.fingerprint for e in experiments}) == 6
@@ -142,7 +142,7 @@ def test_match_widens_and_narrows_layers_and_says_so() -> None:
 def test_match_takes_the_transformer_as_reference_even_if_it_is_not_trained() -> None:
     lines: list[str] = []
     command = ["--mixer", "lstm", "--task", "compression", "--width", "64", "--mlp-width", "256", "--match", "params"]
-    (experiment,) = plan(command, lines.append)[1]
+    (experiment,) = planned(command, lines.append)[1]
     target = 4 * 64**2 + 2 * 64 * 256 + 4 * 64
     width, hidden = experiment.shape.width, experiment.shape.mlp_width
     assert abs((9 * width**2 + 2 * width * hidden + 6 * width) / target - 1) <= 0.02
@@ -175,19 +175,17 @@ def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_the_note_of_a_study_states_the_costs() -> None:
-    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
-    assert "2,112 parameters; state 4,096 floats after 128 positions" in describe(experiment)
+    (experiment,) = planned(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
+    assert "2,112 parameters; state 4,096 floats after 128 positions" in note(experiment)
 
 
 @pytest.mark.parametrize(("width", "tables"), [(60, 2), (80, 1)])
 def test_a_narrow_terminal_gets_the_costs_in_a_table_of_their_own(width: int, tables: int) -> None:
-    (experiment,) = plan(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
+    (experiment,) = planned(["--mixer", "transformer", "--task", "memorization", *SMALL, *HEADS])[1]
     none = Accuracy(sequence=1.0, token=1.0)
-    summary = Summary(
-        experiment=replace(experiment), points=[], chosen=None, chosen_trial=None, ceiling=none, chance=none
-    )
+    summary = replace(summarise(experiment, [], None, {}), ceiling=none, chance=none)
     console = Console(width=width, file=io.StringIO())
-    print_comparison([Standing.of(summary.to_dict())], console)
+    print_comparison([Standing.of(summary)], console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert text.count("┏") == tables

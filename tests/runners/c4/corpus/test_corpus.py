@@ -19,10 +19,11 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from runners.c4.corpus import packing, shards, sources
 from runners.c4.corpus import prepare as data
-from runners.c4.corpus import shards, sources
-from runners.c4.corpus.prepare import Corpus, load_tokenizer, prepare
+from runners.c4.corpus.prepare import Corpus, prepare
 from runners.c4.corpus.shards import open_shard
+from runners.c4.corpus.tokenizer import load_tokenizer
 
 datasets = pytest.importorskip("datasets")
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -84,7 +85,7 @@ def random_documents(seed: int, count: int) -> list[str]:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setattr(data, "SHARD_TOKENS", SHARD)
-    monkeypatch.setattr(data, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(packing, "BATCH_DOCUMENTS", 7)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     train, validation = random_documents(0, 40), random_documents(1, 10)
     train[3], train[7] = f"a {END} in the text é\u2028\U0001f600", ""
@@ -228,9 +229,9 @@ def test_a_real_kill_in_the_middle_of_a_write(source: Source, tmp_path: Path) ->
         from pathlib import Path
         import numpy as np
         from rich.console import Console
-        from runners.c4.corpus import prepare as data
+        from runners.c4.corpus import packing, prepare as data
 
-        data.SHARD_TOKENS, data.BATCH_DOCUMENTS = {SHARD}, 7
+        data.SHARD_TOKENS, packing.BATCH_DOCUMENTS = {SHARD}, 7
         save, calls = np.save, []
 
         def torn(path, array):

@@ -20,8 +20,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from mixers.models import LanguageModel
-from runners.c4.evaluation import downstream
-from runners.c4.evaluation.downstream import HUB_SETS, Item, evaluate_items, print_scores, read_items, wilson_interval
+from runners.c4.evaluation import items
+from runners.c4.evaluation.downstream import evaluate_items, print_scores, wilson_interval
+from runners.c4.evaluation.hub_sets import HUB_SETS
+from runners.c4.evaluation.items import Item, read_items
 
 LETTERS = "abcdefgh"
 WORDS = {"<|endoftext|>": 0, **{f"Ġ{letter}": i for i, letter in enumerate(LETTERS, start=1)}, "é": 9}
@@ -353,7 +355,7 @@ def test_without_a_network_the_hub_is_asked_once_and_a_set_in_the_cache_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unreachable: list[object]
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(downstream, "HUB_SETS", {"piqa": HUB_SETS["piqa"]})
+    monkeypatch.setattr(items, "HUB_SETS", {"piqa": HUB_SETS["piqa"]})
     with pytest.raises(ValueError, match=r"baber/piqa cannot be read from the hub \(.*Name or service not known\)"):
         read_items("hub")
     assert len(unreachable) == 1

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from mixers.base import Shape
 from mixers.models import LanguageModel
 from mixers.transformer import Transformer
-from runners.c4.corpus.prepare import end_of_text
+from runners.c4.corpus.tokenizer import end_of_text
 from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.evaluate import (
     Likelihood,

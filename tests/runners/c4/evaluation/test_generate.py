@@ -150,9 +150,9 @@ def test_an_empty_prompt_is_the_start_of_a_document(tokenizer: Tokenizer) -> Non
 def checkpoint(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = build(vocab_size=384)
 
-    def load(path: Path, device: torch.device) -> tuple[LanguageModel, None, Tokenizer]:
+    def load(path: Path) -> tuple[LanguageModel, Tokenizer]:
         assert path == tmp_path
-        return model.to(device), None, tokenizer
+        return model, tokenizer
 
     monkeypatch.setattr(module, "load_model", load)
     return tmp_path

@@ -69,11 +69,14 @@ def adapter(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path, monkeypa
     for name, module in harness.items():
         monkeypatch.setitem(sys.modules, name, module)
 
-    def load(path: Path, device: torch.device) -> tuple[LanguageModel, Any, Tokenizer]:
-        assert (path, device) == (tmp_path, torch.device("cpu"))
-        return model, SimpleNamespace(seq_len=LENGTH), tokenizer
+    loaded = {"load_model": (model, tokenizer), "load_config": SimpleNamespace(seq_len=LENGTH)}
+    for name, value in loaded.items():
 
-    monkeypatch.setattr(lm_eval_adapter, "load_model", load)
+        def load(path: Path, value: Any = value) -> Any:
+            assert path == tmp_path
+            return value
+
+        monkeypatch.setattr(lm_eval_adapter, name, load)
     return language_model(tmp_path, batch_size=2, device="cpu")
 
 

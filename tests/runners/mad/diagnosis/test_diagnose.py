@@ -19,18 +19,13 @@ from torch import Tensor
 from mixers.base import Layer, Shape, State
 from mixers.models import BACKBONES, Backbone
 from mixers.transformer import Transformer
-from runners.mad.diagnosis.diagnose import Diagnosis, confusions, diagnose, draw_figure, predict
-from runners.mad.diagnosis.linear_probes import (
-    FOLDS,
-    INVERSE_PENALTY,
-    ProbeReport,
-    UnreadableError,
-    draw,
-    folds,
-    probe,
-    read,
-    sequences_per_forward,
-)
+from runners.mad.diagnosis.confusions import count_confusions
+from runners.mad.diagnosis.diagnose import diagnose
+from runners.mad.diagnosis.figure import draw_figure
+from runners.mad.diagnosis.findings import Diagnosis
+from runners.mad.diagnosis.linear_probes import INVERSE_PENALTY, ProbeReport, fit_probes
+from runners.mad.diagnosis.outputs import UnreadableError, predict, read_hidden_states, sequences_per_forward
+from runners.mad.diagnosis.samples import FOLDS, draw_sample, split_folds
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from runners.mad.training.protocol import Optimizer, Run
@@ -97,7 +92,7 @@ class Toy(Task):
         vocab_size: int = 4
         length: int = 12
         scored: float = 0.6
-        probe_lengths: tuple[int, ...] = ()
+        extrapolation_lengths: tuple[int, ...] = ()
         train_examples: int = 1
 
     name = "toy"
@@ -112,10 +107,10 @@ class Toy(Task):
         return self.config.vocab_size
 
     @property
-    def probe_names(self) -> tuple[str, ...]:
+    def extrapolation_names(self) -> tuple[str, ...]:
         return (
-            *(f"length {length}" for length in self.config.probe_lengths),
-            *(["odd"] * bool(self.config.probe_lengths)),
+            *(f"length {length}" for length in self.config.extrapolation_lengths),
+            *(["odd"] * bool(self.config.extrapolation_lengths)),
         )
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
@@ -152,13 +147,13 @@ def repeat_token(model: Backbone) -> Backbone:
 
 def probe_test_split(model: Backbone, task: Task) -> ProbeReport:
     batch = task.split("test")
-    return probe(model, task, batch, predict(model, batch)[0])
+    return fit_probes(model, task, batch, predict(model, batch)[0])
 
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toy, Tokens, Diagnosis, Path]:
     """A model of random weights on a task with more than one length, its predictions and its diagnosis."""
-    task = Toy(Toy.Config(rule="random", vocab_size=5, eval_examples=103, probe_lengths=(9, 15)))
+    task = Toy(Toy.Config(rule="random", vocab_size=5, eval_examples=103, extrapolation_lengths=(9, 15)))
     model = build(task)
     folder = tmp_path_factory.mktemp("diagnosis") / "new" / "folder"
     diagnosis = diagnose(model, task, folder, "a title")
@@ -214,18 +209,20 @@ def test_confusion_matrix_and_macro_accuracy_equal_brute_force(
 
 
 def test_known_model_is_right_at_even_positions_only(tmp_path: Path) -> None:
-    task = Toy(Toy.Config(rule="same at even positions", vocab_size=8, eval_examples=100, probe_lengths=(6,)))
+    task = Toy(Toy.Config(rule="same at even positions", vocab_size=8, eval_examples=100, extrapolation_lengths=(6,)))
     diagnosis = diagnose(repeat_token(build(task)), task, tmp_path, "even")
     assert diagnosis.by_position.index == list(range(2, 12))
     assert diagnosis.by_position.accuracy == [1.0, 0.0] * 5
     assert diagnosis.by_answer.accuracy[0] == 1.0
     assert all((c.predicted + 1) % 8 == c.target for c in diagnosis.confusion.top)
-    assert set(diagnosis.probe_sets) == {"length 6", "odd"}
+    assert set(diagnosis.extrapolation_sets) == {"length 6", "odd"}
     short = task.batch("length 6")
-    assert diagnosis.probe_sets["length 6"].token == pytest.approx(
+    assert diagnosis.extrapolation_sets["length 6"].token == pytest.approx(
         short.scored_ST[:, ::2].sum() / short.scored_ST.sum()
     )
-    assert diagnosis.probe_sets["length 6"].sequence == pytest.approx(1 - short.scored_ST[:, 1::2].any(axis=1).mean())
+    assert diagnosis.extrapolation_sets["length 6"].sequence == pytest.approx(
+        1 - short.scored_ST[:, 1::2].any(axis=1).mean()
+    )
 
 
 def test_many_classes_are_reduced_to_the_most_missed() -> None:
@@ -233,7 +230,7 @@ def test_many_classes_are_reduced_to_the_most_missed() -> None:
     predictions_N = targets_N.copy()
     predictions_N[3 * 200 :] = 7
     predictions_N[-2:] = 1_000
-    confusion = confusions(targets_N, predictions_N)
+    confusion = count_confusions(targets_N, predictions_N)
     assert confusion.occurring == 301
     assert confusion.classes == list(range(200, 264))
     assert np.shape(confusion.counts) == (64, 64)
@@ -275,11 +272,11 @@ def test_probe_is_a_regression_on_standardised_features_judged_on_other_sequence
     """More features than examples: a regression knows by heart what it was fitted on, and nothing else."""
     task = Toy(Toy.Config(rule="mostly 0", eval_examples=25))
     model, batch = build(task, Noise, width=512), task.split("test")
-    report = probe(model, task, batch, np.ones_like(batch.inputs_ST))
-    sample, answers_N = draw(batch), batch.targets_ST[batch.scored_ST]
-    hidden_ND, _ = read(model, batch, sample.sequence_N, sample.position_N)
+    report = fit_probes(model, task, batch, np.ones_like(batch.inputs_ST))
+    sample, answers_N = draw_sample(batch), batch.targets_ST[batch.scored_ST]
+    hidden_ND, _ = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
     shares = []
-    for fitted, judged in folds(sample):
+    for fitted, judged in split_folds(sample):
         mean_D, deviation_D = hidden_ND[fitted].mean(axis=0), hidden_ND[fitted].std(axis=0)
         scaled_ND = (hidden_ND - mean_D) / deviation_D
         regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=200).fit(scaled_ND[fitted], answers_N[fitted])
@@ -343,15 +340,17 @@ def test_what_is_not_possible_is_said_once_or_where_it_fits(tmp_path: Path, impo
 
 
 @pytest.mark.parametrize(("name", "trained"), [("parity", 24), ("copying", 9), ("fuzzy-in-context-recall", None)])
-def test_further_sets_stand_beside_chance_and_the_training_length(
+def test_extrapolation_sets_stand_beside_chance_and_the_training_length(
     tmp_path: Path, name: str, trained: int | None
 ) -> None:
     settings: dict[str, dict[str, Any]] = {"parity": {"length": 24}, "copying": {"max_length": 9}}
     task = TASKS[name](TASKS[name].Config(train_examples=4, eval_examples=40, **settings.get(name, {})))
     diagnosis = diagnose(build(task), task, tmp_path, name)
     assert diagnosis.trained_length == trained
-    assert diagnosis.probe_chances == {further: task.chance(further) for further in diagnosis.probe_sets}
-    (axes,) = (a for a in draw_figure(diagnosis).axes if a.get_title() == "Further evaluation sets")
+    assert diagnosis.extrapolation_chances == {
+        further: task.chance(further) for further in diagnosis.extrapolation_sets
+    }
+    (axes,) = (a for a in draw_figure(diagnosis).axes if a.get_title() == "Extrapolation sets")
     legend = axes.get_legend()
     assert legend is not None
     labels = [text.get_text() for text in legend.get_texts()]
@@ -359,14 +358,16 @@ def test_further_sets_stand_beside_chance_and_the_training_length(
     assert (f"longest in training: {trained}" in labels) == (trained is not None)
     if trained is not None:
         lines = {line.get_label(): line for line in axes.lines}
-        chances = [task.chance(further).token for further in diagnosis.probe_sets if further.startswith("length ")]
+        chances = [
+            task.chance(further).token for further in diagnosis.extrapolation_sets if further.startswith("length ")
+        ]
         assert list(lines["chance"].get_ydata()) == chances
         assert list(lines[f"longest in training: {trained}"].get_xdata()) == [trained, trained]
         assert axes.get_xlim()[0] < trained
 
 
 def test_the_figure_names_the_sets_that_could_not_be_read(tmp_path: Path) -> None:
-    task = Toy(Toy.Config(eval_examples=8, probe_lengths=(15, 18)))
+    task = Toy(Toy.Config(eval_examples=8, extrapolation_lengths=(15, 18)))
     figure = draw_figure(diagnose(build(task, Bounded), task, tmp_path, "bounded"))
     assert any(axes.get_xlabel() == "the model fails on: length 15, length 18" for axes in figure.axes)
 
@@ -378,24 +379,24 @@ def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatc
     # An answer that is frequent, but in fewer sequences than there are folds.
     targets_ST[: FOLDS - 1][batch.scored_ST[: FOLDS - 1]] = 7
     rare = Batch(inputs_ST=batch.inputs_ST, targets_ST=targets_ST, scored_ST=batch.scored_ST)
-    whole = draw(rare)
+    whole = draw_sample(rare)
     assert whole.dropped_classes == 1
     assert set(whole.answer_N.tolist()) == {0, 1, 2}
     assert len(whole.answer_N) == batch.scored_ST[FOLDS - 1 :].sum()
     assert (whole.answer_N == targets_ST[whole.sequence_N, whole.position_N]).all()
-    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_EXAMPLES", 100)
-    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_CLASSES", 2)
-    part = draw(rare)
+    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_CLASSES", 2)
+    part = draw_sample(rare)
     assert len(part.answer_N) <= 100
     assert part.dropped_classes == 2
-    assert (draw(rare, position=2).position_N == 2).all()
+    assert (draw_sample(rare, position=2).position_N == 2).all()
 
 
 def test_examples_come_from_all_of_the_pool_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_EXAMPLES", 100)
-    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.POOL", 400)
+    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.mad.diagnosis.samples.POOL", 400)
     batch = Toy(Toy.Config(rule="same", eval_examples=100)).split("test")
-    sample, number_ST = draw(batch), batch.scored_ST.cumsum().reshape(batch.scored_ST.shape)
+    sample, number_ST = draw_sample(batch), batch.scored_ST.cumsum().reshape(batch.scored_ST.shape)
     number_N = number_ST[sample.sequence_N, sample.position_N]
     assert len(set(number_N.tolist())) == 100
     assert number_ST.max() > 600
@@ -405,9 +406,9 @@ def test_examples_come_from_all_of_the_pool_and_from_nowhere_else(monkeypatch: p
 
 
 def test_no_sequence_crosses_folds_and_every_example_is_judged_once() -> None:
-    sample = draw(Toy(Toy.Config(rule="same", eval_examples=300)).split("test"))
+    sample = draw_sample(Toy(Toy.Config(rule="same", eval_examples=300)).split("test"))
     judged_times = np.zeros(len(sample.answer_N), dtype=int)
-    for fitted, judged in folds(sample):
+    for fitted, judged in split_folds(sample):
         assert not set(sample.sequence_N[fitted]) & set(sample.sequence_N[judged])
         assert len(fitted) + len(judged) == len(sample.answer_N)
         judged_times[judged] += 1
@@ -417,8 +418,8 @@ def test_no_sequence_crosses_folds_and_every_example_is_judged_once() -> None:
 def test_batches_do_not_change_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Toy(Toy.Config(rule="previous", eval_examples=60))
     model, batch = build(task, Previous), task.split("test")
-    sample = draw(batch)
-    hidden_ND, embedding_ND = read(model, batch, sample.sequence_N, sample.position_N)
+    sample = draw_sample(batch)
+    hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
     tokens_ST = torch.from_numpy(batch.inputs_ST)
     assert np.array_equal(hidden_ND, model.hidden(tokens_ST).detach().numpy()[sample.sequence_N, sample.position_N])
     assert np.array_equal(
@@ -427,7 +428,7 @@ def test_batches_do_not_change_what_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     predictions_ST, accuracy = predict(model, batch)
     monkeypatch.setitem(ELEMENTS_PER_FORWARD, "cpu", 7 * 12 * ELEMENTS_PER_TOKEN)
     assert sequences_per_forward(model, batch) == 7
-    assert np.array_equal(read(model, batch, sample.sequence_N, sample.position_N)[0], hidden_ND)
+    assert np.array_equal(read_hidden_states(model, batch, sample.sequence_N, sample.position_N)[0], hidden_ND)
     assert np.array_equal(predict(model, batch)[0], predictions_ST)
     assert predict(model, batch)[1] == accuracy
 
@@ -448,7 +449,7 @@ def test_what_is_read_is_in_the_precision_of_training(monkeypatch: pytest.Monkey
             hidden_SD = model.hidden(tokens_ST)[:, 0]
     assert logits_RSTV.dtype == torch.bfloat16
     assert not torch.equal(hidden_SD, single_SD)
-    assert np.array_equal(read(model, batch, every_N, first_N)[0], hidden_SD.double().numpy())
+    assert np.array_equal(read_hidden_states(model, batch, every_N, first_N)[0], hidden_SD.double().numpy())
     outputs: list[Tensor] = []
     model.register_forward_hook(lambda module, args, output: outputs.append(output))
     predict(model, batch)
@@ -464,7 +465,7 @@ def test_files_are_whole_and_equal_each_time(random_model: tuple[Toy, Tokens, Di
     assert content["confusion"]["counts"] == diagnosis.confusion.counts
     assert content["probe"]["probes"][0]["hidden"]["mean"] == diagnosis.probe.hidden
     assert content["accuracy"] == {"sequence": diagnosis.accuracy.sequence, "token": diagnosis.accuracy.token}
-    assert list(content["probe_sets"]) == ["length 9", "length 15", "odd"]
+    assert list(content["extrapolation_sets"]) == ["length 9", "length 15", "odd"]
     assert (folder / names[1]).read_bytes().startswith(b"\x89PNG")
     model = build(task)
     assert diagnose(model, task, tmp_path, "a title") == diagnosis
@@ -482,9 +483,9 @@ def test_diverged_model_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_sets_that_a_layer_fails_on_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    task = Toy(Toy.Config(eval_examples=8, probe_lengths=(9, 15)))
+    task = Toy(Toy.Config(eval_examples=8, extrapolation_lengths=(9, 15)))
     diagnosis = diagnose(build(task, Bounded), task, tmp_path, "bounded")
-    assert list(diagnosis.probe_sets) == ["length 9", "odd"]
+    assert list(diagnosis.extrapolation_sets) == ["length 9", "odd"]
     (reason,) = diagnosis.unreadable_sets.values()
     assert reason.startswith("RuntimeError: The size of tensor a (15) must match")
     assert json.loads((tmp_path / "diagnosis.json").read_text())["unreadable_sets"] == {"length 15": reason}
@@ -502,7 +503,7 @@ def test_what_a_layer_raises_is_one_line_and_interrupts_pass(
     model, batch = build(task, Faulty), task.split("test")
     for call in (
         lambda: diagnose(model, task, tmp_path, "faulty"),
-        lambda: read(model, batch, np.arange(8), np.zeros(8, dtype=np.int64)),
+        lambda: read_hidden_states(model, batch, np.arange(8), np.zeros(8, dtype=np.int64)),
     ):
         with pytest.raises(raised or type(error)) as caught:
             call()

@@ -5,6 +5,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,34 @@ import pytest
 from rich.console import Console
 
 from runners.mad import __main__ as mad
-from runners.mad.plan import plan
 from runners.mad.results import compare
 from runners.mad.results.charts import draw_bars, draw_heat_map
 from runners.mad.results.standings import Standing, in_order, print_comparison, told_apart
-from runners.mad.results.summary import Estimate, Point, Summary, span
+from runners.mad.results.summary import Estimate, Point, Summary, read_summary, summarise
+from runners.mad.results.tables import span
 from tasks.base import Accuracy
+from tests.runners.mad.commands import planned
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
-def summary_of(*arguments: str, seeds: int = 1) -> dict[str, Any]:
-    """Of a study as it stands in its file, with made-up results."""
-    (experiment,) = plan([*arguments])[1]
+def summary_of(*arguments: str, seeds: int = 1) -> Summary:
+    """Of a study, with made-up results."""
+    (experiment,) = planned([*arguments])[1]
     estimates = {f"test_{split}_accuracy": Estimate(mean=0.25, half_width=None) for split in ("sequence", "token")}
-    made = Summary(
-        experiment=experiment,
+    return replace(
+        summarise(experiment, [], None, {}),
         points=[Point(lr=1e-3, weight_decay=0.0, seeds=[*range(seeds)], estimates=estimates, diverged={})],
         chosen=0,
-        chosen_trial=None,
+        best_seed=0,
         ceiling=Accuracy(sequence=1.0, token=1.0),
         chance=Accuracy(sequence=0.0, token=0.5),
     )
-    read: dict[str, Any] = json.loads(json.dumps(made.to_dict()))
+
+
+def in_file(summary: Summary) -> dict[str, Any]:
+    """A summary as it stands in its file."""
+    read: dict[str, Any] = json.loads(json.dumps(summary.to_dict()))
     return read
 
 
@@ -86,7 +92,7 @@ def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
 def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings() -> None:
     memorization = ("--task", "memorization", "--width", "16", "--mlp-width", "16", "--mixer.heads", "2")
     foreign = summary_of("--mixer", "transformer", "--task", "parity")
-    foreign["config"]["mixer"] = "my_layer:Mine"
+    foreign.config["mixer"] = "my_layer:Mine"
     summaries = [
         summary_of("--mixer", "transformer", *memorization),
         summary_of("--mixer", "rt", *memorization),
@@ -127,36 +133,37 @@ def test_tables_and_charts_are_in_that_order_also_where_layers_are_on_different_
 
 def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:
     summary = summary_of(*RT)
-    summary["points"].append({**summary["points"][0], "lr": 1e-4, "seeds": [0, 1, 2]})
+    summary.points.append(replace(summary.points[0], lr=1e-4, seeds=[0, 1, 2]))
     assert Standing.of(summary).seeds == 1
 
 
 def test_one_study_with_other_results_in_two_folders_is_refused(tmp_path: Path) -> None:
     summary = summary_of(*RT)
     files = [tmp_path / name / "summary.json" for name in ("one", "same", "other")]
-    for file, content in zip(files, (summary, summary, {**summary, "chosen": None}), strict=True):
-        write(file, json.dumps(content))
-    assert compare.read_summaries(files[:2]) == [summary]
+    for file, content in zip(files, (summary, summary, replace(summary, chosen=None)), strict=True):
+        write(file, json.dumps(content.to_dict()))
+    assert compare.read_summaries(files[:2]) == [read_summary(files[0])]
     with pytest.raises(ValueError, match="differ: name one of them"):
         compare.read_summaries(files)
 
 
 def test_studies_of_the_same_settings_are_told_apart_by_their_fingerprints() -> None:
     one = summary_of(*RT)
-    other = {**copy.deepcopy(one), "fingerprint": "0123456789", "study": "of other code"}
-    assert [s.mixer for s in told_apart([one, other])] == [f"rt {one['fingerprint'][:8]}", "rt 01234567"]
+    other = replace(one, fingerprint="0123456789", study="rt parity baseline 01234567 r2")
+    assert [s.mixer for s in told_apart([one, other])] == [f"rt {one.fingerprint[:8]}", "rt 01234567 r2"]
 
 
-def test_a_standing_is_the_same_from_a_file_and_from_memory() -> None:
-    (experiment,) = plan(["--mixer", "lstm", "--task", "parity", "--width", "16"])[1]
+def test_a_standing_is_the_same_from_a_file_and_from_memory(tmp_path: Path) -> None:
+    (experiment,) = planned(["--mixer", "lstm", "--task", "parity", "--width", "16"])[1]
     limit = Accuracy(sequence=1.0, token=1.0)
     for chosen, estimates in ((None, None), (0, {"test_token_accuracy": Estimate(mean=0.5, half_width=0.1)})):
         point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=estimates, diverged={})
-        summary = Summary(
-            experiment=experiment, points=[point], chosen=chosen, chosen_trial=None, ceiling=limit, chance=limit
-        )
-        standing = Standing.of(summary.to_dict())
-        assert standing == Standing.of(json.loads(json.dumps(summary.to_dict())))
+        empty = summarise(experiment, [], None, {})
+        summary = replace(empty, points=[point], chosen=chosen, ceiling=limit, chance=limit)
+        file = tmp_path / str(chosen) / "summary.json"
+        write(file, json.dumps(summary.to_dict()))
+        standing = Standing.of(summary)
+        assert standing == Standing.of(read_summary(file))
         assert (standing.family, standing.seeds) == ("recurrent net", 0 if chosen is None else 2)
         assert standing.costs == summary.costs
         assert standing.accuracy("sequence") is None
@@ -212,10 +219,11 @@ def test_studies_of_an_earlier_version_are_left_out_in_one_line_unless_they_are_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = summary_of(*RT)
-    write(tmp_path / "studies" / "rt-now" / "summary.json", json.dumps(summary))
-    del summary["family"]
+    content = in_file(summary)
+    write(tmp_path / "studies" / "rt-now" / "summary.json", json.dumps(content))
+    del content["family"]
     for name in ("rt-before", "lstm-before"):
-        write(tmp_path / "studies" / name / "summary.json", json.dumps(summary))
+        write(tmp_path / "studies" / name / "summary.json", json.dumps(content))
     compare.main(["--out", str(tmp_path)])
     said, *table = capsys.readouterr().out.splitlines()
     assert said == (
@@ -228,7 +236,7 @@ def test_studies_of_an_earlier_version_are_left_out_in_one_line_unless_they_are_
         compare.main(["--out", str(tmp_path), *map(str, (tmp_path / "studies").iterdir())])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "before/summary.json is none of a study, or of an earlier version" in line
+    assert "before/summary.json is no summary of a study, or of an earlier version" in line
 
 
 def damaged(values: Any) -> Iterator[Any]:
@@ -247,7 +255,7 @@ def damaged(values: Any) -> Iterator[Any]:
 def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, refused = summary_of(*RT), {}
+    good, refused = in_file(summary_of(*RT)), {}
     file = tmp_path / "study" / "summary.json"
     file.parent.mkdir()
     for content in (None, [], *damaged(good)):
@@ -258,7 +266,7 @@ def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
             refused[json.dumps(content)] = str(error)
         else:
             draw_bars(told_apart(summaries))
-    message = f"{file} is none of a study, or of an earlier version: run its command again, or name the others"
+    message = f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
     assert set(refused.values()) == {message}
     without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good]
     assert refused.keys() >= set(without)

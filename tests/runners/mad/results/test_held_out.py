@@ -20,8 +20,8 @@ from runners.mad.results import held_out
 from runners.mad.results.held_out import Reading, read_test
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
+from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import Resident
 from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
 from tasks.metrics import Counts, count
@@ -61,7 +61,7 @@ def model_path(store: Store, run: Run) -> Path:
 
 @pytest.mark.parametrize("together", [64, 2, 1])
 def test_readings_are_those_of_each_runs_kept_parameters(store: Store, together: int) -> None:
-    readings = read_test(EXPERIMENT, RUNS, store, CPU, together)
+    readings = read_test(EXPERIMENT, RUNS, store.folder, CPU, together)
     batch = EXPERIMENT.instance.split("test")
     for run in RUNS:
         model = EXPERIMENT.build()
@@ -75,7 +75,7 @@ def test_readings_are_those_of_each_runs_kept_parameters(store: Store, together:
 
 
 def test_a_run_is_read_once_and_then_from_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = read_test(EXPERIMENT, RUNS[:1], store, CPU, 64)
+    first = read_test(EXPERIMENT, RUNS[:1], store.folder, CPU, 64)
     model_path(store, RUNS[0]).unlink()
     evaluated, evaluate = [], held_out.evaluate
 
@@ -84,9 +84,9 @@ def test_a_run_is_read_once_and_then_from_its_folder(store: Store, monkeypatch: 
         return evaluate(members, params_RP, data, vocab_size)
 
     monkeypatch.setattr(held_out, "evaluate", recorded)
-    both = read_test(EXPERIMENT, RUNS[:2], store, CPU, 64)
+    both = read_test(EXPERIMENT, RUNS[:2], store.folder, CPU, 64)
     assert both[RUNS[0]] == first[RUNS[0]]
-    assert read_test(EXPERIMENT, RUNS[:2], store, CPU, 64) == both
+    assert read_test(EXPERIMENT, RUNS[:2], store.folder, CPU, 64) == both
     assert evaluated == [(RUNS[1],)]
 
 
@@ -113,7 +113,7 @@ def test_too_little_memory_for_all_seeds_is_mended_as_the_line_says(
 def test_a_loss_that_is_not_finite_is_none_and_a_nan_is_never_right(store: Store) -> None:
     tensors, info = load_tensors(model_path(store, RUNS[0]))
     save_tensors(model_path(store, RUNS[0]), tensors | {"readout.weight": tensors["readout.weight"] * torch.nan}, info)
-    readings = read_test(EXPERIMENT, RUNS, store, CPU, 64)
+    readings = read_test(EXPERIMENT, RUNS, store.folder, CPU, 64)
     assert readings[RUNS[0]] == Reading(sequence_accuracy=0.0, token_accuracy=0.0, loss=None)
     assert readings[RUNS[1]].loss is not None
 
@@ -122,15 +122,15 @@ def test_lost_parameters_are_an_error_that_says_what_to_do(store: Store) -> None
     model_path(store, RUNS[1]).unlink()
     model_path(store, RUNS[2]).write_bytes(b"torn")
     for run in RUNS[1:]:
-        with pytest.raises(DamagedFileError, match="is gone or damaged: another --out trains it anew"):
-            read_test(EXPERIMENT, [RUNS[0], run], store, CPU, 64)
+        with pytest.raises(DamagedFileError, match="is gone or damaged: another --out trains the run again"):
+            read_test(EXPERIMENT, [RUNS[0], run], store.folder, CPU, 64)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"accuracy": 1.0}'])
 def test_a_damaged_reading_is_an_error_that_says_what_to_do(store: Store, content: str) -> None:
     (run_folder(store.folder, EXPERIMENT, RUNS[0]) / "test.json").write_text(content)
     with pytest.raises(DamagedFileError, match=r"is damaged .*: delete it and run the same command again"):
-        read_test(EXPERIMENT, RUNS, store, CPU, 64)
+        read_test(EXPERIMENT, RUNS, store.folder, CPU, 64)
 
 
 def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

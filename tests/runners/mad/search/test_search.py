@@ -28,8 +28,9 @@ from runners import storage as store_module
 from runners.files import load_tensors
 from runners.mad import experiment as experiment_module
 from runners.mad.experiment import Experiment, run_folder
-from runners.mad.search import search as search_module
-from runners.mad.search.search import ForeignFolderError, open_study, search
+from runners.mad.search import study as study_module
+from runners.mad.search.search import search
+from runners.mad.search.study import ForeignFolderError, describe_study, open_study
 from runners.mad.training import loop as train_module
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -134,15 +135,18 @@ def test_small_ensembles_give_the_same_figures_as_one(tmp_path: Path) -> None:
 def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> None:
     (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
     attrs = trial.user_attrs
-    assert attrs["config"]["mixer_config"] == {"heads": 2, "qk_norm": True}
-    assert attrs["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
-    assert attrs["fingerprint"] == experiment().fingerprint
-    assert set(attrs["versions"]) == {"python", "torch", "triton", "numpy", "optuna"}
     assert list(trial.intermediate_values) == [2, 4, 6]
     assert trial.value == attrs["validation_score"]
-    files = Path(attrs["files"])
+    files = Path(attrs["folder"])
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "model.safetensors"]
-    assert json.loads((files / "config.json").read_text())["fingerprint"] == attrs["fingerprint"]
+    record = json.loads((files / "config.json").read_text())
+    assert record["study"] == experiment().name
+    assert record["config"]["mixer_config"] == {"heads": 2, "qk_norm": True}
+    assert record["config"]["run"] == {"lr": 1e-4, "weight_decay": 0.0, "seed": 0}
+    assert record["fingerprint"] == experiment().fingerprint
+    assert record["code"] == experiment().code
+    assert set(record["versions"]) == {"python", "torch", "triton", "numpy", "optuna"}
+    assert [point["step"] for point in record["curve"]] == [2, 4, 6]
     model = experiment().build()
     model.load_state_dict(load_tensors(files / "model.safetensors")[0])
     batch = experiment().instance.batch("validation")
@@ -428,17 +432,20 @@ def add_a_line(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setattr(provenance, "_source", with_more)
 
 
-def test_a_study_is_another_when_its_trainer_its_task_or_its_data_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    prints = {"unchanged": experiment().fingerprint}
-    for module in ("runners.mad.training.loop", "runners.mad.training.ensemble", "tasks.recall"):
-        with monkeypatch.context() as changed:
-            add_a_line(changed, module)
-            prints[module] = experiment().fingerprint
+def test_a_study_is_another_when_its_data_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = experiment().fingerprint
     monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
     experiment_module._data_fingerprint.cache_clear()
-    prints["data"] = experiment().fingerprint
+    after = experiment().fingerprint
     experiment_module._data_fingerprint.cache_clear()
-    assert len(set(prints.values())) == len(prints), prints
+    assert before != after
+
+
+@pytest.mark.parametrize("module", ["runners.mad.training.loop", "runners.mad.training.ensemble", "tasks.recall"])
+def test_the_code_of_a_study_is_that_of_its_trainer_and_its_task(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    before = experiment().code
+    add_a_line(monkeypatch, module)
+    assert experiment().code != before
 
 
 def test_layers_on_one_task_share_its_data() -> None:
@@ -457,23 +464,25 @@ def test_a_study_in_a_database_belongs_to_the_folder_that_opened_it_first(
     """Also while that one is still counting what the layer costs."""
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     first, second = Store(tmp_path / "a", url), Store(tmp_path / "b", url)
-    describe = search_module.describe
+    note = study_module.note
 
     def slow(described: Experiment) -> str:
-        monkeypatch.setattr(search_module, "describe", describe)
         with pytest.raises(ForeignFolderError):
             open_study(described, second)
-        return describe(described)
+        return note(described)
 
-    monkeypatch.setattr(search_module, "describe", slow)
-    assert open_study(experiment(), first).user_attrs["results_folder"] == str(tmp_path / "a")
+    monkeypatch.setattr(study_module, "note", slow)
+    study = open_study(experiment(), first)
+    describe_study(study, experiment(), first)
+    assert study.user_attrs["results_folder"] == str(tmp_path / "a")
+    assert study.user_attrs["config"]["mixer"] == "transformer"
 
 
 @pytest.mark.parametrize("line", ['{"op_code":4}', '{"op_code":'])
 def test_a_damaged_journal_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
     path = tmp_path / "studies.journal"
     path.write_text(f"{line}\n{line}\n")
-    with pytest.raises(ValueError, match=r"studies\.journal is damaged .*: mend it, or move it away to begin anew$"):
+    with pytest.raises(ValueError, match=r"studies\.journal is damaged .*: repair it, or move it away to start again$"):
         Store(tmp_path, str(path))
     assert not list((tmp_path / "locks").glob("*.alive"))
 

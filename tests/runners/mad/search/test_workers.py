@@ -1,4 +1,4 @@
-"""A crew of processes on several devices, here the CPU several times: what they share, and how they end."""
+"""Processes on several devices, here the CPU several times: what they share, and how they end."""
 
 import io
 import multiprocessing
@@ -20,11 +20,12 @@ from rich.console import Console
 from mixers.base import Shape
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
+from runners.mad import studies
 from runners.mad.experiment import Experiment
 from runners.mad.search import progress
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
-from runners.mad.search.workers import Crew, CrewError
+from runners.mad.search.workers import WorkerError, Workers
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
@@ -110,20 +111,21 @@ def fail_or_go_on(device: torch.device) -> None:
 
 
 def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
-    def next_error(crew: Crew) -> tuple[type[Exception], str]:
-        with pytest.raises((CrewError, torch.OutOfMemoryError)) as caught:
-            wait_for(lambda: crew.waiting(1))
+    def next_error(workers: Workers) -> tuple[type[Exception], str]:
+        with pytest.raises((WorkerError, torch.OutOfMemoryError)) as caught:
+            wait_for(lambda: workers.check())
         return caught.type, str(caught.value)
 
     errors = []
-    with pytest.raises(KeyboardInterrupt), Crew([torch.device("meta", i) for i in range(2)], fail_or_go_on) as crew:  # noqa: PT012
-        crew.started(EXPERIMENT, GRID, 6)
-        errors = [next_error(crew) for _ in range(2)]
+    devices = [torch.device("meta", i) for i in range(2)]
+    with pytest.raises(KeyboardInterrupt), Workers(devices, fail_or_go_on) as workers:  # noqa: PT012
+        workers.start()
+        errors = [next_error(workers) for _ in range(2)]
         assert [process.name for process in multiprocessing.active_children()] == ["meta:0"]
         raise KeyboardInterrupt
     assert errors == [
         (torch.OutOfMemoryError, "meta:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB"),
-        (CrewError, "meta:1: its process ended with exit code 1"),
+        (WorkerError, "meta:1: its process ended with exit code 1"),
     ]
     assert multiprocessing.active_children() == []
     assert capfd.readouterr() == ("", "")
@@ -136,8 +138,8 @@ def run_out_of_memory(*_: object) -> None:
 def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mad, "find_devices", lambda name: [CPU] * 2)
-    monkeypatch.setattr(mad, "work_off", run_out_of_memory)
+    monkeypatch.setattr(studies, "find_devices", lambda name: [CPU] * 2)
+    monkeypatch.setattr(studies, "train_elsewhere", run_out_of_memory)
     with pytest.raises(SystemExit) as stop:
         mad.main([*COMMAND, "--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)])
     assert stop.value.code == 1
@@ -146,8 +148,8 @@ def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
 
 ON_TWO_DEVICES = """
 import sys, torch
-from runners.mad import __main__ as mad
-mad.find_devices = lambda name: [torch.device("cpu")] * 2
+from runners.mad import __main__ as mad, studies
+studies.find_devices = lambda name: [torch.device("cpu")] * 2
 mad.main(sys.argv[1:])
 """
 

@@ -11,7 +11,8 @@ from mixers.base import Shape
 from mixers.models import Backbone, LanguageModel
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
-from runners.mad.training.ensemble import Ensemble, mean_cross_entropy
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.loss import mean_cross_entropy
 from runners.mad.training.protocol import Optimizer, Run
 from tasks.base import IGNORE
 from tasks.recall import InContextRecall
@@ -107,8 +108,8 @@ def test_learning_rate_runs_the_whole_cosine_for_each_run() -> None:
     peaks, ends = [*(run.lr for run in RUNS), 1e-7], [1e-6, 1e-6, 1e-6, 1e-7]
     middles = [(peak + end) / 2 for peak, end in zip(peaks, ends, strict=True)]
     for step, expected in ((0, peaks), (STEPS // 2, middles), (STEPS, ends)):
-        members.step.fill_(step)
-        assert members.learning_rate().squeeze(1).tolist() == pytest.approx(expected)
+        members.optimizer.step.fill_(step)
+        assert members.optimizer.learning_rate().squeeze(1).tolist() == pytest.approx(expected)
 
 
 def test_loss_is_the_mean_over_targets_of_each_run() -> None:

@@ -16,8 +16,8 @@ from mixers.models import LanguageModel  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from runners.mad.training.ensemble import Ensemble  # noqa: E402
+from runners.mad.training.kernels.cross_entropy import cross_entropy_method  # noqa: E402
 from runners.mad.training.protocol import Optimizer, Run  # noqa: E402
-from runners.mad.training.step_kernels import cross_entropy_method, update  # noqa: E402
 from tasks.base import IGNORE  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -86,9 +86,9 @@ def members(width: int, clip: float) -> Ensemble:
 
     made = Ensemble(build, runs, Optimizer(clip=clip), 50, DEVICE)
     generator = torch.Generator().manual_seed(width)
-    made.moment1_RP.copy_(torch.randn(made.params_RP.shape, generator=generator))
-    made.moment2_RP.copy_(torch.rand(made.params_RP.shape, generator=generator))
-    made.step.fill_(7)
+    made.optimizer.moment1_RP.copy_(torch.randn(made.params_RP.shape, generator=generator))
+    made.optimizer.moment2_RP.copy_(torch.rand(made.params_RP.shape, generator=generator))
+    made.optimizer.step.fill_(7)
     made.diverged_R[2] = 3
     return made
 
@@ -107,15 +107,15 @@ def check_update(width: int, fault: str, clip: float = 0.5) -> None:
         gradient_RP[0] = 0.0
     before = plain.params_RP.clone()
     for _ in range(3):
-        update(fused, gradient_RP, loss_R)
-        plain.update(gradient_RP, loss_R)
-        fused.step += 1
-        plain.step += 1
+        fused.optimizer.update_fused(fused.params_RP, gradient_RP, loss_R)
+        plain.optimizer.update_naive(plain.params_RP, gradient_RP, loss_R)
+        fused.optimizer.step += 1
+        plain.optimizer.step += 1
     assert plain.diverged_R.tolist() == [8 if fault == "loss" else -1, 8 if fault == "gradient" else -1, 3]
     assert not torch.equal(fused.params_RP[0], before[0]) or fault == "loss"
     assert torch.equal(fused.params_RP[2], before[2])
-    for name, expected in plain.state.items():
-        torch.testing.assert_close(fused.state[name], expected, rtol=3e-6, atol=1e-7, msg=name)
+    for name, expected in plain.rows.items():
+        torch.testing.assert_close(fused.rows[name], expected, rtol=3e-6, atol=1e-7, msg=name)
 
 
 FAULTS = ["none", "loss", "gradient", "no gradient"]

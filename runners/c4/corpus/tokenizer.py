@@ -1,0 +1,76 @@
+"""Tokenizers: where they come from, and the facts about them that a corpus and a model need."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runners.c4.corpus.sources import first_line, hub
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
+"""Names of the end-of-text token, the preferred ones first."""
+
+
+def load_tokenizer(name: str) -> "Tokenizer":
+    """Load a tokenizer that neither truncates nor pads.
+
+    Args:
+        name: a ``tokenizer.json`` file, or a name on the Hugging Face hub.
+
+    Raises:
+        ValueError: there is no such file or name, there is no network, or the file holds no tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ValueError("tokenising needs the package tokenizers: pip install '.[pretraining]'") from error
+
+    # A name that can only be meant as a file is not looked up on the hub.
+    is_file = Path(name).is_file()
+    if not is_file and (name.endswith(".json") or Path(name).is_dir()):
+        raise ValueError(f"no tokenizer file {name}: give --tokenizer a tokenizer.json or a name on the hub")
+
+    try:
+        if is_file:
+            tokenizer = Tokenizer.from_file(name)
+        else:
+            with hub():
+                tokenizer = Tokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises plain Exception, and the network's errors have no common base
+        where, more = ("file", "") if is_file else ("on the hub, or no network", ", and --data too without a network")
+        raise ValueError(
+            f"no tokenizer {name!r} {where} ({first_line(error)}): give --tokenizer a tokenizer.json file{more}"
+        ) from error
+
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenizer_hash(tokenizer: "Tokenizer") -> str:
+    """Return the hash of a tokenizer's whole definition, the same from a file and from the hub."""
+    return sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def vocab_size(tokenizer: "Tokenizer") -> int:
+    """Return the largest token id plus one, which may exceed the tokenizer's own count of tokens."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def end_of_text(tokenizer: "Tokenizer") -> int:
+    """Return the id of the token that follows each document.
+
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    found = [special[token] for token in END_OF_TEXT if token in special]
+
+    if not found:
+        raise ValueError(
+            f"the tokenizer has no end-of-text token: give another one, or add one of {', '.join(END_OF_TEXT)} to its "
+            "added_tokens as a special token"
+        )
+    return found[0]

@@ -1,0 +1,22 @@
+"""Reasons why a run ends before its result; each message is one line and says what to do."""
+
+from runners.interrupt import StoppedError
+
+
+class RunError(RuntimeError):
+    """A run cannot continue."""
+
+
+class DivergedError(RunError):
+    """Loss or gradient of a run were not finite."""
+
+
+class BusyError(RunError):
+    """Another process is training the run."""
+
+
+class EvaluationStoppedError(StoppedError):
+    """Ctrl-C while a trained run answered downstream questions."""
+
+    def __str__(self) -> str:
+        return "interrupted: the run is trained, the same command continues with the downstream sets"

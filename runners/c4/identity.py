@@ -1,0 +1,56 @@
+"""Identity of a run: the name of its folder, the description in its files, and the version of its code."""
+
+from dataclasses import asdict
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from mixers.find import find_mixer
+from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus
+from runners.provenance import code_version
+
+INCIDENTAL = (
+    *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
+    *("recompute", "data", "tokenizer", "downstream"),
+)
+"""Options that do not make another run: where and how it is computed and evaluated. The corpus stands for its data."""
+DECIDING = tuple(
+    f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
+)
+"""Modules that decide a run's numbers. They import others that do not, such as those of the command line."""
+
+
+def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
+    """Return the folder of a run's files; another configuration or corpus has another folder.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        corpus: corpus of the run.
+    """
+    # The digest tells runs apart; the rest of the name tells a reader what they are.
+    values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
+    identity = [values, options, corpus.folder.name]
+    digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+    kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
+    return config.out / "c4" / f"{kind}-lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}-{digest}"
+
+
+def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON-able description of a run and the version of its code, as every checkpoint holds it.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        corpus: facts about the corpus.
+    """
+    values = {**asdict(config), "data": list(config.data), "out": str(config.out)}
+    return {"config": values, "mixer_options": options, "corpus": corpus, "code": run_code(config)}
+
+
+def run_code(config: Config) -> str:
+    """Return the hash of the code that decides a run's numbers: layer, backbone, training and evaluation."""
+    return code_version(find_mixer(config.mixer), "mixers.models", "mixers.ops.numerics", alone=DECIDING)

@@ -1,0 +1,57 @@
+"""Presets, and configurations made from them."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from runners.c4.config import Config
+
+PRESETS: dict[str, Config] = {
+    "paper": Config(),
+    "tiny": Config(
+        layers=2,
+        width=64,
+        heads=4,
+        seq_len=32,
+        batch_size=8,
+        steps=100,
+        lr=1e-2,
+        warmup_fraction=0.1,
+        validation_tokens=2048,
+        evaluations=4,
+        checkpoint_every=20,
+        preset="tiny",
+    ),
+}
+"""Defaults of each preset."""
+
+
+def configure(preset: str, values: Mapping[str, Any]) -> Config:
+    """Return a preset's configuration with other values, converted to the types of ``Config``.
+
+    Args:
+        preset: name of the preset.
+        values: by option, its value: for ``data`` a path or several, for options that are real numbers any number.
+
+    Raises:
+        ValueError: there is no such preset or option.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"--preset {preset} must be one of {', '.join(PRESETS)}")
+    known = [field.name for field in fields(Config) if field.name not in ("preset", "dry_run")]
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(f"unknown option {unknown[0]}: the options are {', '.join(known)}")
+
+    return replace(PRESETS[preset], **{name: _convert(name, value) for name, value in values.items()})
+
+
+def _convert(name: str, value: Any) -> Any:
+    """Return the value of an option in the type of its field."""
+    if name == "data":
+        return (str(value),) if isinstance(value, str | Path) else tuple(map(str, value))
+    if name == "out":
+        return Path(value)
+    if isinstance(value, Path):
+        return str(value)
+    return float(value) if get_type_hints(Config)[name] is float else value

@@ -1,0 +1,248 @@
+"""Pretraining from a configuration to a result: one run, or the paper's grid of runs.
+
+The Python function ``pretrain`` and the command ``python -m runners.c4`` both build a configuration, ``check`` it, and
+``run`` it.
+"""
+
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from mixers.base import Layer
+from mixers.contract import check_foreign
+from mixers.find import building, find_mixer
+from mixers.models import LanguageModel
+from runners.c4.charts import plot_curves
+from runners.c4.checkpoints import load_model
+from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus, prepare
+from runners.c4.curve import read_curve
+from runners.c4.distributed import World, world
+from runners.c4.errors import RunError
+from runners.c4.evaluation.items import HUB, read_items
+from runners.c4.identity import run_folder
+from runners.c4.model import build, layer_of
+from runners.c4.presets import configure
+from runners.c4.search import best, print_results, search, study_file
+from runners.c4.train import train
+from runners.c4.watchers import Bar, Wandb
+from runners.cli import applicable
+from runners.files import read_json
+from runners.storage import Store
+from runners.tracking import check_login
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run; of a search, its best run.
+
+    Attributes:
+        folder: folder of the run's files.
+        validation_loss: validation cross-entropy after the last step, in nats a token.
+        downstream: by downstream set, its ``runners.c4.evaluation.downstream.Scores`` as a dict.
+        chart: chart of the curves of all runs on the same corpus.
+        config: configuration of the run.
+    """
+
+    folder: Path
+    validation_loss: float
+    downstream: dict[str, dict[str, Any]]
+    chart: Path
+    config: Config = field(repr=False)
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Return one dict for each step, with the attributes of ``runners.c4.curve.Row`` as keys.
+
+        ``pandas.DataFrame(result.curve())`` makes a table of it.
+        """
+        return [asdict(row) for row in read_curve(self.folder)]
+
+    @property
+    def model(self) -> LanguageModel:
+        """The trained model on the CPU, in evaluation mode; loaded on first use."""
+        return self._loaded[0]
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer of the model; loaded on first use."""
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[LanguageModel, "Tokenizer"]:
+        return load_model(self.folder)
+
+
+def pretrain(
+    mixer: str = "rt",
+    *,
+    layers: int | None = None,
+    data: str | Path | Sequence[str | Path] | None = None,
+    tokenizer: str | Path | None = None,
+    preset: str = "paper",
+    out: str | Path = "results",
+    mixer_options: dict[str, Any] | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Result:
+    """Pretrain a language model; continue an interrupted run; return the result of a finished one.
+
+    The run is that of the command ``python -m runners.c4`` with the same options.
+
+    Args:
+        mixer: layer to train, a registered name or ``package.module:Class``.
+        layers: number of stacked layers; unless given, that of the preset.
+        data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
+        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, that of the preset.
+        preset: ``paper``, or ``tiny``, which trains in two minutes on a CPU.
+        out: folder of results.
+        mixer_options: options of the layer, such as ``{"heads": 8}``.
+        progress: whether to print progress.
+        **options: other attributes of ``runners.c4.config.Config``, such as ``steps`` or ``lr``.
+
+    Raises:
+        ValueError: an option does not fit, or data or tokenizer are not available; the message says what to do.
+        RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
+        StoppedError: Ctrl-C or SIGTERM came in training; the state is saved, and the same call continues the run.
+    """
+    # What the caller set, on top of the preset.
+    given = {"layers": layers, "data": data, "tokenizer": tokenizer}
+    values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
+    config = configure(preset, values | options)
+
+    # Refuse options that the layer does not have.
+    layer_options = mixer_options or {}
+    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, _refuse)
+    check(config, layer_options, options)
+
+    # Without ipywidgets, a notebook shows plain lines.
+    jupyter = None if find_spec("ipywidgets") else False
+    with world(config.device) as here:
+        console = Console(markup=False, quiet=not (progress and here.is_first), force_jupyter=jupyter)
+        return run(config, layer_options, here, console)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:
+    """Check what can be checked before anything is written.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        given: names of the options that the caller set.
+
+    Raises:
+        ValueError: something does not fit; the message says what to do.
+    """
+    config.check()
+    if config.search and {"lr", "beta2"}.intersection(given):
+        raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
+
+    # Build the model without memory, to see whether it can be built.
+    try:
+        with torch.device("meta"):
+            build(config, options, 1)
+    except ValueError:  # a user's layer may read values while it is built, which meta tensors do not have
+        build_layer(config, options)
+
+    # A dry run needs no network.
+    if config.downstream is not None and not (config.dry_run and config.downstream == HUB):
+        read_items(config.downstream)
+
+
+def build_layer(config: Config, options: dict[str, Any]) -> Layer:
+    """Build one layer of the model; the global random state stays as it was.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+
+    Raises:
+        ValueError: the layer cannot be built in this shape.
+    """
+    layer, layer_config = layer_of(config, options)
+    with torch.random.fork_rng(devices=[]), building(config.mixer):
+        return layer(layer_config, config.shape())
+
+
+def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
+    """Prepare the data, train one run or all of a search, and draw the curves.
+
+    Args:
+        config: configuration that ``check`` has passed.
+        options: options of the layer that were set.
+        world: the processes.
+        console: console for progress; silent in all processes but the first.
+
+    Raises:
+        ValueError: the options do not fit the processes or the layer, or data or tokenizer are not available.
+        RunError: the run cannot continue, or every point of the search diverged.
+        StoppedError: the process was asked to stop.
+    """
+    config.check(world.size)
+    if world.is_first:
+        check_login(config.wandb)
+    check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
+
+    # Each split has one token more than targets.
+    train_tokens = config.steps * config.batch_size * config.seq_len + 1
+    validation_tokens = config.validation_tokens + 1
+    corpus = prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console)
+    if shortage := corpus.shortage(config.seq_len):
+        console.print(shortage, soft_wrap=True)
+
+    # Training.
+    bar, wandb = Bar(console), Wandb(config.wandb, config.out)
+    with closing(bar), closing(wandb):
+        if config.search:
+            config, result = _search(config, options, corpus, world, [bar, wandb], console)
+        else:
+            result = train(config, options, corpus, world, [bar, wandb])
+
+    # A chart with all runs on the corpus.
+    chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
+    if world.is_first:
+        plot_curves(_runs_on(corpus, config.out), chart)
+
+    return Result(
+        folder=run_folder(config, options, corpus),
+        validation_loss=result["validation_loss"],
+        downstream=result.get("downstream", {}),
+        chart=chart,
+        config=config,
+    )
+
+
+def _search(
+    config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: list[Bar | Wandb], console: Console
+) -> tuple[Config, dict[str, Any]]:
+    """Train all points of the grid; return the best one and its result.
+
+    Raises:
+        RunError: every point diverged.
+    """
+    with closing(Store(config.out, str(study_file(config.out)))) as store:
+        results = search(config, options, corpus, world, watchers, store)
+    print_results(results, console)
+
+    if (chosen := best(results)) is None:
+        raise RunError("every point of the grid diverged")
+    return chosen
+
+
+def _runs_on(corpus: Corpus, out: Path) -> list[Path]:
+    """Return the folders of all runs on a corpus."""
+    described = {path.parent: read_json(path) for path in sorted((out / "c4").glob("*/run.json"))}
+    return [folder for folder, run in described.items() if run["corpus"]["folder"] == corpus.folder.name]

@@ -1,0 +1,137 @@
+"""Watchers of a run: a progress bar, and Weights & Biases."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from runners.c4.curve import Row
+from runners.tracking import Mode
+
+PROJECT = "c4"
+
+
+class Watcher(Protocol):
+    """An object that learns what a run does, in the first process."""
+
+    def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
+        """A run begins, or continues after ``row``."""
+
+    def stepped(self, row: Row) -> None:
+        """A step is done."""
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """The run is trained and begins a downstream set, the ``number``-th of ``sets``."""
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """The run is done and its result stored."""
+
+
+class Bar:
+    """A progress bar with the figures of the last step; each evaluation prints a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # the other columns take about 88
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("", figures="", start=False)
+
+    def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
+        """Show the bar."""
+        done = row.step if row else 0
+        total = description["config"]["steps"]
+        begin = "continuing after" if done else "from"
+
+        # A line for logs, and the bar.
+        self._progress.console.print(f"{name}: {begin} step {done}", soft_wrap=True)
+        self._progress.update(self._task, description=name, completed=done, total=total)
+        self._progress.start_task(self._task)
+        self._progress.start()
+
+    def stepped(self, row: Row) -> None:
+        """Advance the bar; print a line if the step was evaluated."""
+        # Figures of the step.
+        utilisation = "" if row.mfu is None else f"  MFU {row.mfu:.1%}  {row.memory_gib:.1f} GiB"
+        speed = f"{row.tokens_per_second:,.0f} tok/s{utilisation}"
+        figures = f"loss {row.loss:.3f}  norm {row.grad_norm:.2f}  {speed}"
+        self._progress.update(self._task, completed=row.step, figures=figures)
+
+        # A line that stays.
+        if row.validation_loss is not None:
+            losses = f"loss {row.loss:.4f}, validation {row.validation_loss:.4f}"
+            self._progress.console.print(f"step {row.step:>6}: {losses}, lr {row.lr:.2e}, {speed}")
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """Count downstream sets in place of steps."""
+        self._progress.console.print(f"evaluating {name}: set {number} of {sets}", soft_wrap=True)
+
+        # The first set begins a new bar.
+        if number == 1:
+            self._progress.reset(self._task, total=sets, description="downstream")
+            self._progress.start()
+
+        self._progress.update(self._task, completed=number - 1, figures=name)
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """Fill and stop the bar."""
+        self._progress.update(self._task, completed=self._progress.tasks[0].total)
+        self._progress.stop()
+
+    def close(self) -> None:
+        """Release the terminal, also after an error."""
+        self._progress.stop()
+
+
+class Wandb:
+    """Curves in Weights & Biases; with mode ``disabled`` it does nothing."""
+
+    def __init__(self, mode: Mode, folder: Path) -> None:
+        self.mode = mode
+        self.folder = folder
+        self._run: Any = None
+
+    def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
+        """Open the run; in mode ``online``, a resumed run continues its curves."""
+        if self.mode == "disabled":
+            return
+
+        import wandb  # slow to import, and rarely needed
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=PROJECT,
+            dir=self.folder,
+            mode=self.mode,
+            name=name,
+            id=name,
+            resume="allow" if self.mode == "online" else None,
+            config=description,
+            settings=wandb.Settings(silent=True),
+        )
+
+    def stepped(self, row: Row) -> None:
+        """Log one step."""
+        if self._run is not None:
+            values = {name: value for name, value in vars(row).items() if value is not None}
+            self._run.log(values, step=row.step)
+
+    def evaluating(self, name: str, number: int, sets: int) -> None:
+        """Do nothing: the scores are part of the result."""
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """Write the result and close the run."""
+        if self._run is not None:
+            self._run.summary.update(result)
+        self.close()
+
+    def close(self) -> None:
+        """Close the run."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,115 @@
+"""What ``runners.mad.study`` returns."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runners.files import read_json
+from runners.mad.experiment import Experiment, run_folder, study_folder
+from runners.mad.results.summary import Estimate, Summary
+from runners.mad.studies import kept_model
+from runners.mad.training.protocol import Run
+from tasks.base import Accuracy, Batch
+
+Table = list[dict[str, Any]]
+"""Rows with the same keys; ``pandas.DataFrame(rows)`` takes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A finished study.
+
+    Attributes:
+        experiment: what was trained: layer, task, protocol.
+        summary: grid points, the chosen one, ceiling, chance, costs.
+        out: folder of results.
+    """
+
+    experiment: Experiment = field(repr=False)
+    summary: Summary = field(repr=False)
+    out: Path
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {estimate.text()}" for name, estimate in self.test.items())
+        return f"<{self.summary.study}: {figures or 'every point diverged'}>"
+
+    @property
+    def test(self) -> dict[str, Estimate]:
+        """Figures of the chosen point on the test split, with 95% intervals where there are several seeds.
+
+        Keys: ``sequence_accuracy``, ``token_accuracy``, ``loss`` (nats). Empty if every point diverged.
+        """
+        chosen = self.summary.chosen_point
+        estimates = (chosen and chosen.estimates) or {}
+        return {name.removeprefix("test_"): e for name, e in estimates.items() if name.startswith("test_")}
+
+    @property
+    def ceiling(self) -> Accuracy:
+        """Accuracies that a perfect solver reaches on the test split."""
+        return self.summary.ceiling
+
+    @property
+    def chance(self) -> Accuracy:
+        """Accuracies of guessing on the test split."""
+        return self.summary.chance
+
+    def points(self) -> Table:
+        """One row a grid point: its settings, means over seeds, and whether it was chosen."""
+        rows = []
+        for point in self.summary.points:
+            means = {name: estimate.mean for name, estimate in (point.estimates or {}).items()}
+            chosen = point is self.summary.chosen_point
+            at = {"lr": point.lr, "weight_decay": point.weight_decay, "seeds": len(point.seeds), "chosen": chosen}
+            rows.append({**at, "diverged": len(point.diverged), **means})
+        return rows
+
+    def curves(self) -> Table:
+        """One row an evaluation of a run: its settings, the step, training loss, validation figures (None if diverged).
+
+        Raises:
+            ValueError: the record of a run is gone or damaged.
+        """
+        rows = []
+        for run in self.runs:
+            path = run_folder(self.out, self.experiment, run) / "config.json"
+            if (record := read_json(path)) is None:
+                raise ValueError(f"{path} is gone: another out folder trains the run again")
+            for point in record["curve"]:
+                validation = point["validation"] or dict.fromkeys(("sequence_accuracy", "token_accuracy", "loss"))
+                figures = {f"validation_{name}": value for name, value in validation.items() if name != "score"}
+                rows.append({**vars(run), "step": point["step"], "train_loss": point["train_loss"], **figures})
+        return rows
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the grid."""
+        return [
+            Run(lr=point.lr, weight_decay=point.weight_decay, seed=seed)
+            for point in self.summary.points
+            for seed in point.seeds
+        ]
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """The chosen point's model with the best validation score, on the CPU: tokens (B, T) to logits (B, T, V).
+
+        Raises:
+            ValueError: every point diverged, or the model's file is gone or damaged.
+        """
+        if (run := self.summary.best_run) is None:
+            raise ValueError(f"{self.summary.study}: every point diverged, so there is no model")
+        return kept_model(self.experiment, run, self.out).eval()
+
+    @property
+    def data(self) -> dict[str, Batch]:
+        """The splits ``train``, ``validation`` and ``test``: arrays ``inputs_ST``, ``targets_ST``, ``scored_ST``."""
+        task = self.experiment.instance
+        return {name: task.split(name) for name in ("train", "validation", "test")}
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the study's summary."""
+        return study_folder(self.out, self.experiment)

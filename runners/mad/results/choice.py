@@ -1,0 +1,94 @@
+"""Which grid point is chosen on validation, what other grids would choose, and what the choice says of the grid."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Literal
+
+from optuna.trial import FrozenTrial
+
+from runners.mad.search.study import run_of
+from tasks.base import Accuracy
+
+PAPER_LRS = (1e-4, 5e-4, 1e-3)
+"""Oncescu et al. 2026, appendix "Synthetic experiments", which prints 5e-4 a second time."""
+OTHER_GRIDS: Mapping[str, tuple[float, ...]] = {"paper": PAPER_LRS, "paper with 5e-3": (*PAPER_LRS, 5e-3)}
+"""Learning rates of the grids whose choice is read from the runs of a larger one."""
+NEAR = 0.9
+"""Share of the best point's token accuracy that is near it."""
+SATURATED = 1e-3
+"""Distance from the ceiling of token accuracy at which a larger learning rate cannot help."""
+
+GridPoint = tuple[float, float]
+"""Learning rate and weight decay."""
+Edge = Literal["smallest", "largest"]
+
+
+def choose_point(trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = None) -> GridPoint | None:
+    """The grid point with the best mean validation score over its seeds.
+
+    Args:
+        trials: finished trials.
+        lrs: learning rates to choose among; all by default.
+
+    Returns:
+        None if a seed of each point diverged.
+    """
+    scores = {
+        point: fmean(trial.user_attrs["validation_score"] for trial in members)
+        for point, members in by_point(trials).items()
+        if not diverged_seeds(members) and (lrs is None or point[0] in lrs)
+    }
+    return max(scores, key=scores.__getitem__, default=None)
+
+
+def choose_in_other_grids(trials: Sequence[FrozenTrial]) -> dict[str, GridPoint]:
+    """What each of ``OTHER_GRIDS`` would choose, if the trials hold its learning rates and others besides."""
+    tried = {run_of(trial).lr for trial in trials}
+    choices = {name: choose_point(trials, lrs) for name, lrs in OTHER_GRIDS.items() if tried > set(lrs)}
+    return {name: point for name, point in choices.items() if point is not None}
+
+
+def by_point(trials: Sequence[FrozenTrial]) -> dict[GridPoint, list[FrozenTrial]]:
+    """Trials by grid point."""
+    groups: dict[GridPoint, list[FrozenTrial]] = {}
+    for trial in trials:
+        run = run_of(trial)
+        groups.setdefault((run.lr, run.weight_decay), []).append(trial)
+    return groups
+
+
+def diverged_seeds(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Step at which each diverged seed did, by seed."""
+    return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
+
+
+def edge_of(
+    chosen: GridPoint | None, tried: Sequence[float], accuracies: Mapping[GridPoint, float], ceiling: Accuracy
+) -> Edge | None:
+    """Which end of the grid's learning rates was chosen; None inside the grid, and where the ceiling is reached.
+
+    Args:
+        chosen: the chosen point.
+        tried: learning rates of the grid, also those that diverged.
+        accuracies: mean validation token accuracy of each point, without those that diverged.
+        ceiling: of the task.
+    """
+    if chosen is None or len(set(tried)) < 2 or accuracies[chosen] >= ceiling.token - SATURATED:
+        return None
+    ends: dict[float, Edge] = {min(tried): "smallest", max(tried): "largest"}
+    return ends.get(chosen[0])
+
+
+def near_best(accuracies: Mapping[GridPoint, float], points: int) -> float | None:
+    """Share of the grid's points whose validation token accuracy is at least ``NEAR`` of the best one's.
+
+    It says how sensitive a layer is to learning rate and weight decay: 1 is not at all.
+
+    Args:
+        accuracies: as in ``edge_of``.
+        points: number of points, those that diverged included.
+    """
+    if not accuracies:
+        return None
+    best = max(accuracies.values())
+    return sum(accuracy >= NEAR * best for accuracy in accuracies.values()) / points

@@ -1,0 +1,110 @@
+"""A study's table for people."""
+
+from collections.abc import Collection, Sequence
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
+
+COLUMNS = (
+    *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
+    *zip(("test seq", "token"), TEST_METRICS[:2], strict=True),
+    ("steps/s", "steps_per_second"),
+)
+"""Headings of a study's table, and the figures below them."""
+UNLIMITED = 1000
+"""Columns of a console on which every table fits."""
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """One row a grid point, the chosen one marked and with its test figures; then ceiling and chance.
+
+    A narrow console gets test figures and speed in a second table.
+    """
+    name, finite = summary.study, [point for point in summary.points if point.estimates is not None]
+    if fits(_points(name, summary, finite, COLUMNS), console):
+        console.print(_points(name, summary, summary.points, COLUMNS))
+    else:
+        console.print(_points(name, summary, summary.points, COLUMNS[:3]))
+        if finite:
+            console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
+    print_intervals([summary.seeds], console)
+
+    print_choice(summary, console)
+    ceiling, chance = summary.ceiling, summary.chance
+    console.print(
+        f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
+        f"chance {chance.sequence:.2g} / {chance.token:.4f}"
+    )
+
+
+def print_choice(summary: Summary, console: Console) -> None:
+    """Say which point was chosen, whether it lies at the edge of the grid, and what other grids would choose."""
+    if (chosen := summary.chosen_point) is None:
+        console.print("chosen: none, every point diverged")
+        return
+    console.print(f"chosen on validation: lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}")
+    if summary.edge is not None:
+        console.print(edge_advice(summary), soft_wrap=True)
+    if summary.near_best is not None and len(summary.points) > 1:
+        console.print(f"{summary.near_best:.0%} of the grid's points have 0.9 of the best validation token accuracy")
+
+    for grid, index in summary.other_choices.items():
+        point = summary.points[index]
+        found = [(point.estimates or {}).get(name) for name in TEST_METRICS[:2]]
+        test = " / ".join(estimate.text() for estimate in found if estimate is not None)
+        console.print(f"grid {grid!r} would choose lr {point.lr:g}, weight decay {point.weight_decay:g}: test {test}")
+    for name, accuracies in chosen.extrapolation.items():
+        sequence, token = (Estimate.of([getattr(a, kind) for a in accuracies]) for kind in ("sequence", "token"))
+        console.print(f"sequence / token accuracy on {name!r}: {sequence.text()} / {token.text()}")
+
+
+def edge_advice(summary: Summary) -> str:
+    """What to do about a chosen learning rate that is the smallest or largest of the grid."""
+    assert summary.chosen_point is not None
+    better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
+    lrs = sorted({point.lr for point in summary.points})
+    return (
+        f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
+        f"try --grid wide, or --lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
+    )
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Return whether a console is wide enough for a table."""
+    return Measurement.get(console, console.options.update(max_width=UNLIMITED), table).maximum <= console.width
+
+
+def print_intervals(seeds: Collection[int], console: Console) -> None:
+    """Say what ± means, where means are over several seeds."""
+    if several := [count for count in seeds if count > 1]:
+        console.print(f"±: half the 95% t-interval of the mean over {span(several)} seeds, not clipped to [0, 1]")
+
+
+def span(counts: Collection[int]) -> str:
+    """``3``, or ``2 to 3``."""
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+
+
+def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
+    """One row for each of some points of a summary."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "lr", "wd", *(heading for heading, _ in columns)):
+        table.add_column(heading, justify="right")
+
+    for point in points:
+        names = ("→" if point is summary.chosen_point else "", f"{point.lr:g}", f"{point.weight_decay:g}")
+        if point.estimates is None:
+            steps = ", ".join(f"seed {seed} at step {step}" for seed, step in point.diverged.items())
+            table.add_row(*names, f"diverged: {steps}")
+            continue
+
+        found = [(name, point.estimates.get(name)) for _, name in columns]
+        cells = [
+            "" if estimate is None else f"{estimate.mean:.1f}" if name == "steps_per_second" else estimate.text()
+            for name, estimate in found
+        ]
+        table.add_row(*names, *cells)
+    return table

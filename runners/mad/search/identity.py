@@ -1,0 +1,131 @@
+"""Whether the code of today still trains as the code that made a study did.
+
+A study is identified by its configuration and its data. Its code may change as long as it behaves the same, which is
+checked by a *rehearsal*: a few training steps on short random sequences, on the CPU in float32, evaluation included.
+
+1. A new study stores the losses and accuracies of its rehearsal, its *trajectory*, and the hash of its code.
+2. While the hash stays the same, nothing is checked.
+3. When the hash is another one, the rehearsal runs again. If the trajectory agrees within ``TOLERANCE``, the new hash
+   is stored beside the old one; if not, the experiment gets a new study, named ``… r2``, ``… r3``, and a line says why.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+import optuna
+import torch
+from optuna.storages import BaseStorage
+
+from runners.interrupt import StoppedError
+from runners.mad.experiment import Experiment
+from runners.mad.search.study import open_study, study_names
+from runners.mad.training.loop import train
+from runners.mad.training.protocol import Protocol, Run
+from runners.storage import Store
+from tasks.base import IGNORE, Batch, Split
+
+TOLERANCE = 1e-5
+"""Relative difference of a loss by which a trajectory may differ, on another processor say."""
+POSITIONS = 20
+"""Length of the sequences; more than two chunks or segments of most layers."""
+SEQUENCES = 4
+STEPS = 4
+CLIP = 0.1
+"""Largest gradient norm, small enough that clipping happens."""
+RUNS = (Run(lr=1e-2, weight_decay=0.0, seed=0), Run(lr=5e-3, weight_decay=1.0, seed=1))
+
+Trajectory = list[float | None]
+"""Figures in order; None after a run has diverged."""
+
+
+class Rehearsal:
+    """Random sequences in place of a task's: every second position has a target, every fourth is scored."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def split(self, name: Split) -> Batch:
+        """Sequences of a split, of which all have the same."""
+        random = np.random.default_rng(0)
+        inputs_ST, targets_ST = random.integers(0, self.vocab_size, (2, SEQUENCES, POSITIONS))
+        position_T = np.arange(POSITIONS)
+        targets_ST[:, position_T % 2 == 0] = IGNORE
+        scored_ST = np.broadcast_to(position_T % 4 == 1, inputs_ST.shape).copy()
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
+
+
+def trajectory(experiment: Experiment) -> Trajectory | None:
+    """Losses and accuracies of the rehearsal's runs, in order; None if the CPU cannot run the layer."""
+    optimizer = replace(experiment.protocol.optimizer, clip=CLIP)
+    protocol = Protocol(batch_size=SEQUENCES, steps=STEPS, evaluations=STEPS, optimizer=optimizer)
+    task = Rehearsal(experiment.instance.vocab_size)
+    try:
+        results = train(experiment.build, task, protocol, RUNS, torch.device("cpu"), ())
+    except StoppedError:
+        raise
+    except Exception:  # a layer from outside may need a GPU
+        return None
+
+    found: Trajectory = []
+    for result in results:
+        for point in result.curve:
+            found.append(point.train_loss)
+            found += (
+                [None, None] if point.validation is None else [point.validation.loss, point.validation.token_accuracy]
+            )
+    return found
+
+
+def agree(one: Trajectory, other: Trajectory) -> bool:
+    """Return whether two trajectories are those of code that behaves the same."""
+    return len(one) == len(other) and all(map(_close, one, other))
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=TOLERANCE)
+
+
+def identify(experiment: Experiment, storage: BaseStorage, say: Callable[[str], None]) -> Experiment:
+    """The experiment with the revision whose study was trained by code that behaves as today's; nothing is written."""
+    studies, now = study_names(storage), None
+    while (attributes := studies.get(experiment.name)) is not None and "codes" in attributes:
+        if experiment.code in attributes["codes"]:
+            return experiment
+
+        # Other code: the same behaviour makes it the same study.
+        then = attributes["trajectory"]
+        now = trajectory(experiment) if now is None else now
+        if then is not None and now is not None and agree(then, now):
+            return experiment
+
+        following = replace(experiment, revision=experiment.revision + 1)
+        say(f"{experiment.name} was trained by code that {_difference(then, now)}; this is study {following.name}")
+        experiment = following
+    return experiment
+
+
+def sign_study(experiment: Experiment, store: Store) -> None:
+    """Store the hash of today's code with the experiment's study, and with a new study its trajectory."""
+    study = open_study(experiment, store)
+    if experiment.code in study.user_attrs.get("codes", []):
+        return
+    found = None if "codes" in study.user_attrs else trajectory(experiment)
+    with store.exclusive():
+        attributes = optuna.load_study(study_name=experiment.name, storage=store.storage).user_attrs
+        codes = attributes.get("codes", [])
+        if not codes:
+            study.set_user_attr("trajectory", found)
+        if experiment.code not in codes:
+            study.set_user_attr("codes", [*codes, experiment.code])
+
+
+def _difference(then: Trajectory | None, now: Trajectory | None) -> str:
+    """In what two trajectories differ, in words."""
+    if then is None or now is None:
+        return "has changed, and the layer cannot be rehearsed on a CPU"
+    pairs = zip_longest(then, now)
+    before, after = next((a, b) for a, b in pairs if not _close(a, b))
+    return f"trained otherwise (a rehearsal gave {before}, and gives {after} now)"

@@ -1,0 +1,216 @@
+"""Train studies and read what they reached: the one path behind the command line and ``runners.mad.study``.
+
+For each experiment:
+
+1. find the study that was trained by code which behaves as today's (``runners.mad.search.identity``);
+2. train what is missing of its grid (``runners.mad.search.search``);
+3. choose the point with the best mean validation score, and repeat it with more seeds if they are asked for;
+4. read the test split for the runs of that point, and of no other (``runners.mad.results.held_out``);
+5. write ``summary.json``, and look into the chosen model (``runners.mad.diagnosis``).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import optuna
+import torch
+from rich.console import Console
+
+from mixers.contract import POSITIONS, check_foreign
+from mixers.models import Backbone
+from runners.device import find_devices
+from runners.files import DamagedFileError, read_json
+from runners.mad.experiment import Experiment, call_as_in_training, first_layer, study_folder
+from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
+from runners.mad.results.held_out import Reading, kept_parameters, read_test
+from runners.mad.results.summary import Summary, summarise, write_summary
+from runners.mad.results.tables import edge_advice
+from runners.mad.search.identity import identify
+from runners.mad.search.progress import Display
+from runners.mad.search.search import search
+from runners.mad.search.study import done_of, done_trials, open_study, run_of
+from runners.mad.search.tracker import Tracker
+from runners.mad.search.watch import Watchers
+from runners.mad.search.workers import Workers, train_elsewhere
+from runners.mad.training.protocol import Run
+from runners.storage import Store
+from runners.tracking import Mode
+
+Say = Callable[[str], None]
+"""Prints a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Where and how studies are trained.
+
+    Attributes:
+        out: folder of results.
+        storage: Optuna storage URL, or path of a journal file.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        together: runs trained as one ensemble, at most.
+        wandb: Weights & Biases mode.
+    """
+
+    out: Path
+    storage: str
+    device: str
+    together: int
+    wandb: Mode
+
+
+def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
+    """Call each experiment's model as training will, before the first is trained, which may take hours.
+
+    Raises:
+        ContractError: a layer from outside does not do what the trainer takes for granted.
+    """
+    for experiment in experiments:
+        positions = partial(_positions, experiment)
+        check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions)
+        call_as_in_training(experiment, experiment.build, min(POSITIONS, positions()), device)
+
+
+def train_studies(
+    experiments: Sequence[Experiment],
+    grid: Sequence[Run],
+    settings: Settings,
+    console: Console,
+    more_seeds: Sequence[int] = (),
+) -> Iterator[tuple[Experiment, Summary]]:
+    """Train what is missing of each experiment's grid; yield each experiment, as identified, with its summary.
+
+    Args:
+        experiments: what to train.
+        grid: runs of each.
+        settings: where and how.
+        console: for progress.
+        more_seeds: seeds that the chosen point alone is repeated with; the point is chosen without them.
+
+    Raises:
+        ValueError: the storage cannot be opened.
+        ForeignFolderError, DamagedFileError, SplitOverlapError, OSError: as the parts say.
+        WorkerError: the process of another GPU has failed.
+        torch.OutOfMemoryError: a GPU has too little memory for so many runs together.
+        StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
+    """
+    devices = find_devices(settings.device)[: len(experiments) * len(grid)]
+    together = min(settings.together, math.ceil(len(grid) / len(devices)))
+    say = partial(console.print, soft_wrap=True)
+
+    with closing(Store(settings.out, settings.storage)) as store:
+        experiments = [identify(experiment, store.storage, say) for experiment in experiments]
+        if len(devices) > 1:
+            say(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
+
+        # Other processes get the experiments without the data that these hold, and a tracker of their own.
+        bare = [replace(experiment) for experiment in experiments]
+        tracker = Tracker(settings.wandb, settings.out)
+        work = partial(train_elsewhere, bare, grid, store.folder, store.url, together, tracker)
+
+        say_once = cache(say)
+        with memory_advice(together), Display(console) as display, Workers(devices[1:], work) as workers:
+            watcher = Watchers(display, Tracker(settings.wandb, settings.out), check=workers.check)
+            for experiment in experiments:
+                if len(done_of(grid, experiment, store.storage)) < len(grid):
+                    workers.start()
+                trials = search(experiment, grid, store, devices[0], together, watcher)
+
+                chosen = choose_point(trials)
+                if chosen is not None and more_seeds:
+                    repeats = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in more_seeds]
+                    trials += search(experiment, repeats, store, devices[0], together, watcher)
+
+                # The study may hold more points and seeds than this grid; the choice is that of this grid.
+                done, others = done_trials(experiment, store), choose_in_other_grids(trials)
+                selected = {chosen, *others.values()}
+                runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) in selected]
+                readings = _read_test(experiment, runs, store, devices[0], together, say_once)
+
+                whole, summary = (summarise(experiment, t, chosen, readings, others) for t in (done, trials))
+                write_summary(whole, study_folder(store.folder, experiment))
+                flag_study(open_study(experiment, store), summary)
+                yield experiment, summary
+
+
+def look_into(experiment: Experiment, summary: Summary, settings: Settings, say: Say) -> None:
+    """Diagnose the chosen model, unless that has been done; say where the diagnosis lies and what it lacks."""
+    run, folder = summary.best_run, study_folder(settings.out.resolve(), experiment)
+    if run is None:
+        return
+    best = f", the best of {summary.seeds} seeds on validation" if summary.seeds > 1 else ""
+    title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
+    record = folder / "diagnosis.json"
+
+    if (read_json(record) or {}).get("title") != title:
+        from runners.mad.diagnosis.diagnose import diagnose  # imports scikit-learn, which takes seconds
+        from runners.mad.diagnosis.outputs import UnreadableError
+
+        try:
+            model = kept_model(experiment, run, settings.out)
+            diagnose(model.to(find_devices(settings.device)[0]), experiment.instance, folder, title)
+        except DamagedFileError as error:
+            say(f"no diagnosis: {error}")
+            return
+        except UnreadableError as error:
+            say(f"no diagnosis: {experiment.mixer} on {experiment.setting} cannot be read on the test split: {error}")
+            return
+
+    for name, reason in read_json(record).get("unreadable_sets", {}).items():
+        say(f"diagnosis without {name!r}: {experiment.mixer} on {experiment.setting} cannot be read there: {reason}")
+    say(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}")
+
+
+def kept_model(experiment: Experiment, run: Run, out: Path) -> Backbone:
+    """The model of a finished run with the parameters that its best evaluation kept, on the CPU.
+
+    Raises:
+        DamagedFileError: its parameters are gone, or cannot be read.
+    """
+    model = experiment.build()
+    model.load_state_dict(kept_parameters(experiment, run, out.resolve()), strict=False)
+    return model
+
+
+@contextmanager
+def memory_advice(together: int) -> Iterator[None]:
+    """Say what helps when a GPU has too little memory.
+
+    Raises:
+        OutOfMemoryError: with that advice.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(f"out of GPU memory: lower --together (now {together})") from error
+
+
+def flag_study(study: optuna.Study, summary: Summary) -> None:
+    """Show the chosen point with the study in the dashboard, and that it lies at the edge of the grid."""
+    chosen = summary.chosen_point
+    at = "every point diverged" if chosen is None else f"lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}"
+    study.set_user_attr("chosen", at if summary.edge is None else f"{at}: {edge_advice(summary)}")
+
+
+def _point_of(run: Run) -> GridPoint:
+    return run.lr, run.weight_decay
+
+
+def _positions(experiment: Experiment) -> int:
+    """Length of the sequences of the validation split."""
+    return experiment.instance.split("validation").inputs_ST.shape[1]
+
+
+def _read_test(
+    experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device, together: int, say: Say
+) -> dict[Run, Reading]:
+    """Test figures of the chosen point's runs; without their models there are none, and a line says so."""
+    try:
+        return read_test(experiment, runs, store.folder, device, together)
+    except DamagedFileError as error:
+        say(f"no test accuracy: {error}")
+        return {}

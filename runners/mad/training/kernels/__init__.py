@@ -1,0 +1,13 @@
+"""Triton kernels of a training step: a few launches where PyTorch needs dozens, which bound the speed of small models.
+
+No kernel uses atomics, and the results of a run do not depend on how many runs are trained beside it.
+"""
+
+from importlib.util import find_spec
+
+import torch
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Return whether the kernels can run on a device: on a GPU, where Triton is installed."""
+    return device.type == "cuda" and find_spec("triton") is not None

@@ -1,0 +1,235 @@
+"""The command line: what it prints, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from mixers.base import Shape  # noqa: E402
+from mixers.transformer import Transformer  # noqa: E402
+from runners.c4 import __main__ as command  # noqa: E402
+from runners.c4 import checkpoints  # noqa: E402
+from runners.c4.config import Config  # noqa: E402
+from runners.files import load_tensors, save_tensors  # noqa: E402
+from tests.runners.c4.runs import configured, corpus_of, folder_of, run  # noqa: E402
+
+
+def test_generating_from_a_checkpoint_of_another_version_is_one_line(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path)
+    run(config)
+    path = checkpoints.newest(folder_of(config))
+    assert path is not None
+    tensors, info = load_tensors(path)
+    values = info["config"]
+    for other in (
+        {**info, "config": {**values, "dropout": 0.1}},
+        {**info, "config": {name: value for name, value in values.items() if name != "data"}},
+        {**info, "config": {**values, "width": 32}},
+        {**info, "mixer_options": {"window": 3}},
+    ):
+        save_tensors(path, tensors, other)
+        with pytest.raises(SystemExit) as stop:
+            command.main(["generate", str(path), "--device", "cpu"])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path} is of another version")
+        assert error.count("\n") == 1
+
+
+def test_the_command_trains_plots_and_generates(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path)
+    arguments = [
+        "--width=16", "--heads=2", "--layers=2", "--mixer=rt", "--mixer.persistent-norm=False", "--seq-len=12",
+        "--batch-size=4", "--steps=4", "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}",
+        f"--tokenizer={config.tokenizer}", "--data", *config.data,
+    ]  # fmt: skip
+    command.main(arguments)
+    out = capsys.readouterr().out
+    assert "asked for" not in out
+    (folder,) = (tmp_path / "c4").iterdir()
+    assert "validation cross-entropy" in out
+    assert f"generate: python -m runners.c4 generate {folder} --prompt ..." in out
+    assert len(list((tmp_path / "figures").glob("c4-*.png"))) == 1
+    assert json.loads((folder / "run.json").read_text())["mixer_options"] == {"persistent_norm": False}
+    command.main(["generate", str(folder), "--prompt", "kan lor", "--max-new-tokens", "5", "--device", "cpu"])
+    assert "kan lor" in capsys.readouterr().out
+
+
+def test_a_corpus_that_is_too_small_is_said_and_recorded(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path, batch_size=200, steps=2, validation_tokens=999_999_999)
+    corpus = corpus_of(config)
+    train_tokens, validation_tokens = (corpus.manifest.splits[split].tokens for split in ("train", "validation"))
+    read = (validation_tokens - 1) // 12 * 12
+    command.main([
+        "--width=16", "--mlp-width=32", "--heads=2", "--layers=2", "--mixer=transformer", "--seq-len=12",
+        "--batch-size=200", "--steps=2", "--lr=1e-2", "--validation-tokens=999999999", "--evaluations=3",
+        "--checkpoint-every=3", "--device=cpu", f"--out={tmp_path}", f"--tokenizer={config.tokenizer}",
+        f"--data={texts}",
+    ])  # fmt: skip
+    assert (
+        f"the train split has {train_tokens:,} tokens: read {4800 / train_tokens:.2f} times; "
+        f"validation reads {read:,} tokens of 999,999,999 asked for\n"
+    ) in capsys.readouterr().out
+    for name in ("run.json", "result.json"):
+        record = json.loads((folder_of(config) / name).read_text())
+        assert record["config"]["validation_tokens"] == read
+
+
+def test_a_layer_may_read_values_while_it_is_built(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Decay(Transformer):
+        def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+            super().__init__(config, shape)
+            if shape.layers == 3:
+                raise RuntimeError("three are too many")
+            self.rates = torch.linspace(0.5, 0.9, shape.width).tolist()
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Decay=Decay))
+    arguments = [
+        "--mixer=layers_of_others:Decay", "--width=16", "--heads=2", "--seq-len=12", "--batch-size=4", "--steps=2",
+        "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}", f"--data={texts}",
+        f"--tokenizer={texts / 'tokenizer' / 'tokenizer.json'}",
+    ]  # fmt: skip
+    command.main([*arguments, "--layers=2", "--dry-run"])
+    command.main([*arguments, "--layers=2"])
+    assert "validation cross-entropy" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--layers=3"])
+    error = "error: cannot build mixer 'layers_of_others:Decay': three are too many\n"
+    assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize("form", ["init_state", "step"])
+def test_a_layer_without_steps_gets_no_hint_to_generate(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    def none(*_: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setitem(
+        sys.modules, "layers_of_others", SimpleNamespace(Whole=type("Whole", (Transformer,), {form: none}))
+    )
+    command.main([
+        "--mixer=layers_of_others:Whole", "--width=16", "--heads=2", "--layers=2", "--seq-len=12", "--batch-size=4",
+        "--steps=2", "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}", f"--data={texts}",
+        f"--tokenizer={texts / 'tokenizer' / 'tokenizer.json'}",
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert "curves: " in out
+    assert "generate" not in out
+
+
+@pytest.mark.usefixtures("logged_out")
+def test_wandb_online_without_a_login_is_one_line_before_anything_is_written(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, out = texts / "tokenizer" / "tokenizer.json", tmp_path / "out"
+    with pytest.raises(SystemExit, match="2"):
+        command.main([
+            "--preset=tiny", "--device=cpu", f"--data={texts}", f"--tokenizer={tokenizer}", f"--out={out}",
+            "--wandb=online",
+        ])  # fmt: skip
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "run wandb login, or give --wandb offline" in error
+    assert not out.exists()
+
+
+def test_a_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--layers", "6", "--dry-run"])
+    out = capsys.readouterr().out
+    for word in ("parameters", "FLOPs", "tokens", "GiB"):
+        assert word in out
+    assert "search" not in out
+
+
+def test_a_dry_run_refuses_data_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--dry-run", "--data", str(tmp_path / "none")])
+    assert f"error: no file or folder {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+def test_downstream_sets_that_cannot_be_read_are_found_before_anything_is_tokenised(
+    texts: Path, tmp_path: Path, unreachable: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(texts, tmp_path)
+    given = ["--preset", "tiny", "--device", "cpu", "--downstream", "hub", "--out", str(tmp_path / "out")]
+    given += ["--tokenizer", config.tokenizer, "--data", *config.data]
+    command.main([*given, "--dry-run"])
+    assert not unreachable
+    with pytest.raises(SystemExit) as stop:
+        command.main(given)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: baber/piqa cannot be read from the hub (")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--preset", "tiny", "--search", "--dry-run"])
+    assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
+
+
+@pytest.mark.parametrize("further", [[], ["--dry-run"]])
+def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    further: list[str],
+) -> None:
+    class Peeking(Transformer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return super().forward(x_BTD.roll(-1, 1))
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Peeking=Peeking))
+    config = configured(texts, tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        command.main([
+            "--preset", "tiny", "--mixer", "layers_of_others:Peeking", "--tokenizer", config.tokenizer,
+            "--data", *config.data, "--out", str(tmp_path), "--device", "cpu", *further,
+        ])  # fmt: skip
+    assert capsys.readouterr().err.startswith("error: mixer 'layers_of_others:Peeking' is not causal")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "7"], "6, 12"),
+        (["--steps", "0"], "steps"),
+        (["--mixer", "nope"], "no mixer 'nope'"),
+        (["--mixer", "rt", "lstm"], "no option takes lstm: see --help"),
+        (["--mixer"], "Missing value for argument '--mixer'"),
+        (["--preset"], "Missing value for argument '--preset'"),
+        (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),
+        (["--validation-tokens", "10"], "fill no sequence"),
+        (["--search", "--lr", "0.1"], "leave --lr"),
+        (["--search", f"--beta2={Config.beta2}"], "leave --lr"),
+        (["--heads", "3"], "heads: 3"),
+        (["--downstream", "/nowhere"], "nowhere"),
+        (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "no file or folder /nowhere/at/all"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        command.main([*arguments, "--out", str(tmp_path), "--device", "cpu"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "c4").exists()

@@ -1,0 +1,58 @@
+"""The curve of a run as a file and as a chart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from runners.c4.charts import plot_curves  # noqa: E402
+from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
+from runners.files import DamagedFileError  # noqa: E402
+
+
+@pytest.mark.parametrize(("old", "new"), [("0.0", "x"), ("mfu", "share"), ("step", "number"), (",0.5", "")])
+def test_a_damaged_curve_is_named(old: str, new: str, tmp_path: Path) -> None:
+    row = Row(
+        step=1,
+        tokens=48,
+        loss=2.0,
+        lr=1e-2,
+        grad_norm=0.0,
+        tokens_per_second=9.0,
+        mfu=None,
+        memory_gib=1.0,
+        seconds=3.0,
+        validation_loss=0.5,
+    )
+    write_curve(tmp_path, [row])
+    assert read_curve(tmp_path) == [row]
+    path = tmp_path / "curve.csv"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DamagedFileError, match=f"^{path} is damaged .*: delete it and run the same command again$"):
+        read_curve(tmp_path)
+
+
+def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
+              seconds=1.0)  # fmt: skip
+    folders = [tmp_path / f"run-{i:02}" for i in range(12)]
+    for i, folder in enumerate(folders):
+        folder.mkdir()
+        write_curve(folder, [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)])
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    plot_curves(folders, tmp_path / "chart.png")
+    legend = figures[0].axes[0].get_legend()
+    *names, validation, training = [text.get_text() for text in legend.get_texts()]
+    assert names == [folder.name for folder in folders]
+    *lines, thick, thin = legend.get_lines()
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
+    assert (validation, training) == ("validation", "training, each step")
+    drawn_thin, drawn_thick = figures[0].axes[0].get_lines()[:2]
+    for shown, drawn in ((thick, drawn_thick), (thin, drawn_thin)):
+        assert (shown.get_linewidth(), shown.get_marker()) == (drawn.get_linewidth(), drawn.get_marker())

@@ -1,0 +1,159 @@
+"""Kills, signals, divergence and full disks: what they change, and what they do not."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from runners.c4 import checkpoints, identity  # noqa: E402
+from runners.c4.curve import read_curve  # noqa: E402
+from runners.c4.errors import BusyError, DivergedError, RunError  # noqa: E402
+from runners.files import load_tensors  # noqa: E402
+from runners.interrupt import StoppedError  # noqa: E402
+from tests.runners.c4.runs import At, Interruption, configured, folder_of, interrupt, last_tensors, losses, run  # noqa: E402
+
+
+def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(texts, tmp_path)
+    with pytest.raises(Interruption):
+        run(config, [At(4, interrupt)])
+    monkeypatch.setattr(identity, "run_code", lambda config: "another")
+    with pytest.raises(RunError, match=r"^the code of transformer or of its training is not the .* begun with: delete"):
+        run(config)
+    monkeypatch.undo()
+    run(config)
+
+
+@pytest.mark.parametrize("mixer", ["rt", "gla"])
+def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -> None:
+    """Killed two steps after a checkpoint: losses, last checkpoint and result are those of an uninterrupted run."""
+    whole = configured(texts, tmp_path / "whole", mixer=mixer)
+    killed = replace(whole, out=tmp_path / "killed")
+    expected = run(whole)
+    with pytest.raises(Interruption):
+        run(killed, [At(5, interrupt)])
+    got = run(killed)
+    assert losses(killed) == losses(whole)
+    assert [row.step for row in read_curve(folder_of(killed))] == list(range(1, 9))
+    before, after = last_tensors(whole), last_tensors(killed)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+    assert got["validation_loss"] == expected["validation_loss"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
+    config = configured(texts, tmp_path, checkpoint_every=100)
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match=r"^stopped after step [45]: the same command goes on from there$") as stop:
+        run(config, [At(4, lambda: os.kill(os.getpid(), number))])
+    assert stop.value.status == status
+    assert signal.getsignal(number) == before
+    path = checkpoints.newest(folder_of(config))
+    assert path is not None
+    saved = load_tensors(path)[1]["step"]
+    assert saved in (4, 5)
+    seen: list[int] = []
+    watcher = At(saved + 1, lambda: seen.append(saved + 1))
+    run(config, [watcher, At(saved, interrupt)])
+    assert seen == [saved + 1]
+
+
+def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path)
+    with pytest.raises(StoppedError, match=r"^stopped after step 8:"):
+        run(config, [At(8, lambda: os.kill(os.getpid(), signal.SIGINT))])
+    assert not (folder_of(config) / "result.json").exists()
+    assert run(config)["validation_loss"] == read_curve(folder_of(config))[-1].validation_loss
+
+
+def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.interrupt.SECONDS_OF_ONE_WISH", -1.0)
+
+    def interrupt_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = configured(texts, tmp_path, checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, [At(4, interrupt_twice)])
+    assert checkpoints.newest(folder_of(config)) is None
+
+
+def test_divergence_names_the_step_the_documents_and_the_last_checkpoint(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, lr=1e30, warmup_fraction=0.9)
+    with pytest.raises(DivergedError) as error:
+        run(config)
+    record = json.loads((folder_of(config) / "diverged.json").read_text())
+    assert f"step {record['step']}" in str(error.value)
+    assert record["documents"]
+    assert record["documents"][0] in str(error.value)
+    assert "last good checkpoint" in str(error.value)
+    with pytest.raises(DivergedError, match="delete"):
+        run(config, [At(1, interrupt)])
+
+
+def test_a_validation_loss_that_is_not_finite_is_divergence(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, lr=1e30, warmup_fraction=0.0, steps=1)
+    with pytest.raises(DivergedError, match="validation loss nan is not finite at step 1"):
+        run(config)
+    assert checkpoints.newest(folder_of(config)) is None
+
+
+def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path)
+    folder = folder_of(config)
+    with pytest.raises(Interruption):
+        run(config, [At(4, interrupt)])
+    for _ in range(2):  # of a run that goes on, and of one that is finished
+        for name in ("checkpoints/.tmpAbCdEf", ".result-AbCdEf.json"):
+            (folder / name).write_bytes(b"half")
+        run(config)
+        assert [path.name for path in folder.rglob(".*")] == [".lock"]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(texts, tmp_path)
+    with pytest.raises(Interruption):
+        run(config, [At(4, interrupt)])
+    path = checkpoints.newest(folder_of(config))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runners.files.save_file", full)
+    with pytest.raises(RunError, match=r"no space for .*step-00000006.*step-00000003"):
+        run(config)
+    monkeypatch.undo()
+    assert checkpoints.newest(folder_of(config)) == path
+    assert not list(path.parent.glob(".*")) if path else False
+    assert run(config)["step"] == 8
+
+
+def test_a_checkpoint_of_another_model_is_refused(texts: Path, tmp_path: Path) -> None:
+    small, large = (configured(texts, tmp_path, width=width, mlp_width=32) for width in (16, 32))
+    run(small)
+    folder = folder_of(large) / "checkpoints"
+    folder.mkdir(parents=True)
+    source = checkpoints.newest(folder_of(small))
+    assert source is not None
+    (folder / source.name).write_bytes(source.read_bytes())
+    with pytest.raises(ValueError, match="checkpoint of another model"):
+        run(large)
+
+
+def test_a_second_command_leaves_a_running_one_alone(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path)
+
+    def second() -> None:
+        with pytest.raises(BusyError, match="another process"):
+            run(config)
+
+    assert run(config, [At(2, second)])["step"] == 8

@@ -1,0 +1,132 @@
+"""Studies outlive changes of code that leave behaviour as it is, and no others."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixers import MIXERS
+from mixers.base import Shape
+from mixers.transformer import Transformer
+from runners.mad.experiment import Experiment
+from runners.mad.search import identity
+from runners.mad.search.identity import TOLERANCE, agree, identify, sign_study, trajectory
+from runners.mad.search.search import search
+from runners.mad.search.study import open_study
+from runners.mad.search.watch import Watcher
+from runners.mad.training.protocol import Optimizer, Protocol, Run
+from runners.storage import Store
+from tasks.recall import InContextRecall
+
+CPU = torch.device("cpu")
+GRID = [Run(lr=1e-3, weight_decay=0.0, seed=0)]
+EXPERIMENT = Experiment(
+    mixer="transformer",
+    mixer_config=Transformer.Config(heads=2),
+    task="in-context-recall",
+    task_config=InContextRecall.Config(length=16, train_examples=40, eval_examples=30),
+    difficulty="custom",
+    shape=Shape(width=16, mlp_width=32),
+    protocol=Protocol(batch_size=16, steps=2, evaluations=1),
+    precision="float32",
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path, str(tmp_path / "studies.journal"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def with_other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the hash of the code be another one."""
+    return lambda: monkeypatch.setattr(Experiment, "code", property(lambda self: "another hash"))
+
+
+def identified(store: Store) -> tuple[Experiment, list[str]]:
+    said: list[str] = []
+    return identify(EXPERIMENT, store.storage, said.append), said
+
+
+def test_other_code_that_behaves_the_same_finds_the_study_again(
+    store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
+    with_other_code()
+    assert identified(store) == (EXPERIMENT, [])
+
+    # The hash is remembered, so that nothing is rehearsed a second time.
+    sign_study(EXPERIMENT, store)
+    monkeypatch.setattr(identity, "trajectory", None)
+    assert identified(store) == (EXPERIMENT, [])
+    assert len(open_study(EXPERIMENT, store).user_attrs["codes"]) == 2
+
+
+def test_code_that_trains_otherwise_gets_a_study_of_its_own_and_a_line_says_why(
+    store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
+    with_other_code()
+    forward = Transformer.forward
+    monkeypatch.setattr(Transformer, "forward", lambda self, x_BTD: forward(self, x_BTD) + 0.01 * x_BTD)
+
+    found, (line,) = identified(store)
+    assert found == replace(EXPERIMENT, revision=2)
+    assert found.name == f"{EXPERIMENT.name} r2"
+    assert line.startswith(f"{EXPERIMENT.name} was trained by code that trained otherwise (a rehearsal gave ")
+    assert found.run_id(GRID[0]) != EXPERIMENT.run_id(GRID[0])
+
+    # The new study is found again, and the old one, too, when its code is back.
+    search(found, GRID, store, CPU, 1, Watcher())
+    assert identified(store)[0] == found
+    monkeypatch.undo()
+    assert identified(store) == (EXPERIMENT, [])
+
+
+def test_a_layer_that_cannot_be_rehearsed_keeps_its_study_while_its_code_is_the_same(
+    store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "trajectory", lambda experiment: None)
+    search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
+    assert identified(store) == (EXPERIMENT, [])
+    with_other_code()
+    found, (line,) = identified(store)
+    assert found.revision == 2
+    assert "cannot be rehearsed on a CPU" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": Optimizer(beta2=0.97)},
+        {"optimizer": Optimizer(final_lr=1e-3)},
+        {"optimizer": Optimizer(eps=1e-4)},
+    ],
+    ids=["beta2", "schedule", "eps"],
+)
+def test_a_rehearsal_notices_small_changes_of_training(change: dict[str, Optimizer]) -> None:
+    before, after = (
+        trajectory(replace(EXPERIMENT, protocol=replace(EXPERIMENT.protocol, **values))) for values in ({}, change)
+    )
+    assert before is not None
+    assert after is not None
+    assert not agree(before, after)
+
+
+def test_trajectories_agree_within_the_tolerance_alone() -> None:
+    assert agree([2.0, None], [2.0 * (1 + TOLERANCE / 2), None])
+    assert not agree([2.0], [2.0 * (1 + 2 * TOLERANCE)])
+    assert not agree([2.0], [None])
+    assert not agree([2.0], [2.0, 2.0])
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_layer_can_be_rehearsed_and_repeats_itself(mixer: str) -> None:
+    small = replace(EXPERIMENT, mixer=mixer, mixer_config=MIXERS[mixer].Config(), shape=Shape(width=32, mlp_width=32))
+    first, second = trajectory(small), trajectory(small)
+    assert first is not None
+    assert first == second

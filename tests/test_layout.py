@@ -1,0 +1,84 @@
+"""Which files import which: data flows one way, and programs are neighbours, not relatives."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("mixers", "tasks", "runners")
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+}
+PROGRAMS = {path.name for path in (ROOT / "runners").iterdir() if (path / "__main__.py").exists()}
+ENTRIES = ("runners.compare",)
+"""Files that start a part of a program under a name of its own."""
+
+
+def imported(module: str) -> set[str]:
+    """Files of the project that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in FILES else node.module or "")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return (found & FILES.keys()) - {module}
+
+
+IMPORTS = {module: imported(module) for module in FILES}
+
+
+def part(module: str) -> str:
+    """A package, or for a file of a program in ``runners`` that program."""
+    package, _, inner = module.partition(".")
+    program = inner.partition(".")[0]
+    return f"{package}.{program}" if package == "runners" and program in PROGRAMS else package
+
+
+def reached(start: str) -> set[str]:
+    """All files that a file imports, directly or through others."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for module in IMPORTS[waiting.pop()] - found:
+            found.add(module)
+            waiting.append(module)
+    return found
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_file_imports_itself_through_others(module: str) -> None:
+    assert module not in reached(module)
+
+
+def test_the_programs_are_those_that_are_known() -> None:
+    """Or the tests below would hold for want of programs."""
+    assert {"mad", "c4", "bench"} <= PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("parts", "forbidden"),
+    [
+        ({"mixers"}, {"tasks", "runners"}),
+        ({"tasks"}, {"mixers", "runners"}),
+        ({"runners"}, {f"runners.{program}" for program in PROGRAMS}),
+        ({"runners.mad"}, {"runners.c4", "runners.bench"}),
+        ({"runners.c4"}, {"runners.mad", "runners.bench", "tasks"}),
+    ],
+    ids=["mixers", "tasks", "shared files", "mad", "c4"],
+)
+def test_imports_go_one_way(parts: set[str], forbidden: set[str]) -> None:
+    found = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        if part(module) in parts and module not in ENTRIES
+        for other in others
+        if part(other) in forbidden or part(other).partition(".")[0] in forbidden
+    ]
+    assert found == []
