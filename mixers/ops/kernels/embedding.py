@@ -23,11 +23,11 @@ EMBED_BWD = {"M": 32, "num_warps": 4}
 
 @triton.jit
 def embed_fwd_kernel(
-    tokens_ptr,
-    w_ptr,
-    x_ptr,
-    rows,
-    V,
+    tokens_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    rows: tl.tensor,
+    V: tl.tensor,
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
@@ -51,11 +51,11 @@ def embed_fwd_kernel(
 
 @triton.jit
 def embed_bwd_kernel(
-    tokens_ptr,
-    dx_ptr,
-    dw_ptr,
-    rows,
-    V,
+    tokens_ptr: tl.tensor,
+    dx_ptr: tl.tensor,
+    dw_ptr: tl.tensor,
+    rows: tl.tensor,
+    V: tl.tensor,
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,

@@ -21,10 +21,10 @@ from mixers.ops.runs import Method, Optionals, Tensors
 
 @triton.jit
 def norm_fwd_kernel(
-    x_ptr,
-    gain_ptr,
-    y_ptr,
-    rows,
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    rows: tl.tensor,
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
@@ -49,12 +49,12 @@ def norm_fwd_kernel(
 
 @triton.jit
 def norm_bwd_kernel(
-    x_ptr,
-    gain_ptr,
-    dy_ptr,
-    dx_ptr,
-    dgain_ptr,
-    rows,
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    dy_ptr: tl.tensor,
+    dx_ptr: tl.tensor,
+    dgain_ptr: tl.tensor,
+    rows: tl.tensor,
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,

@@ -84,10 +84,10 @@ def _operands(outputs, elements, constraints):
 
 @triton.jit
 def send(
-    y_MD,
-    mail_ptr,
-    number,
-    part,
+    y_MD: tl.tensor,
+    mail_ptr: tl.tensor,
+    number: tl.tensor,
+    part: tl.tensor,
     M: tl.constexpr,
     D: tl.constexpr,
     PARTS: tl.constexpr,
@@ -130,9 +130,9 @@ def send(
 
 @triton.jit
 def receive(
-    at_ME,
-    mail_ptr,
-    number,
+    at_ME: tl.tensor,
+    mail_ptr: tl.tensor,
+    number: tl.tensor,
     M: tl.constexpr,
     D: tl.constexpr,
     PARTS: tl.constexpr,
@@ -164,6 +164,6 @@ def receive(
 
 
 @triton.jit
-def _phase(number):
+def _phase(number: tl.tensor):
     """1 for the first two sums, then 0 for two, and so on."""
     return (number // 2 + 1) % 2

@@ -6,19 +6,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, rms
 from mixers.rt.fused.exchange import receive, send
-from mixers.rt.fused.loops import addresses, product, program, square, weights, writes
+from mixers.rt.fused.loops import Addresses, addresses, product, program, square, weights, writes
 
 
 @triton.jit
 def _step_inputs(
-    x_ptr,
-    q_ptr,
-    m_ptr,
-    l_ptr,
-    o_ptr,
-    at,
-    t,
-    inside,
+    x_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    o_ptr: tl.tensor,
+    at: Addresses,
+    t: tl.tensor,
+    inside: tl.tensor,
     D: tl.constexpr,
     H: tl.constexpr,
 ):
@@ -33,14 +33,14 @@ def _step_inputs(
 
 @triton.jit
 def _mlp_slice(
-    y_MD,
-    input_MD,
-    up_DW,
-    down_WD,
-    g_ptr,
-    slope_ptr,
-    at_MW,
-    live_M1,
+    y_MD: tl.tensor,
+    input_MD: tl.tensor,
+    up_DW: tl.tensor,
+    down_WD: tl.tensor,
+    g_ptr: tl.tensor,
+    slope_ptr: tl.tensor,
+    at_MW: tl.tensor,
+    live_M1: tl.tensor,
 ):
     """y plus the part of a slice of the hidden layer; writes g, the slice after its GELU, and the GELU's slope."""
     h_MW = tl.dot(input_MD, up_DW, input_precision="ieee")
@@ -53,33 +53,33 @@ def _mlp_slice(
 
 @triton.jit(do_not_specialize=["B", "T", "start", "stop"])
 def rt_fwd_kernel(
-    x_ptr,
-    q_ptr,
-    m_ptr,
-    l_ptr,
-    o_ptr,
-    slopes_ptr,
-    w_ptr,
-    mlp_norm_ptr,
-    kv_norm_ptr,
-    k_norm_ptr,
-    z_ptr,
-    a_ptr,
-    lse_ptr,
-    n_ptr,
-    nz_ptr,
-    nk_ptr,
-    r_ptr,
-    g_ptr,
-    slope_ptr,
-    k_ptr,
-    v_ptr,
-    mail_ptr,
-    B,
-    T,
-    start,
-    stop,
-    scale,
+    x_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    m_ptr: tl.tensor,
+    l_ptr: tl.tensor,
+    o_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    mlp_norm_ptr: tl.tensor,
+    kv_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    z_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    n_ptr: tl.tensor,
+    nz_ptr: tl.tensor,
+    nk_ptr: tl.tensor,
+    r_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    slope_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    mail_ptr: tl.tensor,
+    B: tl.tensor,
+    T: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
     D: tl.constexpr,
     K: tl.constexpr,
     F: tl.constexpr,

@@ -52,7 +52,7 @@ Compile-time settings of both loops:
     EARLY: whether the launch is a programmatic dependent one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -72,29 +72,29 @@ class Addresses(NamedTuple):
         at_M, at_MD, at_MW: offsets in r, in tensors of D channels and in tensors of F channels.
     """
 
-    place_M: Any
-    first_M: Any
-    d_D: Any
-    head_H: Any
-    w_W: Any
-    at_HM: Any
-    at_HMK: Any
-    sequence_HM: Any
-    sequence_HMK: Any
-    state_HM: Any
-    state_HMK: Any
-    live_M: Any
-    live_1M: Any
-    live_1M1: Any
-    live_M1: Any
-    at_M: Any
-    at_MD: Any
-    at_MW: Any
+    place_M: tl.tensor
+    first_M: tl.tensor
+    d_D: tl.tensor
+    head_H: tl.tensor
+    w_W: tl.tensor
+    at_HM: tl.tensor
+    at_HMK: tl.tensor
+    sequence_HM: tl.tensor
+    sequence_HMK: tl.tensor
+    state_HM: tl.tensor
+    state_HMK: tl.tensor
+    live_M: tl.tensor
+    live_1M: tl.tensor
+    live_1M1: tl.tensor
+    live_M1: tl.tensor
+    at_M: tl.tensor
+    at_MD: tl.tensor
+    at_MW: tl.tensor
 
 
 @triton.jit
 def program(
-    mail_ptr,
+    mail_ptr: tl.tensor,
     D: tl.constexpr,
     M: tl.constexpr,
     PARTS: tl.constexpr,
@@ -109,11 +109,11 @@ def program(
 
 @triton.jit
 def addresses(
-    run,
-    tile,
-    part,
-    B,
-    T,
+    run: tl.tensor,
+    tile: tl.tensor,
+    part: tl.tensor,
+    B: tl.tensor,
+    T: tl.tensor,
     D: tl.constexpr,
     K: tl.constexpr,
     F: tl.constexpr,
@@ -177,8 +177,8 @@ def addresses(
 
 @triton.jit
 def weights(
-    w_ptr,
-    run,
+    w_ptr: tl.tensor,
+    run: tl.tensor,
     D: tl.constexpr,
     F: tl.constexpr,
 ):
@@ -193,9 +193,9 @@ def weights(
 
 @triton.jit
 def square(
-    w_ptr,
+    w_ptr: tl.tensor,
     D: tl.constexpr,
-    first,
+    first: int,
     ROWS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):
@@ -208,10 +208,10 @@ def square(
 
 @triton.jit
 def product(
-    y_MD,
-    sum_MD,
-    w_ptr,
-    w_DD,
+    y_MD: tl.tensor,
+    sum_MD: tl.tensor,
+    w_ptr: tl.tensor,
+    w_DD: tl.tensor,
     D: tl.constexpr,
     PINNED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
@@ -228,6 +228,6 @@ def product(
 
 
 @triton.jit
-def writes(tensor: tl.constexpr, part, PARTS: tl.constexpr):
+def writes(tensor: tl.constexpr, part: tl.tensor, PARTS: tl.constexpr):
     """Whether a part writes a tensor that all parts have. They share the work, because stores take time as well."""
     return part == tensor % PARTS
