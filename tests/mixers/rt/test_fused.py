@@ -150,7 +150,7 @@ def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, bloc
 @interpreted
 @pytest.mark.parametrize(("D", "H", "block"), [(40, 5, 1), (64, 8, 4)])
 def test_interpreted_inputs_in_another_order_in_memory(D: int, H: int, block: int) -> None:
-    """As a vmapped layer's may be; filled up with zeros they stay in it."""
+    """Inputs of a vmapped layer may be strided, and padding may keep their strides."""
     xs, weights, slopes = draw(2, 3, 5, D, H, 64)
     check_float32(([x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2) for x in xs], weights, slopes), block)
     check_float32(([x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in xs], weights, slopes), block)
@@ -174,7 +174,7 @@ def test_a_layer_whose_block_holds_all_positions_runs_in_the_kernels(caplog: pyt
 @interpreted
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
+    """All columns of the MLP are taken at once, as in parts in bfloat16; in float32 the choice would be 32."""
     choose_tiles = tiles.choose_tiles
 
     def held(*case: Any) -> tiles.Tiles:
@@ -224,7 +224,7 @@ def test_settings_suit_the_gpu(multiprocessors: int, memory: int, monkeypatch: p
     assert min(shares) == 1
 
 
-# In bfloat16 on an H200 they have 8, 4, 2 or 1 parts, with slices of the MLP held on the chip and not.
+# In bfloat16 on an H200 these shapes have 8, 4, 2 or 1 parts; some parts hold their slice of the MLP on the chip.
 SHAPES = [
     (1, 1, 1, 128, 16, 512),
     (1, 37, 63, 128, 16, 512),
@@ -315,7 +315,7 @@ def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_graph(dtype: torch.dtype) -> None:
-    """Other inputs at each replay, so that nothing left by the one before is right."""
+    """Inputs change before each replay, so that results of the replay before are wrong."""
     (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 4, 512)
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
@@ -340,7 +340,7 @@ def test_gpu_graph(dtype: torch.dtype) -> None:
 @on_gpu
 @pytest.mark.gpu
 def test_gpu_two_passes_at_the_same_time() -> None:
-    """Of programs that wait for each other, all of a launch are on the GPU or none."""
+    """Programs that wait for each other are all on the GPU at once, or none of them is."""
     runs = [draw(1, 128, 24, 128, 16, 512), draw(2, 100, 24, 128, 16, 512)]
     alone = [kernels(inputs, torch.bfloat16) for inputs in runs]
     streams = [torch.cuda.Stream() for _ in runs]
