@@ -100,10 +100,6 @@ class Store:
         mine.set_user_attr("owner", self._owner)
         return mine
 
-    def own(self, trial: Trial) -> None:
-        """Mark a trial as this process's."""
-        trial.set_user_attr("owner", self._owner)
-
     def is_orphan(self, trial: FrozenTrial) -> bool:
         """Return whether the process that runs a trial has exited; the caller holds ``exclusive``."""
         return _delete_if_exited(self._locks / f"{trial.user_attrs.get('owner')}.alive")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import Trial, TrialState
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +21,7 @@ from runners.c4.errors import BusyError, DivergedError
 from runners.c4.identity import run_folder
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
-from runners.storage import Store
+from runners.storage import Store, params_of
 
 LRS = (1e-3, 3e-3, 1e-2)
 BETA2S = (0.95, 0.99)
@@ -135,7 +134,7 @@ def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store)
     return study
 
 
-class _Trial:
+class _Trial(Watcher):
     """The trial of one point, as a watcher of its run; without a study (not the first process) it does nothing."""
 
     def __init__(self, study: optuna.Study | None, point: Config, name: str, store: Store) -> None:
@@ -155,20 +154,9 @@ class _Trial:
             return
 
         with self.store.exclusive():
-            # A trial of this point whose process is gone.
-            for old in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if self._is_mine(old.params) and self.store.is_orphan(old):
-                    self._trial = Trial(self.study, old._trial_id)
-
-            # A new one.
-            if self._trial is None:
-                self.study.enqueue_trial({"lr": self.point.lr, "beta2": self.point.beta2})
-                while not self._is_mine((trial := self.study.ask(_distributions())).params):
-                    self.study.tell(trial, state=TrialState.FAIL)  # its process was killed before it could take it
-                self._trial = trial
-
-            self.store.own(self._trial)
-
+            self._trial = self.store.claim(self.study, self._params, self.study.get_trials(deepcopy=False))
+        self._trial.suggest_float("lr", min(LRS), max(LRS), log=True)
+        self._trial.suggest_float("beta2", min(BETA2S), max(BETA2S))
         self._trial.set_user_attr("run", self.name)
 
     def stepped(self, row: Row) -> None:
@@ -178,12 +166,6 @@ class _Trial:
         if row.step not in self.study.trials[self._trial.number].intermediate_values:
             self._trial.report(row.validation_loss, row.step)
 
-    def evaluating(self, name: str, number: int, sets: int) -> None:
-        """Do nothing: points are compared by their validation loss."""
-
-    def finished(self, result: dict[str, Any]) -> None:
-        """Do nothing: ``tell`` stores the result, also of a run that was finished before."""
-
     def tell(self, result: dict[str, Any] | None) -> None:
         """Store the value of the point once; None stands for a run that diverged."""
         if self.study is None:
@@ -192,7 +174,7 @@ class _Trial:
         # A run that was finished before has not taken a trial now.
         if self._trial is None:
             with self.store.exclusive():
-                known = [trial for trial in self.study.get_trials(deepcopy=False) if self._is_mine(trial.params)]
+                known = [trial for trial in self.study.get_trials(deepcopy=False) if params_of(trial) == self._params]
                 if any(trial.state != TrialState.RUNNING or not self.store.is_orphan(trial) for trial in known):
                     return
             self._take()
@@ -203,14 +185,10 @@ class _Trial:
         else:
             self.study.tell(self._trial, result["validation_loss"])
 
-    def _is_mine(self, params: dict[str, Any]) -> bool:
-        """Return whether parameters of a trial are those of the point."""
-        return bool(params == {"lr": self.point.lr, "beta2": self.point.beta2})
-
-
-def _distributions() -> dict[str, BaseDistribution]:
-    """Return the ranges of the grid."""
-    return {"lr": FloatDistribution(min(LRS), max(LRS), log=True), "beta2": FloatDistribution(min(BETA2S), max(BETA2S))}
+    @property
+    def _params(self) -> dict[str, float]:
+        """Parameters of the point's trial."""
+        return {"lr": self.point.lr, "beta2": self.point.beta2}
 
 
 def study_file(out: Path) -> Path:

@@ -1,20 +1,19 @@
 """Watchers of a run: a progress bar, and Weights & Biases."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
 from runners.c4.curve import Row
-from runners.tracking import Mode
+from runners.progress import progress_bars
+from runners.tracking import Mode, open_run
 
 PROJECT = "c4"
 
 
-class Watcher(Protocol):
-    """An object that learns what a run does, in the first process."""
+class Watcher:
+    """Learns what a run does, in the first process. By default nothing happens."""
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
         """A run begins, or continues after ``row``."""
@@ -29,17 +28,11 @@ class Watcher(Protocol):
         """The run is done and its result stored."""
 
 
-class Bar:
+class Bar(Watcher):
     """A progress bar with the figures of the last step; each evaluation prints a line."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # may wrap
-            BarColumn(bar_width=max(8, min(40, console.width - 88))),  # the other columns take about 88
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = progress_bars(console)
         self._task = self._progress.add_task("", figures="", start=False)
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
@@ -88,7 +81,7 @@ class Bar:
         self._progress.stop()
 
 
-class Wandb:
+class Wandb(Watcher):
     """Curves in Weights & Biases; with mode ``disabled`` it does nothing."""
 
     def __init__(self, mode: Mode, folder: Path) -> None:
@@ -101,28 +94,13 @@ class Wandb:
         if self.mode == "disabled":
             return
 
-        import wandb  # slow to import, and rarely needed
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
-            project=PROJECT,
-            dir=self.folder,
-            mode=self.mode,
-            name=name,
-            id=name,
-            resume="allow" if self.mode == "online" else None,
-            config=description,
-            settings=wandb.Settings(silent=True),
-        )
+        self._run = open_run(self.mode, self.folder, project=PROJECT, name=name, run_id=name, config=description)
 
     def stepped(self, row: Row) -> None:
         """Log one step."""
         if self._run is not None:
             values = {name: value for name, value in vars(row).items() if value is not None}
             self._run.log(values, step=row.step)
-
-    def evaluating(self, name: str, number: int, sets: int) -> None:
-        """Do nothing: the scores are part of the result."""
 
     def finished(self, result: dict[str, Any]) -> None:
         """Write the result and close the run."""

@@ -109,7 +109,7 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
 
         A training step contains the passes of its layers. A smaller dimension saves time in proportion, the width in
         proportion to its square. A larger dimension may cost nothing, with two exceptions: stepwise implementations
-        take longer in proportion to the length, and all but the wavefront method take longer in proportion to the number
+        take longer in proportion to the length, and all methods but the wavefront in proportion to the number
         of layers. Layers of the wavefront method may work at the same time.
         """
         if other.implementation != cell.implementation or PHASES.index(other.phase) > PHASES.index(cell.phase):

@@ -64,8 +64,9 @@ def _known(path: Path) -> Reading | None:
     values = read_json(path)
     try:
         return None if values is None else TypeAdapter(Reading).validate_python(values)
-    except ValidationError as error:  # JSON, but not of a reading
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+    except ValidationError as error:
+        reason = "it holds no test figures"
+        raise DamagedFileError(f"{path} is damaged ({reason}): delete it and run the same command again") from error
 
 
 def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:

@@ -107,15 +107,15 @@ class Summary:
     points: list[Point]
     chosen: int | None
     best_seed: int | None
-    edge: Edge | None = None
-    near_best: float | None = None
-    other_choices: dict[str, int] = field(default_factory=dict)
+    edge: Edge | None
+    near_best: float | None
+    other_choices: dict[str, int]
     ceiling: Accuracy
     chance: Accuracy
     costs: Costs
-    seconds: float = 0.0
-    versions: dict[str, str | None] = field(default_factory=dict)
-    device: str = ""
+    seconds: float
+    versions: dict[str, str | None]
+    device: str
 
     @property
     def chosen_point(self) -> Point | None:

@@ -1,0 +1,1 @@
+"""Reference results: every layer on every task under the full protocol, one file a cell in ``results/reference``."""

@@ -1,0 +1,139 @@
+"""Train what is missing of the reference results.
+
+    python -m runners.mad.reference                                  # every missing cell, on all GPUs
+    python -m runners.mad.reference --layers rt transformer --tasks compression
+    python -m runners.mad.reference --dry-run                        # which cells there are
+
+Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. A
+finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
+that folder is still there. On several GPUs one process a GPU takes cells, each cell once; so do several commands that
+share both folders.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import tyro
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from runners.cli import check_out, cli, not_understood, run_command, user_errors
+from runners.mad.reference.cells import FOLDER, cell_file, options_of, train_cell, write_cell
+from runners.mad.reference.entries import ENTRIES, Entry
+from tasks import TASKS, find_task
+
+ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
+"""Set in the environment of the processes that this command starts, one a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions:
+    """Train what is missing of the reference results.
+
+    Attributes:
+        layers: rows to train, all unless given.
+        tasks: tasks to train on, all unless given.
+        folder: where the cells are stored.
+        out: results folder of the studies behind the cells.
+        dry_run: print which cells there are, and train nothing.
+    """
+
+    layers: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    folder: Path = FOLDER
+    out: Path = Path("results/reference-studies")
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    console = Console(markup=False)
+    with user_errors(ValueError, OSError):
+        options, unknown = cli(ReferenceOptions, ReferenceOptions(), arguments)
+        if unknown:
+            raise ValueError(not_understood(unknown[0]))
+        check_out(options.out)
+        wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
+
+    missing = [(entry, task) for entry, task in wanted if not cell_file(options.folder, entry, task).exists()]
+    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are in {options.folder}", soft_wrap=True)
+    if options.dry_run:
+        for entry, task in missing:
+            console.print(f"missing: {entry.name} on {task}", soft_wrap=True)
+        return
+
+    if torch.cuda.device_count() > 1 and ONE_GPU not in os.environ:
+        train_on_all_gpus(arguments)
+        return
+    for entry, task in missing:
+        train_if_free(entry, task, options, console)
+
+
+def chosen_entries(names: Sequence[str]) -> list[Entry]:
+    """Rows by name, all if there are no names.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    if unknown := [name for name in names if name not in ENTRIES]:
+        raise ValueError(f"no row {unknown[0]!r}: choose from {', '.join(ENTRIES)}")
+    return [ENTRIES[name] for name in names or ENTRIES]
+
+
+def chosen_tasks(names: Sequence[str]) -> list[str]:
+    """Names of tasks, all if there are no names.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    for name in names:
+        find_task(name)
+    return list(names or TASKS)
+
+
+def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> None:
+    """Train a cell unless another process does, or has done so by now."""
+    locks = options.out / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
+            if cell_file(options.folder, entry, task).exists():
+                return
+            # A storage a cell, because processes that share one wait for each other.
+            storage = str(options.out / "cells" / f"{entry.name}-{task}.journal")
+            plan = options_of(entry, task, out=options.out, storage=storage)
+            with user_errors(ValueError, OSError):
+                cell = train_cell(entry, task, plan, console)
+                path = write_cell(options.folder, entry, task, cell)
+            console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
+    except Timeout:
+        return
+
+
+def train_on_all_gpus(arguments: Sequence[str]) -> None:
+    """Run this command once a GPU; the processes take cells until none is left.
+
+    Raises:
+        SystemExit: a process failed or was stopped; with its status.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    start = partial(subprocess.Popen, [sys.executable, "-m", "runners.mad.reference", *arguments])
+    processes = [start(env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, ONE_GPU: "1"}) for gpu in visible]
+    try:
+        statuses = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+    if failed := [status for status in statuses if status]:
+        raise SystemExit(failed[0])
+
+
+if __name__ == "__main__":
+    run_command(main, "interrupted: the same command resumes from the last checkpoints")
