@@ -29,7 +29,7 @@ def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
     else:
         from mixers.rt.fused import passes as fused  # Triton does not exist on every platform
 
-        run_forward, run_backward = fused.triton_forward, fused.triton_backward
+        run_forward, run_backward = fused.fused_forward, fused.fused_backward
 
     def forward(x: Tensor, q: Tensor, k: Tensor, v: Tensor, *weights: Any) -> tuple[Tensors, Tensors]:
         z, saved = run_forward(x, q, k, v, Weights(*weights), slopes_H, scale, block)

@@ -1,4 +1,21 @@
-"""Fused kernels of causal attention with ALiBi."""
+"""Fused kernels of causal attention with ALiBi.
+
+    name           shape            written by              read by
+    q, k, v        (R, B, T, D)     caller                  all kernels
+    slopes         (H,)             caller                  all kernels              float32
+    a              (R, B, T, D)     attention_fwd           attention_query_bwd      outputs
+    lse            (R, B, H, T)     attention_fwd           both backward kernels    log2 of the sum of weights, float32
+    da             (R, B, T, D)     caller                  both backward kernels    gradient of a
+    delta          (R, B, H, T)     attention_query_bwd     attention_pair_bwd       da . a of each head, float32
+    dq             (R, B, T, D)     attention_query_bwd     caller
+    dk, dv         (R, B, T, D)     attention_pair_bwd      caller
+
+A program serves C positions of one sequence in G heads. Its rows are (head, position), suffix N. Its columns are the
+E = G * K channels of these heads, suffix E. Positions of the other side of the attention, J at a time, have the suffix
+J. Queries are zero outside the channels of their own head. Hence one product gives the logits of all G heads, and head
+dims below the 16 that ``tl.dot`` needs cost nothing. In lse and delta, the positions of a head are adjacent in memory,
+because a program that pulls gradients reads many positions of a head.
+"""
 
 from collections.abc import Sequence
 
@@ -16,124 +33,215 @@ ATTENTION_QUERIES = ({"C": 32, "J": 32, "num_warps": 2}, {"C": 64, "J": 32, "num
 ATTENTION_PAIRS = ({"C": 16, "J": 32, "num_warps": 1}, {"C": 64, "J": 32, "num_warps": 4, "num_stages": 1})
 
 
+@triton.jit
+def _rows(
+    group: tl.tensor,
+    start: tl.tensor,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Head and position of each row of a tile, and channel of each column."""
+    head_N = group * G + tl.arange(0, G * C) // C
+    t_N = start + tl.arange(0, G * C) % C
+    channel_E = group * E + tl.arange(0, E)
+    return head_N, t_N, channel_E
+
+
 @triton.jit(do_not_specialize=["T"])
 def attention_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, slopes_ptr, a_ptr, lse_ptr, T,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
-):  # fmt: skip
-    """Causal attention of C positions of one sequence in G heads, and the logarithm of the sum of its weights.
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    T: tl.tensor,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Causal attention of C positions of one sequence in G heads.
 
-    Rows are (head, position), columns the E = G * K channels of the heads. Queries are zero outside their own head's
-    channels, so one product gives the logits of all G heads, and head dims under the 16 of tl.dot cost nothing. Of lse,
-    and of delta in the backward, positions lie behind each other (R, B, H, T): pulled gradients need a head's of many.
+    1. Find the heads and the sequence of this program, and its positions; read the queries.
+    2. For J pairs at a time, up to the last position of the program:
+       a. logits: s = q k^T / sqrt(K) + ALiBi, masked where the pair comes later;
+       b. update the softmax state: maximum m, sum l, numerator o.
+    3. Write a = o / l and lse = m + log2(l).
     """
+    # 1. Queries.
     group = tl.program_id(0) % (D // E)
     row = (tl.program_id(0) // (D // E)).to(tl.int64)
     start = tl.program_id(1) * C
-    head = group * G + tl.arange(0, G * C) // C
-    t = start + tl.arange(0, G * C) % C
-    channel = group * E + tl.arange(0, E)
-    here = (t < T)[:, None] & (channel[None, :] // K == head[:, None])
-    at_NE = (row * T + t)[:, None] * D + channel[None, :]
-    q_NE = tl.load(q_ptr + at_NE, here, 0.0)
-    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    head_N, t_N, channel_E = _rows(group, start, C, G, E)
+    here_NE = (t_N < T)[:, None] & (channel_E[None, :] // K == head_N[:, None])
+    at_NE = (row * T + t_N)[:, None] * D + channel_E[None, :]
+    q_NE = tl.load(q_ptr + at_NE, here_NE, 0.0)
+    slope_N = tl.load(slopes_ptr + head_N) * LOG2E
+
     m_N = tl.full([G * C], MASKED, tl.float32)
     l_N = tl.zeros([G * C], tl.float32)
     o_NE = tl.zeros([G * C, E], tl.float32)
     for first in range(0, tl.minimum(start + C, T), J):
+        # 2a. Logits.
         j = first + tl.arange(0, J)
-        at_JE = (row * T + j)[:, None] * D + channel[None, :]
+        at_JE = (row * T + j)[:, None] * D + channel_E[None, :]
         k_JE = tl.load(k_ptr + at_JE, (j < T)[:, None], 0.0)
         v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
-        s_NJ += slope_N[:, None] * (j[None, :] - t[:, None])
-        s_NJ = tl.where(j[None, :] <= t[:, None], s_NJ, MASKED)
+        s_NJ += slope_N[:, None] * (j[None, :] - t_N[:, None])
+        s_NJ = tl.where(j[None, :] <= t_N[:, None], s_NJ, MASKED)
+
+        # 2b. Softmax state.
         top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
         p_NJ = tl.exp2(s_NJ - top_N[:, None])
         shrink_N = tl.exp2(m_N - top_N)
         l_N = l_N * shrink_N + tl.sum(p_NJ, 1)
         o_NE = tl.dot(p_NJ.to(v_JE.dtype), v_JE, o_NE * shrink_N[:, None], input_precision="ieee")
         m_N = top_N
-    tl.store(a_ptr + at_NE, o_NE / l_N[:, None], here)
-    tl.store(lse_ptr + (row * (D // K) + head) * T + t, m_N + tl.log2(l_N), t < T)
+
+    # 3. Outputs.
+    tl.store(a_ptr + at_NE, o_NE / l_N[:, None], here_NE)
+    tl.store(lse_ptr + (row * (D // K) + head_N) * T + t_N, m_N + tl.log2(l_N), t_N < T)
 
 
 @triton.jit(do_not_specialize=["T"])
 def attention_query_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, da_ptr, a_ptr, lse_ptr, slopes_ptr, dq_ptr, delta_ptr, T,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
-):  # fmt: skip
-    """Gradients of C queries, and delta = da . a of each head; layout as attention_fwd_kernel."""
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    da_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    T: tl.tensor,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Gradients of C queries of one sequence in G heads.
+
+    1. Find the heads and the sequence of this program, and its positions; read the queries.
+    2. Write delta = da . a of each head.
+    3. For J pairs at a time, up to the last position of the program:
+       a. compute the logits s and the attention weights p = exp2(s - lse) again;
+       b. dq += ds k, with the gradients of the logits ds = p (da v^T - delta).
+    4. Write dq.
+    """
+    # 1. Queries.
     group = tl.program_id(0) % (D // E)
     row = (tl.program_id(0) // (D // E)).to(tl.int64)
     start = tl.program_id(1) * C
-    head = group * G + tl.arange(0, G * C) // C
-    t = start + tl.arange(0, G * C) % C
-    channel = group * E + tl.arange(0, E)
-    here = (t < T)[:, None] & (channel[None, :] // K == head[:, None])
-    at_NE = (row * T + t)[:, None] * D + channel[None, :]
-    at_N = (row * (D // K) + head) * T + t
-    q_NE = tl.load(q_ptr + at_NE, here, 0.0)
-    da_NE = tl.load(da_ptr + at_NE, here, 0.0)
-    delta_N = tl.sum(da_NE.to(tl.float32) * tl.load(a_ptr + at_NE, here, 0.0).to(tl.float32), 1)
-    tl.store(delta_ptr + at_N, delta_N, t < T)
-    lse_N = tl.load(lse_ptr + at_N, t < T, 0.0)
-    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    head_N, t_N, channel_E = _rows(group, start, C, G, E)
+    here_NE = (t_N < T)[:, None] & (channel_E[None, :] // K == head_N[:, None])
+    at_NE = (row * T + t_N)[:, None] * D + channel_E[None, :]
+    at_N = (row * (D // K) + head_N) * T + t_N
+    q_NE = tl.load(q_ptr + at_NE, here_NE, 0.0)
+
+    # 2. Delta.
+    da_NE = tl.load(da_ptr + at_NE, here_NE, 0.0)
+    delta_N = tl.sum(da_NE.to(tl.float32) * tl.load(a_ptr + at_NE, here_NE, 0.0).to(tl.float32), 1)
+    tl.store(delta_ptr + at_N, delta_N, t_N < T)
+
+    lse_N = tl.load(lse_ptr + at_N, t_N < T, 0.0)
+    slope_N = tl.load(slopes_ptr + head_N) * LOG2E
     dq_NE = tl.zeros([G * C, E], tl.float32)
     for first in range(0, tl.minimum(start + C, T), J):
+        # 3a. Attention weights.
         j = first + tl.arange(0, J)
-        at_JE = (row * T + j)[:, None] * D + channel[None, :]
+        at_JE = (row * T + j)[:, None] * D + channel_E[None, :]
         k_JE = tl.load(k_ptr + at_JE, (j < T)[:, None], 0.0)
         v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
-        s_NJ += slope_N[:, None] * (j[None, :] - t[:, None]) - lse_N[:, None]
-        p_NJ = tl.where(j[None, :] <= t[:, None], tl.exp2(s_NJ), 0.0)
+        s_NJ += slope_N[:, None] * (j[None, :] - t_N[:, None]) - lse_N[:, None]
+        p_NJ = tl.where(j[None, :] <= t_N[:, None], tl.exp2(s_NJ), 0.0)
+
+        # 3b. Gradients.
         ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
         dq_NE = tl.dot(ds_NJ.to(k_JE.dtype), k_JE, dq_NE, input_precision="ieee")
-    tl.store(dq_ptr + at_NE, dq_NE * K**-0.5, here)
+
+    # 4. Outputs.
+    tl.store(dq_ptr + at_NE, dq_NE * K**-0.5, here_NE)
 
 
 @triton.jit(do_not_specialize=["T"])
 def attention_pair_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, da_ptr, lse_ptr, delta_ptr, slopes_ptr, dk_ptr, dv_ptr, T,
-    D: tl.constexpr, K: tl.constexpr, C: tl.constexpr, G: tl.constexpr, E: tl.constexpr, J: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the keys and values of C positions, pulled from later queries; layout as attention_fwd_kernel."""
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    da_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    T: tl.tensor,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Gradients of C pairs of one sequence in G heads, pulled from later queries.
+
+    1. Find the positions, the heads and the sequence of this program; read the pairs.
+    2. For J queries at a time, from the first position of the program on:
+       a. read what the queries left;
+       b. compute the logits s and the attention weights p = exp2(s - lse) again;
+       c. dv += p da, and dk += ds q with the gradients of the logits ds = p (v da^T - delta).
+    3. Write dk and dv.
+    """
+    # 1. Pairs. Programs that read the same queries follow one another.
     H: tl.constexpr = D // K
     blocks = tl.cdiv(T, C)
-    start = tl.program_id(0) % blocks * C  # programs that read the same queries follow one another
+    start = tl.program_id(0) % blocks * C
     group = tl.program_id(0) // blocks % (D // E)
     row = (tl.program_id(0) // blocks // (D // E)).to(tl.int64)
-    head = group * G + tl.arange(0, G * C) // C
-    t = start + tl.arange(0, G * C) % C
-    channel = group * E + tl.arange(0, E)
-    here = (t < T)[:, None] & (channel[None, :] // K == head[:, None])
-    at_NE = (row * T + t)[:, None] * D + channel[None, :]
-    k_NE = tl.load(k_ptr + at_NE, here, 0.0)
-    v_NE = tl.load(v_ptr + at_NE, here, 0.0)
-    slope_N = tl.load(slopes_ptr + head) * LOG2E
+    head_N, t_N, channel_E = _rows(group, start, C, G, E)
+    here_NE = (t_N < T)[:, None] & (channel_E[None, :] // K == head_N[:, None])
+    at_NE = (row * T + t_N)[:, None] * D + channel_E[None, :]
+    k_NE = tl.load(k_ptr + at_NE, here_NE, 0.0)
+    v_NE = tl.load(v_ptr + at_NE, here_NE, 0.0)
+    slope_N = tl.load(slopes_ptr + head_N) * LOG2E
+
     dk_NE = tl.zeros([G * C, E], tl.float32)
     dv_NE = tl.zeros([G * C, E], tl.float32)
-    is_first = (head == group * G)[:, None]
+    is_first_N1 = (head_N == group * G)[:, None]
     for first in range(start, T, J):
+        # 2a. Queries.
         i = first + tl.arange(0, J)
-        at_JE = (row * T + i)[:, None] * D + channel[None, :]
+        at_JE = (row * T + i)[:, None] * D + channel_E[None, :]
         q_JE = tl.load(q_ptr + at_JE, (i < T)[:, None], 0.0)
         da_JE = tl.load(da_ptr + at_JE, (i < T)[:, None], 0.0)
         at_J = (row * H + group * G) * T + i
         lse_NJ = tl.load(lse_ptr + at_J, i < T, 0.0)[None, :]
         delta_NJ = tl.load(delta_ptr + at_J, i < T, 0.0)[None, :]
         if G == 2:
-            lse_NJ = tl.where(is_first, lse_NJ, tl.load(lse_ptr + at_J + T, i < T, 0.0)[None, :])
-            delta_NJ = tl.where(is_first, delta_NJ, tl.load(delta_ptr + at_J + T, i < T, 0.0)[None, :])
+            lse_NJ = tl.where(is_first_N1, lse_NJ, tl.load(lse_ptr + at_J + T, i < T, 0.0)[None, :])
+            delta_NJ = tl.where(is_first_N1, delta_NJ, tl.load(delta_ptr + at_J + T, i < T, 0.0)[None, :])
+
+        # 2b. Attention weights.
         s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
-        s_NJ += slope_N[:, None] * (t[:, None] - i[None, :]) - lse_NJ
-        p_NJ = tl.where((t[:, None] <= i[None, :]) & (i < T)[None, :], tl.exp2(s_NJ), 0.0)
+        s_NJ += slope_N[:, None] * (t_N[:, None] - i[None, :]) - lse_NJ
+        p_NJ = tl.where((t_N[:, None] <= i[None, :]) & (i < T)[None, :], tl.exp2(s_NJ), 0.0)
+
+        # 2c. Gradients.
         ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
         dv_NE = tl.dot(p_NJ.to(da_JE.dtype), da_JE, dv_NE, input_precision="ieee")
         dk_NE = tl.dot(ds_NJ.to(q_JE.dtype), q_JE, dk_NE, input_precision="ieee")
-    tl.store(dk_ptr + at_NE, dk_NE * K**-0.5, here)
-    tl.store(dv_ptr + at_NE, dv_NE, here)
+
+    # 3. Outputs.
+    tl.store(dk_ptr + at_NE, dk_NE * K**-0.5, here_NE)
+    tl.store(dv_ptr + at_NE, dv_NE, here_NE)
 
 
 def fits_attention(D: int, H: int) -> bool:
@@ -145,24 +253,30 @@ def attention_method(slopes_H: Tensor) -> Method:
     """Causal softmax attention with ALiBi. Tensors: q, k, v (R, B, T, D), heads concatenated; the output is like q."""
 
     def sizes(q: Tensor, tiles: Sequence[dict[str, int]]) -> tuple[int, int, dict[str, int]]:
-        """Groups of heads of all sequences, tiles of a sequence, and the settings of the kernel."""
+        """Number of groups of heads in all sequences, tiles of a sequence, and compile-time settings of the kernel."""
         D, K = q.shape[3], q.shape[3] // len(slopes_H)
         G = 2 if K == 8 else 1
         tile = {"D": D, "K": K, "G": G, "E": G * K, **tiles[K >= 32 and q.element_size() == 2]}
         return q.shape[0] * q.shape[1] * D // tile["E"], triton.cdiv(q.shape[2], tile["C"]), tile
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
-        q, k, v, slopes = q.contiguous(), k.contiguous(), v.contiguous(), slopes_H.float()
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        slopes = slopes_H.float()
         R, B, T, _ = q.shape
-        a, lse = torch.empty_like(q), slopes.new_empty(R, B, len(slopes), T)
+        a = torch.empty_like(q)
+        lse = slopes.new_empty(R, B, len(slopes), T)
+
         groups, blocks, tile = sizes(q, ATTENTION_QUERIES)
         attention_fwd_kernel[groups, blocks](q, k, v, slopes, a, lse, T, **tile)
         return (a,), (lse,)
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
         da, q, k, v, a, lse = (y.contiguous() for y in (*gradients, *tensors, *outputs, *saved))
-        slopes, delta, T = slopes_H.float(), torch.empty_like(lse), q.shape[2]
+        slopes = slopes_H.float()
+        delta = torch.empty_like(lse)
+        T = q.shape[2]
         dq, dk, dv = (torch.empty_like(y) for y in (q, k, v))
+
         groups, blocks, tile = sizes(q, ATTENTION_QUERIES)
         attention_query_bwd_kernel[groups, blocks](q, k, v, da, a, lse, slopes, dq, delta, T, **tile)
         groups, blocks, tile = sizes(q, ATTENTION_PAIRS)

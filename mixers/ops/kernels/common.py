@@ -1,11 +1,15 @@
-"""Fused Triton kernels for what layers share: embedding, norms, projections, softmax attention with ALiBi, the MLP.
+"""What the fused kernels of ``mixers.ops`` share: constants, device functions and sizes.
 
-On small models these parts are bound by memory traffic and by the number of launches, not by arithmetic, so each
-kernel does all that can be done to a tile of rows while it is on the chip, and the backward passes compute again what
-is cheap. Products are in the dtype of the weights handed in (bfloat16, or float32 in tests), sums and statistics in
-float32. There are no atomics: results repeat bitwise. Every operation here is checked against its plain PyTorch form.
+The kernels compute what layers share: embedding, norms, projections, softmax attention with ALiBi, and the MLP. On
+small models these parts are bound by memory traffic and by the number of launches, not by arithmetic. Hence a kernel
+does everything that can be done to a tile of rows while the tile is on the chip, and backward passes compute cheap
+values again instead of reading them.
 
-Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
+Products are in the dtype of the weights that the kernels are given (bfloat16, or float32 in tests). Sums and statistics
+are in float32. There are no atomics: results repeat bitwise. Tests compare every operation with its plain PyTorch form.
+
+Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions). In kernels, ``rows`` is the number of
+rows of a run, M the rows of a tile, and E the width padded to a power of two. Logits are in units of log2.
 """
 
 import triton
@@ -22,40 +26,38 @@ MASKED: tl.constexpr = tl.constexpr(-1e30)
 
 
 @triton.jit
-def normal_cdf(h):
+def normal_cdf(h: tl.tensor):
     """Standard normal distribution function at h, and exp(-h^2 / 2).
 
-    Abramowitz & Stegun 7.1.26: error under 1.5e-7 at half the instructions of erf, which were a sixth of the forward.
+    Abramowitz & Stegun 7.1.26: its error is below 1.5e-7 at half the instructions of erf, which took a sixth of the
+    time of the forward pass.
     """
     bell = tl.exp2(h * h * (-0.5 * LOG2E))
     r = 1.0 + tl.abs(h) * (0.3275911 * 0.7071067811865476)
-    r = tl.rsqrt(r * r)  # a third of the instructions of a division
+    r = tl.rsqrt(r * r)  # 1 / r, at a third of the instructions of a division
     tail = 0.5 * bell * r
     tail *= 0.254829592 + r * (-0.284496736 + r * (1.421413741 + r * (-1.453152027 + r * 1.061405429)))
     return tl.where(h < 0, tail, 1.0 - tail), bell
 
 
 @triton.jit
-def rms(y_MD, D: tl.constexpr):
+def gelu_slope(h: tl.tensor, below: tl.tensor, bell: tl.tensor):
+    """Slope of the GELU at h, for ``below, bell = normal_cdf(h)``."""
+    return below + h * bell * 0.3989422804014327
+
+
+@triton.jit
+def rms(y_MD: tl.tensor, D: tl.constexpr):
     """Reciprocal root mean square of each row."""
     return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)
 
 
 @triton.jit
-def rms_bwd(dy_MD, normed_MD, r_M, D: tl.constexpr):
-    """Gradient of y for ``normed = y * r`` and gradient ``dy`` of normed."""
+def rms_bwd(dy_MD: tl.tensor, normed_MD: tl.tensor, r_M: tl.tensor, D: tl.constexpr):
+    """Gradient of y, given the gradient ``dy`` of ``normed = y * r`` with ``r = rms(y)``."""
     return r_M[:, None] * (dy_MD - normed_MD * (tl.sum(dy_MD * normed_MD, 1) / D)[:, None])
 
 
-def norm_tile(D: int) -> dict[str, int]:
-    E = triton.next_power_of_2(D)
-    return {"D": D, "E": E, "M": max(1, 4096 // E)}
-
-
 def rows_of(x: Tensor) -> int:
-    """Rows of one run."""
+    """Number of rows of one run of x (R, ..., D)."""
     return x[0].numel() // x.shape[-1]
-
-
-def cast_like(weight: Tensor, like: Tensor) -> Tensor:
-    return weight.to(like.dtype).contiguous()

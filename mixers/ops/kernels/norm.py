@@ -1,47 +1,94 @@
-"""Fused kernels of RMS normalisation."""
+"""Fused kernels of RMS normalisation.
+
+name      shape                  written by           read by
+x         (R, rows, D)           caller               both kernels
+gain      (R, D)                 caller               both kernels         float32
+y         (R, rows, D)           norm_fwd             caller
+dy        (R, rows, D)           caller               norm_bwd
+dx        (R, rows, D)           norm_bwd             caller
+dgain     (R, programs, D)       norm_bwd             group_sum            float32
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import norm_tile, rms, rms_bwd, rows_of
+from mixers.ops.kernels.common import rms, rms_bwd, rows_of
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.runs import Method, Optionals, Tensors
 
 
 @triton.jit
-def norm_fwd_kernel(x_ptr, gain_ptr, y_ptr, rows, D: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
-    """RMS norm of M rows; E is the power of two from D on."""
+def norm_fwd_kernel(
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    rows: tl.tensor,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Normalise M rows.
+
+    1. Read the rows and the gain.
+    2. Write y = gain x / rms(x).
+    """
+    # 1. Rows and gain.
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     e = tl.arange(0, E)
-    here = (m < rows)[:, None] & (e < D)[None, :]
+    here_ME = (m < rows)[:, None] & (e < D)[None, :]
     at_ME = (run * rows + m)[:, None] * D + e[None, :]
-    x_ME = tl.load(x_ptr + at_ME, here, 0.0).to(tl.float32)
+    x_ME = tl.load(x_ptr + at_ME, here_ME, 0.0).to(tl.float32)
     gain_E = tl.load(gain_ptr + run * D + e, e < D, 0.0)
-    tl.store(y_ptr + at_ME, x_ME * rms(x_ME, D)[:, None] * gain_E[None, :], here)
+
+    # 2. Outputs.
+    tl.store(y_ptr + at_ME, x_ME * rms(x_ME, D)[:, None] * gain_E[None, :], here_ME)
 
 
 @triton.jit
 def norm_bwd_kernel(
-    x_ptr, gain_ptr, dy_ptr, dx_ptr, dgain_ptr, rows, D: tl.constexpr, E: tl.constexpr, M: tl.constexpr
-):  # fmt: skip
-    """Gradient of the rows; that of the gain leaves as one row of sums a program."""
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    dy_ptr: tl.tensor,
+    dx_ptr: tl.tensor,
+    dgain_ptr: tl.tensor,
+    rows: tl.tensor,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Gradients of every n-th tile of M rows, for n programs, and their sum for the gain.
+
+    1. For each tile of the program:
+       a. read x and dy;
+       b. normalise again: n = x / rms(x);
+       c. add dy n to the gradient of the gain;
+       d. write dx, the gradient of gain dy through the norm.
+    2. Write the sum.
+    """
     run = tl.program_id(1).to(tl.int64)
     e = tl.arange(0, E)
     gain_E = tl.load(gain_ptr + run * D + e, e < D, 0.0)
     dgain_E = tl.zeros([E], tl.float32)
     for first in range(tl.program_id(0) * M, rows, tl.num_programs(0) * M):
+        # 1a. Rows.
         m = first + tl.arange(0, M)
-        here = (m < rows)[:, None] & (e < D)[None, :]
+        here_ME = (m < rows)[:, None] & (e < D)[None, :]
         at_ME = (run * rows + m)[:, None] * D + e[None, :]
-        x_ME = tl.load(x_ptr + at_ME, here, 0.0).to(tl.float32)
-        dy_ME = tl.load(dy_ptr + at_ME, here, 0.0).to(tl.float32)
+        x_ME = tl.load(x_ptr + at_ME, here_ME, 0.0).to(tl.float32)
+        dy_ME = tl.load(dy_ptr + at_ME, here_ME, 0.0).to(tl.float32)
+
+        # 1b. Norm.
         r_M = rms(x_ME, D)
-        x_ME *= r_M[:, None]
-        dgain_E += tl.sum(dy_ME * x_ME, 0)
-        tl.store(dx_ptr + at_ME, rms_bwd(dy_ME * gain_E[None, :], x_ME, r_M, D), here)
+        n_ME = x_ME * r_M[:, None]
+
+        # 1c, 1d. Gradients.
+        dgain_E += tl.sum(dy_ME * n_ME, 0)
+        tl.store(dx_ptr + at_ME, rms_bwd(dy_ME * gain_E[None, :], n_ME, r_M, D), here_ME)
+
+    # 2. Sum of the program.
     tl.store(dgain_ptr + (run * tl.num_programs(0) + tl.program_id(0)) * D + e, dgain_E, e < D)
 
 
@@ -50,16 +97,24 @@ def rms_norm_method(dtype: torch.dtype) -> Method:
 
     def forward(x: Tensor, gain: Tensor) -> tuple[Tensors, Tensors]:
         x, gain = x.contiguous(), gain.contiguous()
-        y, rows, tile = torch.empty_like(x, dtype=dtype), rows_of(x), norm_tile(x.shape[-1])
+        y = torch.empty_like(x, dtype=dtype)
+        rows, tile = rows_of(x), _tile(x.shape[-1])
         norm_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](x, gain, y, rows, **tile)
         return (y,), ()
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
         dy, x, gain = (y.contiguous() for y in (*gradients, *tensors))
-        rows, tile = rows_of(x), norm_tile(x.shape[-1])
+        rows, tile = rows_of(x), _tile(x.shape[-1])
         programs = min(triton.cdiv(rows, tile["M"]), triton.cdiv(1024, len(x)))
-        dx, dgain = torch.empty_like(x), gain.new_empty(len(x), programs, x.shape[-1])
+        dx = torch.empty_like(x)
+        dgain = gain.new_empty(len(x), programs, x.shape[-1])
         norm_bwd_kernel[programs, len(x)](x, gain, dy, dx, dgain, rows, **tile)
         return dx, group_sum(dgain)
 
     return Method(forward, backward)
+
+
+def _tile(D: int) -> dict[str, int]:
+    """Compile-time settings for rows of width D."""
+    E = triton.next_power_of_2(D)
+    return {"D": D, "E": E, "M": max(1, 4096 // E)}

@@ -1,4 +1,17 @@
-"""Fused kernels of the projections to queries, keys and values."""
+"""Fused kernels of the projections to queries, keys and values.
+
+name              shape                    written by          read by
+x                 (R, rows, D)             caller              both kernels
+gain              (R, D)                   caller              both kernels        of the norm of x, float32
+w                 (R, 3, D, D)             caller              both kernels        weights of q, k, v
+q_gain, k_gain    (R, D)                   caller              both kernels        with QK_NORM, float32
+qkv               (3, R, rows, D)          project_fwd         caller
+dq, dk, dv        (R, rows, D)             caller              project_bwd
+dx                (R, rows, D)             project_bwd         caller
+n                 (R, rows, D)             project_bwd         rows_products       normed rows of x
+draw              (R, rows, 3 D)           project_bwd         rows_products       gradients of the products w n
+dgain             (R, programs, 3, D)      project_bwd         group_sum           of all gains; of x's alone: 1, D
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +32,27 @@ PROJECT_BWD = {"M": 32, "num_warps": 4}
 
 @triton.jit
 def project_fwd_kernel(
-    x_ptr, gain_ptr, w_ptr, q_gain_ptr, k_gain_ptr, qkv_ptr, rows, total,
-    D: tl.constexpr, QK_NORM: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """Queries, keys and values, ``total`` elements each, of M normed rows; queries and keys are normed if QK_NORM."""
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    q_gain_ptr: tl.tensor,
+    k_gain_ptr: tl.tensor,
+    qkv_ptr: tl.tensor,
+    rows: tl.tensor,
+    total: tl.tensor,
+    D: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Queries, keys and values of M rows; each has ``total`` elements in all.
+
+    1. Read the rows and normalise them: n = gain x / rms(x).
+    2. For q, k and v:
+       a. take the product: y = w n;
+       b. with QK_NORM, normalise queries and keys: y = y_gain y / rms(y);
+       c. write y.
+    """
+    # 1. Normed rows.
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.arange(0, D)
@@ -31,21 +61,51 @@ def project_fwd_kernel(
     x_MD = tl.load(x_ptr + at_MD, live_M1, 0.0).to(tl.float32)
     gain_D = tl.load(gain_ptr + run * D + d)
     n_MD = (x_MD * rms(x_MD, D)[:, None] * gain_D[None, :]).to(w_ptr.dtype.element_ty)
+
     for i in tl.static_range(3):
+        # 2a. Product.
         w_DD = tl.load(w_ptr + (run * 3 + i) * D * D + d[None, :] * D + d[:, None])
         y_MD = tl.dot(n_MD, w_DD, input_precision="ieee")
+
+        # 2b. QK-norm.
         if QK_NORM and i < 2:
             y_gain_ptr = q_gain_ptr if i == 0 else k_gain_ptr
             y_MD *= rms(y_MD, D)[:, None] * tl.load(y_gain_ptr + run * D + d)[None, :]
+
+        # 2c. Outputs.
         tl.store(qkv_ptr + i * total.to(tl.int64) + at_MD, y_MD, live_M1)
 
 
 @triton.jit
 def project_bwd_kernel(
-    x_ptr, gain_ptr, w_ptr, q_gain_ptr, k_gain_ptr, dq_ptr, dk_ptr, dv_ptr, dx_ptr, n_ptr, draw_ptr, dgain_ptr, rows,
-    D: tl.constexpr, QK_NORM: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the rows; (draw, n), whose product is the weights' gradient; sums for the gradients of the gains."""
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    q_gain_ptr: tl.tensor,
+    k_gain_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    dx_ptr: tl.tensor,
+    n_ptr: tl.tensor,
+    draw_ptr: tl.tensor,
+    dgain_ptr: tl.tensor,
+    rows: tl.tensor,
+    D: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Gradient of M rows; the products of (draw, n) are the gradients of the weights.
+
+    1. Read the rows and normalise them again; write n.
+    2. For q, k and v:
+       a. read the gradient dy of y;
+       b. with QK_NORM, for queries and keys: compute y / rms(y) again, write the sum for the gain, and go back through
+          the norm;
+       c. write draw, the gradient of w n, and add w^T draw to the gradient of n.
+    3. Write the sum for the gain of x's norm, and dx.
+    """
+    # 1. Normed rows.
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.arange(0, D)
@@ -55,28 +115,37 @@ def project_bwd_kernel(
     x_MD = tl.load(x_ptr + at_MD, live_M1, 0.0).to(tl.float32)
     gain_D = tl.load(gain_ptr + run * D + d)
     r_M = rms(x_MD, D)
-    x_MD *= r_M[:, None]
-    n_MD = (x_MD * gain_D[None, :]).to(w_ptr.dtype.element_ty)
+    normed_MD = x_MD * r_M[:, None]
+    n_MD = (normed_MD * gain_D[None, :]).to(w_ptr.dtype.element_ty)
     tl.store(n_ptr + at_MD, n_MD, live_M1)
+
     to_D = (run * tl.num_programs(0) + tl.program_id(0)) * (3 if QK_NORM else 1) * D + d
     dn_MD = tl.zeros([M, D], tl.float32)
     for i in tl.static_range(3):
+        # 2a. Gradient.
         w_DD = tl.load(w_ptr + (run * 3 + i) * D * D + d[:, None] * D + d[None, :])
         dy_ptr = dq_ptr if i == 0 else (dk_ptr if i == 1 else dv_ptr)
         dy_MD = tl.load(dy_ptr + at_MD, live_M1, 0.0).to(tl.float32)
+
+        # 2b. QK-norm.
+        draw_MD = dy_MD
         if QK_NORM and i < 2:
             y_gain_ptr = q_gain_ptr if i == 0 else k_gain_ptr
             y_MD = tl.dot(n_MD, tl.trans(w_DD), input_precision="ieee")
             ry_M = rms(y_MD, D)
-            y_MD *= ry_M[:, None]
-            tl.store(dgain_ptr + to_D + (i + 1) * D, tl.sum(dy_MD * y_MD, 0))
-            dy_MD *= tl.load(y_gain_ptr + run * D + d)[None, :]
-            dy_MD = rms_bwd(dy_MD, y_MD, ry_M, D)
-        draw_MD = dy_MD.to(w_DD.dtype)
+            normed_y_MD = y_MD * ry_M[:, None]
+            tl.store(dgain_ptr + to_D + (i + 1) * D, tl.sum(dy_MD * normed_y_MD, 0))
+            dnormed_y_MD = dy_MD * tl.load(y_gain_ptr + run * D + d)[None, :]
+            draw_MD = rms_bwd(dnormed_y_MD, normed_y_MD, ry_M, D)
+
+        # 2c. Product.
+        draw_MD = draw_MD.to(w_DD.dtype)
         tl.store(draw_ptr + row_M1 * 3 * D + i * D + d[None, :], draw_MD, live_M1)
         dn_MD = tl.dot(draw_MD, w_DD, dn_MD, input_precision="ieee")
-    tl.store(dgain_ptr + to_D, tl.sum(dn_MD * x_MD, 0))
-    tl.store(dx_ptr + at_MD, rms_bwd(dn_MD * gain_D[None, :], x_MD, r_M, D), live_M1)
+
+    # 3. Norm of x.
+    tl.store(dgain_ptr + to_D, tl.sum(dn_MD * normed_MD, 0))
+    tl.store(dx_ptr + at_MD, rms_bwd(dn_MD * gain_D[None, :], normed_MD, r_M, D), live_M1)
 
 
 def fits_project(D: int) -> bool:
@@ -91,32 +160,41 @@ def project_method(dtype: torch.dtype) -> Method:
     """
 
     def norms(gain: Tensor, others: Sequence[Tensor | None]) -> tuple[bool, tuple[Tensor, ...]]:
-        """Whether q and k are normed, and three gains; in place of those that there are not, any tensor."""
+        """Whether q and k are normed, and three gains; in place of an absent gain, any tensor."""
         return others[0] is not None, tuple((gain if y is None else y).contiguous() for y in (gain, *others[:2]))
 
     def forward(x: Tensor, gain: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
-        x, (normed, (gain, q_gain, k_gain)) = x.contiguous(), norms(gain, others)
+        x = x.contiguous()
+        normed, gains = norms(gain, others)
         weights = torch.stack(others[2:], 1).to(dtype)
-        rows, tile = rows_of(x), PROJECT_FWD
         qkv = x.new_empty(3, *x.shape, dtype=dtype)
-        project_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](
-            x, gain, weights, q_gain, k_gain, qkv, rows, x.numel(), D=x.shape[-1], QK_NORM=normed, **tile
+
+        gain, q_gain, k_gain = gains
+        rows, D = rows_of(x), x.shape[-1]
+        project_fwd_kernel[triton.cdiv(rows, PROJECT_FWD["M"]), len(x)](
+            x, gain, weights, q_gain, k_gain, qkv, rows, x.numel(), D=D, QK_NORM=normed, **PROJECT_FWD
         )
         return qkv.unbind(), (weights,)
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         x, gain, *others = tensors
-        x, (normed, (gain, q_gain, k_gain)), (weights,) = x.contiguous(), norms(gain, others), saved
-        rows, D, tile = rows_of(x), x.shape[-1], PROJECT_BWD
-        programs = triton.cdiv(rows, tile["M"])
-        dx, n = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+        (weights,) = saved
+        x = x.contiguous()
+        normed, gains = norms(gain, others)
+        rows, D = rows_of(x), x.shape[-1]
+        programs = triton.cdiv(rows, PROJECT_BWD["M"])
+
+        dx = torch.empty_like(x)
+        n = torch.empty_like(x, dtype=dtype)
         draw = x.new_empty(*x.shape[:-1], 3 * D, dtype=dtype)
         dgain = gain.new_empty(len(x), programs, 3 if normed else 1, D)
-        project_bwd_kernel[programs, len(x)](
-            x, gain, weights, q_gain, k_gain, *(y.contiguous() for y in gradients), dx, n, draw, dgain, rows,
-            D=D, QK_NORM=normed, **tile,
-        )  # fmt: skip
-        first, *gains = group_sum(dgain).unbind(1)
-        return dx, first, *(gains or (None, None)), *rows_products((draw, n))[0].split(D, dim=1)
+
+        gain, q_gain, k_gain = gains
+        dq, dk, dv = (y.contiguous() for y in gradients)
+        inputs = x, gain, weights, q_gain, k_gain, dq, dk, dv
+        project_bwd_kernel[programs, len(x)](*inputs, dx, n, draw, dgain, rows, D=D, QK_NORM=normed, **PROJECT_BWD)
+
+        dgain_x, *dgain_qk = group_sum(dgain).unbind(1)
+        return dx, dgain_x, *(dgain_qk or (None, None)), *rows_products((draw, n))[0].split(D, dim=1)
 
     return Method(forward, backward, outputs=3)

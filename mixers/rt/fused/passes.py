@@ -1,129 +1,67 @@
 """The Recurrent Transformer's recurrence in fused Triton kernels (Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
 
-For models so small that a step is bound by latency. Time is split in chunks. At the start of a chunk one kernel, spread
-over the whole GPU, lets its queries attend to all earlier chunks with matrix products; then one program per (run, tile
-of sequences) walks through the positions of the chunk, in which only the keys of the chunk itself remain. The backward
-mirrors this from the last chunk to the first: gradients of the persistent pairs are *pulled* from later queries, so
-there are no atomics and results repeat bitwise. Only activation gradients are sequential; weight gradients, gradients
-of queries and of temporary pairs are products over all positions after the loop.
+These kernels are for models so small that a step is bound by latency.
 
-With blocks of several positions a step of the loop takes a whole block, or the chunk that is a part of a longer one,
-and the rows of a tile are positions of the same sequences. Attention inside a block, to temporary pairs, waits for
-nothing: it is done with that to earlier chunks.
+Forward pass. Time is split into chunks. At the start of a chunk, one kernel, spread over the whole GPU, lets the
+queries of the chunk attend to all earlier chunks with matrix products. Then one program per (run, tile of sequences)
+walks through the positions of the chunk, which need only the keys of the chunk itself.
 
-Few runs have too few tiles to fill a GPU, and the MLP's weights, which do not fit into one multiprocessor, would pass
-through each at every position. There several programs, the PARTS, walk through the same sequences: each has a part of
-the MLP's hidden layer, whose weights it holds on the chip where they fit, does everything else as the others do, and
-sends them its part of the MLP's output. There the kernels of a pass are also launched EARLY (programmatic dependent
-launch): a kernel begins while the one ahead of it still runs and waits for its end where it needs what that writes.
+Backward pass. It mirrors the forward pass from the last chunk to the first. Persistent pairs *pull* their gradients
+from later queries, so there are no atomics and results repeat bitwise. Only gradients of activations are sequential.
+Gradients of weights, queries and temporary pairs are products over all positions after the loop.
 
-Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions); logits are kept in units of log2.
+Blocks. With blocks of several positions, a step of the loop takes a whole block, or one chunk of a longer block, and
+the rows of a tile are positions of the same sequences. Attention to the temporary pairs of a block waits for nothing,
+so it is done together with the attention to earlier chunks.
+
+Parts. A few runs have too few tiles to fill a GPU. The MLP's weights do not fit into one multiprocessor, which would
+have to read them at every position. Therefore several programs, the PARTS, walk through the same sequences. Each has a
+part of the MLP's hidden layer and holds its weights on the chip where they fit. It sends its part of the MLP's output
+to the others and does everything else as they do. Where all programs fit on the GPU at once, kernels are also launched
+EARLY (programmatic dependent launch): a kernel starts while the one ahead of it still runs, and waits for its end
+before it reads what that one writes.
+
+Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions, ``mixers.rt.fused.loops`` for a table
+of the tensors). Logits are in units of log2.
 """
-
-from functools import cache
-from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from mixers.ops.kernels.products import group_sum, rows_products, through_gain
+from mixers.rt.fused.backward_loop import rt_bwd_kernel
 from mixers.rt.fused.exchange import mailbox
-from mixers.rt.fused.loop_kernels import rt_bwd_kernel, rt_fwd_kernel
-from mixers.rt.fused.room import CHUNK, Room
+from mixers.rt.fused.forward_loop import rt_fwd_kernel
+from mixers.rt.fused.padding import PaddedSizes
+from mixers.rt.fused.tiles import choose_tiles, gpu_limits
 from mixers.rt.naive import Weights
 from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
 
 
 def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels cannot take this case, in words; None if they can. ``dtype`` is that of q, k and v."""
+    """Return why the kernels cannot take this case, in words, or None if they can. ``dtype`` is that of q, k and v."""
     if block & (block - 1):
         return f"blocks of {block} positions (kernels: powers of two)"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"{dtype} (kernels compute in float32 or bfloat16)"
-    room = Room(1, D, H, F, block)
-    if room.K > 64:
+
+    sizes = PaddedSizes(1, D, H, F, block)
+    if sizes.K > 64:
         return f"heads of {D // H} channels (kernels: at most 64)"
-    if room.D > 256:
-        return f"width {D} in {H} heads (kernels: at most 256, with {room.K} channels a head)"
-    if room.F > 4 * room.D:
-        return f"MLP width {F} at width {D} (kernels: at most {4 * room.D})"
-    if room.D == 256 and dtype == torch.float32 and _gpu(device).memory < 163840:
+    if sizes.D > 256:
+        return f"width {D} in {H} heads (kernels: at most 256, with {sizes.K} channels a head)"
+    if sizes.F > 4 * sizes.D:
+        return f"MLP width {F} at width {D} (kernels: at most {4 * sizes.D})"
+
+    if sizes.D == 256 and dtype == torch.float32 and gpu_limits(device).memory < 163840:
         return f"width {D} in float32 on a GPU with less than 160 KiB of shared memory for a program"
     if device.type != "cuda" and not (triton.knobs.runtime.interpret and dtype == torch.float32):
-        return f"{dtype} on {device.type} (kernels: cuda; TRITON_INTERPRET=1 lends them the CPU in float32 alone)"
+        return f"{dtype} on {device.type} (kernels: cuda; with TRITON_INTERPRET=1 also the CPU, in float32 alone)"
     return None
 
 
-class _Gpu(NamedTuple):
-    """What tiles depend on.
-
-    Attributes:
-        multiprocessors: how many there are.
-        memory: bytes of shared memory that a program may have.
-        early_launch: whether a kernel can be launched before the one ahead of it has ended.
-    """
-
-    multiprocessors: int
-    memory: int
-    early_launch: bool
-
-
-@cache
-def _gpu(device: torch.device) -> _Gpu:
-    """The H200's in the interpreter."""
-    if device.type != "cuda":
-        return _Gpu(multiprocessors=132, memory=232448, early_launch=False)
-    properties = torch.cuda.get_device_properties(device)
-    return _Gpu(
-        multiprocessors=properties.multi_processor_count,
-        memory=getattr(properties, "shared_memory_per_block_optin", 65536),
-        early_launch=torch.version.hip is None and properties.major >= 9,
-    )
-
-
-def _tiles(B: int, R: int, room: Room, dtype: torch.dtype, device: torch.device) -> tuple[dict[str, Any], ...]:
-    """Compile-time settings of rt_fwd_kernel, rt_bwd_kernel, past_fwd_kernel, past_bwd_kernel, query_bwd_kernel.
-
-    Tiles of 16 rows are the fastest while there are no more programs than multiprocessors; where there are half as
-    many or less, several share a tile. Beyond, the forward is faster with tiles of 32; the backward, which spills
-    registers with them, in several waves. Square weights are pinned where the three of them fit and leave as much room.
-    """
-    wide = dtype == torch.float32
-    D, K, F = room.D, room.K, room.F
-    multiprocessors, memory, early_launch = _gpu(device)
-    tiles = R * triton.cdiv(B * room.step, 16)
-    early = early_launch and tiles <= multiprocessors
-    M = 16 if tiles <= multiprocessors else 32
-    pinned = 6 * D * D * (4 if wide else 2) <= memory
-    # n * D <= 1024: a thread awaits no more than 8 words, all of them in registers
-    fitting = [n for n in (2, 4, 8) if n * tiles <= multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
-    parts = 1 if wide or torch.version.hip else max(fitting, default=1)  # they wait for each other in PTX
-    W = 32 if wide else 64
-    if pinned and parts > 1 and F // parts <= 128:
-        W = F // parts  # at once, so that the part holds its slice of the MLP
-    shape = {"D": D, "K": K, "UNIT": room.head_dim**-0.5, "C": CHUNK}
-    warps = 4 if D == 64 and not wide else 8  # so that a thread has a head of 8 channels
-    launch = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
-    loop = {
-        **shape, "F": F, "WIDTH": room.width, "STEP": room.step, "W": W, "STAGES": 3 if pinned else 2, "PINNED": pinned,
-        "PARTS": parts, "WARPS": warps, "num_warps": warps, **launch,
-    }  # fmt: skip
-    if parts > 1:
-        loop["launch_cooperative_grid"] = True  # parts wait for each other, so all must be on the GPU at once
-    G = 2 if K == 8 else 1
-    heads = {**shape, "G": G, "E": G * K, "J": 32}
-    past = {**heads, "num_warps": 1, **launch}
-    return (
-        {**loop, "M": M, "J": 128 // M},
-        {**loop, "M": 16, "J": 4},
-        {**past, "BLOCK": room.block},
-        past,
-        {**heads, "C": 32, "num_warps": 2, "BLOCK": room.block},
-    )
-
-
-def triton_forward(
+def fused_forward(
     x_RBTD: Tensor,
     q_RBTD: Tensor,
     k_RBTD: Tensor,
@@ -133,54 +71,65 @@ def triton_forward(
     scale: float,
     block: int,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs z (R, B, T, D) in float32 and what ``triton_backward`` wants as ``saved``.
+    """Outputs of the recurrence, from chunk to chunk.
 
-    Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight; x and weights float32.
-    Products are computed in the dtype of q, k, v (float32 or bfloat16).
+    Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight. x and the weights are
+    float32. Products are computed in the dtype of q, k and v, float32 or bfloat16.
+
+    Returns:
+        Outputs z (R, B, T, D) in float32, and the tensors that ``fused_backward`` takes as ``saved``.
+
+    Raises:
+        ValueError: the kernels do not support the case; see ``unsupported``.
     """
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     reason = unsupported(D, H, F, block, dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
-    room = Room(T, D, H, F, block)
-    x = room.fill(x_RBTD, "TD")
-    q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
-    # In the order of the kernels; a new tensor in any dtype, for the backward is handed it.
-    linear = (
-        (weights.wo_DD, "DK"),
-        (weights.wk_DD, "KD"),
-        (weights.wv_DD, "KD"),
-        (weights.up_FD, "FD"),
-        (weights.down_DF, "DF"),
-    )
-    w = torch.cat([room.fill(y, axes).flatten(1) for y, axes in linear], 1).to(dtype)
-    norms, slopes = _gains(weights, room), room.fill(slopes_H.to(x), "H")
-    loop, _, past, *_ = _tiles(B, R, room, dtype, x.device)
-    T, D, H, F, C = room.T, room.D, room.H, room.F, loop["C"]
+
+    # Inputs and weights at the kernels' sizes.
+    sizes = PaddedSizes(T, D, H, F, block)
+    x = sizes.pad(x_RBTD, "TD")
+    q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
+    w = _flat_weights(weights, sizes, dtype)
+    norms = _gains(weights, sizes)
+    slopes = sizes.pad(slopes_H.to(x), "H")
+    tiles = choose_tiles(B, R, sizes, dtype, x.device)
+    loop, past = tiles.rt_fwd, tiles.past_fwd
+    T, D, H, F, C = sizes.T, sizes.D, sizes.H, sizes.F, loop["C"]
+
+    # Outputs, and what the backward pass reads.
     z = torch.empty_like(x)
     a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
     r = x.new_empty(R, B, T, 3)
-    g, slope = q.new_empty(R, B, T, F), q.new_empty(R, B, T, F)
+    g, slope = (q.new_empty(R, B, T, F) for _ in range(2))
     lse = x.new_empty(R, B, T, H)
-    m, l = x.new_empty(R, B, C, H), x.new_empty(R, B, C, H)
+
+    # Scratch: the softmax state of a chunk's queries, and the parts' mail.
+    m, l = (x.new_empty(R, B, C, H) for _ in range(2))
     o = x.new_empty(R, B, C, D)
     programs = triton.cdiv(B * loop["STEP"], loop["M"]) * loop["PARTS"]
     mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], x.device)
+
     for start in range(0, T, C):
         stop = min(start + C, T)
+        pairs = q, kt, vt, k, v, slopes
         past_fwd_kernel[(R * B * H // past["G"],)](
-            q, kt, vt, k, v, slopes, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **past
-        )  # fmt: skip
+            *pairs, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **past
+        )
         rt_fwd_kernel[programs, R](
-            x, q, m, l, o, slopes, w, *norms,
-            z, a, lse, n, nz, nk, r, g, slope, k, v, mail, B, T, start, stop, scale,
-            KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
-        )  # fmt: skip
-    return room.cut(z, "TD"), (a, lse, n, nz, nk, r, g, slope, k, v, w)
+            *(x, q, m, l, o, slopes, w, *norms),
+            *(z, a, lse, n, nz, nk, r, g, slope, k, v, mail),
+            *(B, T, start, stop, scale),
+            KV_NORM=weights.kv_norm_D is not None,
+            K_NORM=weights.k_norm_D is not None,
+            **loop,
+        )
+    return sizes.crop(z, "TD"), (a, lse, n, nz, nk, r, g, slope, k, v, w)
 
 
-def triton_backward(
+def fused_backward(
     dz_RBTD: Tensor,
     x_RBTD: Tensor,
     q_RBTD: Tensor,
@@ -193,63 +142,120 @@ def triton_backward(
     z_RBTD: Tensor,
     saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
-    """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None)."""
+    """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None).
+
+    Arguments are the gradient of the outputs, the arguments of ``fused_forward``, its outputs, and its saved tensors.
+    """
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
     a, lse, n, nz, nk, r, g, slope, k, v, w = saved
-    room = Room(T, D, H, F, block)
-    dz = room.fill(dz_RBTD, "TD")
-    q, kt, vt = (room.fill(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
-    norms, slopes = _gains(weights, room), room.fill(slopes_H.to(dz), "H")
-    _, loop, _, past, queries = _tiles(B, R, room, dtype, dz.device)
-    T, D, H, C = room.T, room.D, room.H, loop["C"]
-    tiles, groups = triton.cdiv(B * loop["STEP"], loop["M"]), R * B * H // past["G"]
+
+    # Inputs at the kernels' sizes.
+    sizes = PaddedSizes(T, D, H, F, block)
+    dz = sizes.pad(dz_RBTD, "TD")
+    q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
+    norms = _gains(weights, sizes)
+    slopes = sizes.pad(slopes_H.to(dz), "H")
+    tiles = choose_tiles(B, R, sizes, dtype, dz.device)
+    loop, past, queries = tiles.rt_bwd, tiles.past_bwd, tiles.query_bwd
+    T, D, H, C = sizes.T, sizes.D, sizes.H, loop["C"]
+
+    # Gradients that leave, and rows whose products are the weights' gradients.
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
     dh = torch.empty_like(g)
     dkv = q.new_empty(R, B, T, 2 * D)
     delta = torch.empty_like(lse)
-    dk, dv = dz.new_empty(R, B, C, D), dz.new_empty(R, B, C, D)
-    dgain = dz.new_empty(R, triton.cdiv(T, C) * tiles, D)
-    programs = tiles * loop["PARTS"]
+    row_tiles = triton.cdiv(B * loop["STEP"], loop["M"])
+    dgain = dz.new_empty(R, triton.cdiv(T, C) * row_tiles, D)
+
+    # Scratch: gradients of a chunk's persistent pairs, and the parts' mail.
+    dk, dv = (dz.new_empty(R, B, C, D) for _ in range(2))
+    programs = row_tiles * loop["PARTS"]
     mail = mailbox(R * programs, loop["M"] * D, loop["PARTS"], dz.device)
+
+    groups = R * B * H // past["G"]
+    keys = k if weights.k_norm_D is None else nk
+    attention = da, lse, delta, slopes
     for start in reversed(range(0, T, C)):
         stop = min(start + C, T)
         later = max(stop, (start // block + 1) * block)
         past_bwd_kernel[(groups,)](
-            q, k, v, da, lse, delta, slopes, dk, dv, T, 1, start, stop, later, T, start,
-            S=C, FIRST=True, SKEW=0, **past,
-        )  # fmt: skip
+            q, k, v, *attention, dk, dv, T, 1, start, stop, later, T, start, S=C, FIRST=True, SKEW=0, **past
+        )
         rt_bwd_kernel[programs, R](
-            dz, n, nz, k if weights.k_norm_D is None else nk, r, slope, q, k, v, a, lse, slopes, dk, dv,
-            w, *norms, dx, da, delta, du, dh, dy, dkv, dgain, mail, B, T, start, stop, scale,
-            KV_NORM=weights.kv_norm_D is not None, K_NORM=weights.k_norm_D is not None, **loop,
-        )  # fmt: skip
+            *(dz, n, nz, keys, r, slope, q, k, v, a, lse, slopes, dk, dv, w, *norms),
+            *(dx, da, delta, du, dh, dy, dkv, dgain, mail),
+            *(B, T, start, stop, scale),
+            KV_NORM=weights.kv_norm_D is not None,
+            K_NORM=weights.k_norm_D is not None,
+            **loop,
+        )
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
-        q, kt, vt, k, v, da, lse, delta, slopes, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
-    )  # fmt: skip
+        q, kt, vt, k, v, *attention, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
+    )
+
+    # Gradients of the weights.
     dwo, dup, ddown, dwkv = rows_products((du, a), (dh, n), (dy, g), (dkv, nz))
-    dup, dmlp_norm = through_gain(room.cut(dup, "FD"), weights.up_FD, weights.mlp_norm_D)
-    dwkv = room.cut(dwkv.unflatten(1, (2, D)), "KD").flatten(1, 2)
+    gradients = _weight_gradients(weights, sizes, dwo, dup, ddown, dwkv, dgain)
+    return sizes.crop(dx, "TD"), sizes.crop(dq, "TK"), sizes.crop(dkt, "TK"), sizes.crop(dvt, "TK"), gradients
+
+
+def _flat_weights(weights: Weights, sizes: PaddedSizes, dtype: torch.dtype) -> Tensor:
+    """The five matrices (R, 3 D D + 2 F D) in the order that the kernels expect, as a new tensor."""
+    matrices = (
+        (weights.wo_DD, "DK"),
+        (weights.wk_DD, "KD"),
+        (weights.wv_DD, "KD"),
+        (weights.up_FD, "FD"),
+        (weights.down_DF, "DF"),
+    )
+    return torch.cat([sizes.pad(y, axes).flatten(1) for y, axes in matrices], 1).to(dtype)
+
+
+def _gains(weights: Weights, sizes: PaddedSizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Gains of the three norms. In place of an absent gain, any tensor: the kernels take a pointer."""
+    mlp_norm = sizes.pad(weights.mlp_norm_D, "D")
+    kv_norm = mlp_norm if weights.kv_norm_D is None else sizes.pad(weights.kv_norm_D, "D")
+    k_norm = mlp_norm if weights.k_norm_D is None else sizes.pad(weights.k_norm_D, "K")
+    return mlp_norm, kv_norm, k_norm
+
+
+def _weight_gradients(
+    weights: Weights,
+    sizes: PaddedSizes,
+    dwo: Tensor,
+    dup: Tensor,
+    ddown: Tensor,
+    dwkv: Tensor,
+    dgain: Tensor,
+) -> Weights:
+    """Gradients of all weights.
+
+    Args:
+        weights: the weights.
+        sizes: sizes of the layer and of the kernels.
+        dwo, dup, ddown, dwkv: products over all rows; of those for up and for keys and values, the right operand is
+            normed rows before their gain.
+        dgain: sums (R, tiles, D) for the gain of the keys.
+    """
+    dup, dmlp_norm = through_gain(sizes.crop(dup, "FD"), weights.up_FD, weights.mlp_norm_D)
+
+    # Keys and values have one norm.
+    dwkv = sizes.crop(dwkv.unflatten(1, (2, sizes.D)), "KD").flatten(1, 2)
+    dkv_norm = None
     if weights.kv_norm_D is not None:
-        dwkv, dkv_norm = through_gain(dwkv, torch.cat([weights.wk_DD, weights.wv_DD], 1), weights.kv_norm_D)
+        wkv = torch.cat([weights.wk_DD, weights.wv_DD], 1)
+        dwkv, dkv_norm = through_gain(dwkv, wkv, weights.kv_norm_D)
     dwk, dwv = dwkv.chunk(2, dim=1)
-    gradients = Weights(
-        wo_DD=room.cut(dwo, "DK"),
+
+    return Weights(
+        wo_DD=sizes.crop(dwo, "DK"),
         mlp_norm_D=dmlp_norm,
         up_FD=dup,
-        down_DF=room.cut(ddown, "DF"),
-        kv_norm_D=None if weights.kv_norm_D is None else dkv_norm,
+        down_DF=sizes.crop(ddown, "DF"),
+        kv_norm_D=dkv_norm,
         wk_DD=dwk,
-        k_norm_D=None if weights.k_norm_D is None else room.cut(group_sum(dgain), "K"),
+        k_norm_D=None if weights.k_norm_D is None else sizes.crop(group_sum(dgain), "K"),
         wv_DD=dwv,
     )
-    return room.cut(dx, "TD"), room.cut(dq, "TK"), room.cut(dkt, "TK"), room.cut(dvt, "TK"), gradients
-
-
-def _gains(weights: Weights, room: Room) -> tuple[Tensor, Tensor, Tensor]:
-    """Gains of the three norms; where a norm is absent, any tensor, for the kernels take a pointer."""
-    mlp_norm = room.fill(weights.mlp_norm_D, "D")
-    kv_norm = mlp_norm if weights.kv_norm_D is None else room.fill(weights.kv_norm_D, "D")
-    k_norm = mlp_norm if weights.k_norm_D is None else room.fill(weights.k_norm_D, "K")
-    return mlp_norm, kv_norm, k_norm

@@ -13,9 +13,9 @@ triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
 from mixers.rt.dispatch import choose  # noqa: E402
-from mixers.rt.fused import passes as fused  # noqa: E402
-from mixers.rt.fused.passes import triton_backward, triton_forward, unsupported  # noqa: E402
-from mixers.rt.fused.room import Room  # noqa: E402
+from mixers.rt.fused import passes, tiles  # noqa: E402
+from mixers.rt.fused.padding import PaddedSizes  # noqa: E402
+from mixers.rt.fused.passes import fused_backward, fused_forward, unsupported  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.wavefront import schedule  # noqa: E402
@@ -78,8 +78,8 @@ def kernels(inputs: Inputs, dtype: torch.dtype, block: int = 1) -> list[Tensor]:
     (x, q, k, v, dz), weights, slopes = inputs
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
-    z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, block)
-    *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, block, z, saved)
+    z, saved = fused_forward(x, q, k, v, weights, slopes, SCALE, block)
+    *gradients, dweights = fused_backward(dz, x, q, k, v, weights, slopes, SCALE, block, z, saved)
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
@@ -150,7 +150,7 @@ def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, bloc
 @interpreted
 @pytest.mark.parametrize(("D", "H", "block"), [(40, 5, 1), (64, 8, 4)])
 def test_interpreted_inputs_in_another_order_in_memory(D: int, H: int, block: int) -> None:
-    """As a vmapped layer's may be; filled up with zeros they stay in it."""
+    """Inputs of a vmapped layer may be strided, and padding may keep their strides."""
     xs, weights, slopes = draw(2, 3, 5, D, H, 64)
     check_float32(([x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2) for x in xs], weights, slopes), block)
     check_float32(([x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in xs], weights, slopes), block)
@@ -174,14 +174,14 @@ def test_a_layer_whose_block_holds_all_positions_runs_in_the_kernels(caplog: pyt
 @interpreted
 @pytest.mark.parametrize(("F", "kv_norm", "k_norm"), [(64, True, True), (128, False, False)])
 def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All columns of the MLP at once, as parts in bfloat16 hold them; the interpreter's float32 takes 32 by itself."""
-    tiles = fused._tiles
+    """All columns of the MLP are taken at once, as in parts in bfloat16; in float32 the choice would be 32."""
+    choose_tiles = tiles.choose_tiles
 
-    def held(*case: Any) -> tuple[dict[str, Any], ...]:
-        forward, backward, *others = tiles(*case)
-        return {**forward, "W": F}, {**backward, "W": F}, *others
+    def held(*case: Any) -> tiles.Tiles:
+        chosen = choose_tiles(*case)
+        return chosen._replace(rt_fwd={**chosen.rt_fwd, "W": F}, rt_bwd={**chosen.rt_bwd, "W": F})
 
-    monkeypatch.setattr(fused, "_tiles", held)
+    monkeypatch.setattr(passes, "choose_tiles", held)
     check_float32(draw(2, 3, 3, 64, 8, F, kv_norm, k_norm))
 
 
@@ -200,30 +200,31 @@ def test_unsupported_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiprocessors", "room"), [(20, 101376), (108, 166912), (132, 232448)], ids=["laptop", "A100", "H200"]
+    ("multiprocessors", "memory"), [(20, 101376), (108, 166912), (132, 232448)], ids=["laptop", "A100", "H200"]
 )
-def test_settings_suit_the_gpu(multiprocessors: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that wait for each other must be on the GPU at once, and pinned weights must find room."""
-    monkeypatch.setattr(fused, "_gpu", lambda device: fused._Gpu(multiprocessors, room, early_launch=False))
-    shared = []
+def test_settings_suit_the_gpu(multiprocessors: int, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that wait for each other must be on the GPU at once, and pinned weights must fit into shared memory."""
+    limits = tiles.GpuLimits(multiprocessors, memory, early_launch=False)
+    monkeypatch.setattr(tiles, "gpu_limits", lambda device: limits)
+    shares = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
     for R, B, (D, F), block in itertools.product((1, 2, 6, 30), (1, 16, 128), widths, (1, 4, 32)):
-        sizes = Room(16, D, D // 8, F, block)
-        for loop in fused._tiles(B, R, sizes, torch.bfloat16, torch.device("cpu"))[:2]:
+        sizes = PaddedSizes(16, D, D // 8, F, block)
+        for loop in tiles.choose_tiles(B, R, sizes, torch.bfloat16, torch.device("cpu"))[:2]:
             parts = loop["PARTS"]
-            shared.append(parts)
+            shares.append(parts)
             assert F % (parts * loop["W"]) == 0
             assert loop["W"].bit_count() == 1
             assert parts == 1 or loop["launch_cooperative_grid"]
             assert parts == 1 or (loop["M"] == 16 and D % (16 * loop["WARPS"]) == 0)  # whole words of a thread
             assert loop["M"] % loop["STEP"] == 0
             assert parts == 1 or R * parts * math.ceil(B * loop["STEP"] / loop["M"]) <= multiprocessors
-            assert not (loop["PINNED"] and D == 128) or room >= 180224  # as compiled by Triton 3.6
-    assert max(shared) == 8
-    assert min(shared) == 1
+            assert not (loop["PINNED"] and D == 128) or memory >= 180224  # as compiled by Triton 3.6
+    assert max(shares) == 8
+    assert min(shares) == 1
 
 
-# In bfloat16 on an H200 they have 8, 4, 2 or 1 parts, with slices of the MLP held on the chip and not.
+# In bfloat16 on an H200 these shapes have 8, 4, 2 or 1 parts; some parts hold their slice of the MLP on the chip.
 SHAPES = [
     (1, 1, 1, 128, 16, 512),
     (1, 37, 63, 128, 16, 512),
@@ -314,14 +315,14 @@ def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_graph(dtype: torch.dtype) -> None:
-    """Other inputs at each replay, so that nothing left by the one before is right."""
+    """Inputs change before each replay, so that results of the replay before are wrong."""
     (x, q, k, v, dz), weights, slopes = draw(1, 20, 40, 128, 4, 512)
     x, dz, slopes, q, k, v = x.float(), dz.float(), slopes.float(), q.to(dtype), k.to(dtype), v.to(dtype)
     weights = Weights._make(None if w is None else w.float() for w in weights)
 
     def call() -> list[Tensor]:
-        z, saved = triton_forward(x, q, k, v, weights, slopes, SCALE, 1)
-        *gradients, dweights = triton_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
+        z, saved = fused_forward(x, q, k, v, weights, slopes, SCALE, 1)
+        *gradients, dweights = fused_backward(dz, x, q, k, v, weights, slopes, SCALE, 1, z, saved)
         return [z, *gradients, *(w for w in dweights if w is not None)]
 
     call()
@@ -339,7 +340,7 @@ def test_gpu_graph(dtype: torch.dtype) -> None:
 @on_gpu
 @pytest.mark.gpu
 def test_gpu_two_passes_at_the_same_time() -> None:
-    """Of programs that wait for each other, all of a launch are on the GPU or none."""
+    """Programs that wait for each other are all on the GPU at once, or none of them is."""
     runs = [draw(1, 128, 24, 128, 16, 512), draw(2, 100, 24, 128, 16, 512)]
     alone = [kernels(inputs, torch.bfloat16) for inputs in runs]
     streams = [torch.cuda.Stream() for _ in runs]
