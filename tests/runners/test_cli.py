@@ -41,7 +41,7 @@ def test_a_command_that_nobody_reads_ends_silently(command: str, unbuffered: str
 @pytest.mark.parametrize(
     ("preset", "arguments", "expected"),
     [
-        (Options(mixer=(), task=()), [], {"--width": "(default: 128)", "--lr": "(default: 0.0001 0.0005 0.001)"}),
+        (Options(mixer=(), task=()), [], {"--width": "(default: 128)", "--grid": "(default: paper)"}),
         (Options(mixer=(), task=()), ["--mixer", "rt", "gla"], {"--mixer.heads": "(default: 16, 4)"}),
         (
             Options(mixer=(), task=()),

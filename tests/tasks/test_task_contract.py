@@ -23,7 +23,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Origin: first generation, numpy >= 2.0 PCG64 streams. A change means that results before and after do not compare.
 FINGERPRINTS = {
     "in-context-recall": "d3a65c4284f06afd0d9100644fa097a318c6da47e042d442eb640782f752c06f",
-    "noisy-in-context-recall": "ccd0b9401f42104e84b2e978bd112312e6e844992c8c215b76817528a33a66a1",
+    "noisy-in-context-recall": "53f1e4482f41c56d7460ce1071c4443ba8b62cf71dd670a008e311d18d062696",
     "fuzzy-in-context-recall": "48d3f069153486f59fdfe99330bd8c99e2fc7b2c2030fe2d0c09c45c1f56b523",
     "selective-copying": "58eea80fef6222ae50ab65052e21e94d53bf9e8956d1163792dd1fd575cbcc8b",
     "compression": "72a50207e38d98d684edbdf0739d0a8a21f0f563eb9df06d6f56437d6c9c31cd",

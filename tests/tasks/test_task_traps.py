@@ -23,14 +23,15 @@ def texts(task: Task, split: str) -> list[str]:
     return ["".join(LETTERS[token] for token in row) for row in task.batch(split).inputs_ST]
 
 
-def test_noise_is_never_a_target() -> None:
+def test_every_next_token_of_noisy_recall_is_a_target_and_noise_is_never_scored() -> None:
+    """As in MAD, whose loss is that of all next tokens, noise included."""
     task = make("noisy-in-context-recall", noise_fraction=0.6)
     for split in ("train", "validation", "test"):
         batch = task.batch(split)
-        assert batch.targets_ST.max() < 16
-        assert (batch.inputs_ST >= 16).any()
-        # Every other next token is one.
-        np.testing.assert_array_equal(batch.targets_ST[:, :-1] == IGNORE, batch.inputs_ST[:, 1:] >= 16)
+        np.testing.assert_array_equal(batch.targets_ST[:, :-1], batch.inputs_ST[:, 1:])
+        assert (batch.targets_ST[:, -1] == IGNORE).all()
+        assert (batch.targets_ST >= 16).any()
+        assert batch.targets_ST[batch.scored_ST].max() < 16
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.4, 0.6, 0.8])

@@ -15,6 +15,7 @@ from mixers.transformer import Transformer
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
 from runners.mad.dry_run import forecast
+from runners.mad.search import identity
 from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from tasks import TASKS
@@ -93,6 +94,7 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
 def test_it_says_what_stopped_runs_have_saved(
     dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(identity, "trajectory", lambda experiment: [])  # its steps are none of the command's
     command = [*COMMAND, "--mixer", "transformer", "--lr", "1e-3", "--out", str(tmp_path)]
     _, before = dry_run(*command)
     run, taken = Stepper.run, []

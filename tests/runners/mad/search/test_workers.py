@@ -76,7 +76,7 @@ def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
         shown(self, step, points)
 
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(mad, "find_devices", lambda name: [CPU, CPU])
+    monkeypatch.setattr(studies, "find_devices", lambda name: [CPU, CPU])
     monkeypatch.setattr(Display, "evaluated", wait_for_company)
     mad.main([*COMMAND, "--steps", "6", "--evaluations", "3", "--wandb", "offline", "--out", str(tmp_path)])
     assert multiprocessing.active_children() == []
@@ -98,7 +98,7 @@ def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
     for trial in expected:
         other = by_run[tuple(trial.params.values())]
         assert other.state == TrialState.COMPLETE
-        assert other.user_attrs["fingerprint"] == trial.user_attrs["fingerprint"]
+        assert other.user_attrs["best_step"] == trial.user_attrs["best_step"]
         for name in ("validation_loss", "validation_token_accuracy"):
             assert other.user_attrs[name] == pytest.approx(trial.user_attrs[name], rel=1e-5), name
 
