@@ -27,9 +27,10 @@ from runners.cli import parse
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.results.charts import draw_bars, draw_heat_map, plot_comparison
+from runners.mad.results.choice import choose_point
 from runners.mad.results.held_out import Reading
 from runners.mad.results.standings import Standing, print_comparison
-from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, choose_point, summarise
+from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, summarise
 from runners.mad.results.tables import print_summary
 from runners.mad.search.study import DISTRIBUTIONS, run_of
 from runners.mad.training.protocol import Protocol, Run
@@ -149,7 +150,8 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
 def test_defaults_are_the_published_grid_at_the_baseline() -> None:
     options, experiments = planned(["--mixer", "rt", "--task", "compression"])
     (experiment,) = experiments
-    assert (options.lr, options.weight_decay, options.seeds) == ((1e-4, 5e-4, 1e-3), (0.0, 0.1), 1)
+    assert [(run.lr, run.weight_decay) for run in options.runs] == list(product((1e-4, 5e-4, 1e-3), (0.0, 0.1)))
+    assert {run.seed for run in options.runs} == {0}
     assert experiment.difficulty == "baseline"
     assert experiment.task_config == TASKS["compression"].Config()
     assert experiment.mixer_config == MIXERS["rt"].Config(heads=16)
@@ -157,6 +159,13 @@ def test_defaults_are_the_published_grid_at_the_baseline() -> None:
     assert experiment.protocol.total_steps(12_800) == 20_000
     optimizer = experiment.protocol.optimizer
     assert (optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.final_lr) == (0.9, 0.98, 1e-8, 1e-6)
+
+
+def test_the_wide_grid_holds_both_readings_of_the_papers_fourth_learning_rate() -> None:
+    options, _ = planned(["--mixer", "rt", "--task", "compression", "--grid", "wide", "--seeds", "3"])
+    points = list(product((1e-4, 5e-4, 1e-3, 2e-3, 5e-3), (0.0, 0.1)))
+    assert len(options.runs) == 3 * len(points)
+    assert {(run.lr, run.weight_decay) for run in options.runs} == set(points)
 
 
 def test_all_and_sweeps_expand_to_every_setting_of_the_published_table() -> None:

@@ -1,0 +1,75 @@
+"""Which point is chosen, what other grids would choose, and what the choice says of the grid."""
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from runners.mad.results.choice import choose_in_other_grids, choose_point, edge_of, near_best
+from runners.mad.search.study import DISTRIBUTIONS
+from tasks.base import Accuracy
+
+CEILING = Accuracy(sequence=1.0, token=0.9)
+LRS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+
+
+def trial(lr: float, score: float | None, seed: int = 0) -> FrozenTrial:
+    """A finished trial with a validation score, None for one that diverged."""
+    return create_trial(
+        state=TrialState.FAIL if score is None else TrialState.COMPLETE,
+        params={"lr": lr, "weight_decay": 0.0, "seed": seed},
+        distributions=DISTRIBUTIONS,
+        value=score,
+        user_attrs={"diverged_step": 3} if score is None else {"validation_score": score},
+    )
+
+
+def test_the_best_mean_over_seeds_is_chosen_and_not_the_best_seed() -> None:
+    """The first point has the best seed, the second the best mean; the maximum would choose the first."""
+    trials = [trial(1e-4, 0.9), trial(1e-4, 0.1, seed=1), trial(5e-4, 0.6), trial(5e-4, 0.6, seed=1)]
+    assert choose_point(trials) == (5e-4, 0.0)
+
+
+def test_a_point_of_which_a_seed_diverged_is_not_chosen() -> None:
+    assert choose_point([trial(1e-4, 0.9), trial(1e-4, None, seed=1), trial(5e-4, 0.2)]) == (5e-4, 0.0)
+    assert choose_point([trial(1e-4, None)]) is None
+
+
+def test_other_grids_choose_among_their_own_learning_rates() -> None:
+    scores = dict(zip(LRS, (0.1, 0.3, 0.2, 0.9, 0.5), strict=True))
+    trials = [trial(lr, score) for lr, score in scores.items()]
+    assert choose_point(trials) == (2e-3, 0.0)
+    assert choose_in_other_grids(trials) == {"paper": (5e-4, 0.0), "paper with 5e-3": (5e-3, 0.0)}
+
+
+def test_of_the_papers_grid_itself_no_other_choice_is_stated() -> None:
+    assert choose_in_other_grids([trial(lr, 0.1) for lr in LRS[:3]]) == {}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "accuracy", "edge"),
+    [
+        (5e-3, 0.8, "largest"),
+        (1e-4, 0.8, "smallest"),
+        (1e-3, 0.8, None),
+        (5e-3, 0.8995, None),  # at the ceiling there is nothing to gain
+    ],
+)
+def test_a_choice_at_an_end_of_the_grid_is_flagged_unless_it_reaches_the_ceiling(
+    chosen: float, accuracy: float, edge: str | None
+) -> None:
+    accuracies = {(lr, 0.0): 0.5 for lr in LRS} | {(chosen, 0.0): accuracy}
+    assert edge_of((chosen, 0.0), LRS, accuracies, CEILING) == edge
+
+
+def test_the_last_learning_rate_before_one_that_diverged_is_no_end_of_the_grid() -> None:
+    accuracies = {(lr, 0.0): 0.5 for lr in LRS[:4]}
+    assert edge_of((2e-3, 0.0), LRS, accuracies, CEILING) is None
+
+
+def test_a_grid_of_one_learning_rate_has_no_ends() -> None:
+    assert edge_of((1e-3, 0.1), [1e-3, 1e-3], {(1e-3, 0.0): 0.1, (1e-3, 0.1): 0.2}, CEILING) is None
+
+
+def test_sensitivity_counts_the_points_near_the_best_and_those_that_diverged() -> None:
+    accuracies = {(1e-4, 0.0): 0.5, (5e-4, 0.0): 0.91, (1e-3, 0.0): 1.0}
+    assert near_best(accuracies, 4) == 2 / 4
+    assert near_best({}, 4) is None

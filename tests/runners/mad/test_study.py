@@ -1,0 +1,129 @@
+"""The Python API of the diagnostics, and the protocol as it runs: a grid, its choice, more seeds of the choice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runners.mad import Study, study
+from runners.mad import __main__ as mad
+from runners.mad.results.summary import read_summary
+
+SMALL: dict[str, Any] = {
+    "lr": [1e-3, 5e-3],
+    "weight_decay": [0.0],
+    "steps": 4,
+    "evaluations": 2,
+    "batch_size": 16,
+    "width": 16,
+    "mlp_width": 16,
+    "mixer_options": {"heads": 2},
+    "task_options": {"length": 16, "train_examples": 32, "eval_examples": 20},
+    "device": "cpu",
+    "quiet": True,
+}
+SAME = [
+    *("--mixer", "transformer", "--task", "in-context-recall", "--lr", "1e-3", "5e-3", "--weight-decay", "0"),
+    *("--steps", "4", "--evaluations", "2", "--batch-size", "16", "--width", "16", "--mlp-width", "16"),
+    *("--mixer.heads", "2", "--task.length", "16", "--task.train-examples", "32", "--task.eval-examples", "20"),
+    *("--device", "cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Two points with one seed, then three more seeds of the chosen one."""
+    out = tmp_path_factory.mktemp("results")
+    return study("transformer", "in-context-recall", seeds=4, seeds_of="chosen", out=out, **SMALL)
+
+
+def test_more_seeds_are_those_of_the_chosen_point_alone(result: Study) -> None:
+    summary = result.summary
+    assert [point.seeds for point in summary.points] == [
+        [0, 1, 2, 3] if index == summary.chosen else [0] for index in range(2)
+    ]
+    chosen = summary.chosen_point
+    assert chosen is not None
+    assert chosen.values is not None
+    assert chosen.estimates is not None
+    for name in ("validation_loss", "test_token_accuracy"):
+        assert len(chosen.values[name]) == 4
+        assert chosen.estimates[name].mean == pytest.approx(np.mean(chosen.values[name]))
+    assert result.test["token_accuracy"] == chosen.estimates["test_token_accuracy"]
+
+
+def test_the_test_split_is_read_for_the_chosen_point_alone(result: Study) -> None:
+    for point in result.summary.points:
+        assert point.values is not None
+        assert ("test_loss" in point.values) == (point is result.summary.chosen_point)
+    read = list((result.out / "runs").glob("*/test.json"))
+    assert len(read) == 4
+
+
+def test_tables_have_a_row_a_point_and_a_row_an_evaluation(result: Study) -> None:
+    points, curves = result.points(), result.curves()
+    assert [point["lr"] for point in points] == [1e-3, 5e-3]
+    assert sum(point["chosen"] for point in points) == 1
+    assert len(curves) == 2 * len(result.runs) == 10
+    assert {row["step"] for row in curves} == {2, 4}
+    assert len({tuple(row) for row in curves}) == 1  # all rows have the same columns
+
+
+def test_the_model_is_the_one_that_the_figures_are_of(result: Study) -> None:
+    batch, best = result.data["test"], result.summary.best_run
+    with torch.no_grad():
+        predictions_ST = result.model(torch.from_numpy(batch.inputs_ST)).argmax(-1).numpy()
+    accuracy = (predictions_ST == batch.targets_ST)[batch.scored_ST].mean()
+    chosen = result.summary.chosen_point
+    assert best is not None
+    assert chosen is not None
+    assert chosen.values is not None
+    assert accuracy == pytest.approx(chosen.values["test_token_accuracy"][chosen.seeds.index(best.seed)])
+
+
+def test_the_command_finds_what_the_function_has_trained(result: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((result.out / "runs").iterdir())
+    mad.main([*SAME, "--seeds", "4", "--seeds-of", "chosen", "--out", str(result.out)])
+    assert sorted((result.out / "runs").iterdir()) == before
+    stored = json.loads((result.folder / "summary.json").read_text())
+    assert stored == json.loads(json.dumps(result.summary.to_dict()))
+    assert "chosen on validation: lr" in capsys.readouterr().out
+
+
+def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
+    result: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both learning rates are ends of this grid."""
+    from runners.mad.search.study import study_names
+    from runners.storage import existing_storage
+
+    mad.main([*SAME, "--out", str(result.out)])
+    said = capsys.readouterr().out
+    edge = read_summary(result.folder).edge
+    assert edge in ("smallest", "largest")
+    assert f"is the {edge} of the grid, so a better one may lie beyond it: try --grid wide, or --lr with" in said
+    storage = existing_storage(str(result.out / "studies.journal"))
+    assert storage is not None
+    (attributes,) = study_names(storage).values()
+    assert f"is the {edge} of the grid" in attributes["chosen"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "nope"}, "no mixer 'nope': choose from"),
+        ({"task": "nope"}, "no task 'nope': choose from"),
+        ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"mixer_options": {"heads": 3}}, "heads: 3 must divide the model width 16"),
+        ({"lr": [100.0]}, "--lr 100 must lie between"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(**{"mixer": "transformer", "task": "in-context-recall", **SMALL, **arguments, "out": tmp_path / "out"})
+    assert not (tmp_path / "out").exists()
