@@ -1,7 +1,7 @@
 """One cell of the reference results: a layer on a task, trained under the full protocol and stored in a small file."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,24 @@ def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[li
     return curves
 
 
+def experiment_of(cell: Mapping[str, Any]) -> Experiment:
+    """What the command of a cell would train today, in the precision that the cell was trained in."""
+    entry = Entry(name=cell["layer"], mixer=cell["mixer"], options=cell["options"], layers=cell["layers"])
+    (experiment,) = plan_experiments(options_of(entry, cell["task"]), dict(entry.options), {})
+    return replace(experiment, precision=cell["precision"])
+
+
 def is_stale(cell: Mapping[str, Any], experiment: Experiment) -> bool:
     """Return whether a cell was trained on other data, or by code that trains otherwise than today's.
 
     Args:
         cell: content of the cell's file.
-        experiment: what the cell's command would train today.
+        experiment: what the cell's command would train today (``experiment_of``).
     """
-    now = trajectory(experiment)
-    then: Sequence[float | None] | None = cell["trajectory"]
-    return cell["fingerprint"] != experiment.fingerprint or then is None or now is None or not agree(list(then), now)
+    if cell["fingerprint"] != experiment.fingerprint:
+        return True
+    then, now = cell["trajectory"], trajectory(experiment)
+    return then is None or now is None or not agree(then, now)
 
 
 def write_cell(folder: Path, entry: Entry, task: str, cell: Mapping[str, Any]) -> Path:

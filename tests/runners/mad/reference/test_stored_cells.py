@@ -1,0 +1,35 @@
+"""The cells in ``results/reference``: today's code still trains as the code that made them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.mad.reference.cells import SEEDS, experiment_of, is_stale
+from tasks import TASKS
+
+FOLDER = Path(__file__).parents[4] / "results" / "reference"
+CELLS: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*/*.json"))]
+TRIED = {cell["layer"]: cell for cell in CELLS} | {cell["task"]: cell for cell in CELLS}
+"""A cell of each layer and of each task: a rehearsal depends on the layer, and on the task's vocabulary and model."""
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_today_s_code_trains_as_that_of_the_cell(name: str) -> None:
+    cell = TRIED[name]
+    assert not is_stale(cell, experiment_of(cell)), f"{cell['layer']} on {cell['task']}: train it again"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=[f"{cell['layer']}-{cell['task']}" for cell in CELLS])
+def test_a_cell_is_of_the_whole_protocol(cell: dict[str, Any]) -> None:
+    """No cell of fewer steps, points or seeds stands among the others."""
+    examples = TASKS[cell["task"]].Config().train_examples
+    assert cell["task_config"] == json.loads(json.dumps(vars(TASKS[cell["task"]].Config())))
+    assert cell["steps"] == 200 * -(-examples // 128)
+    assert cell["grid"] == [1e-4, 5e-4, 1e-3, 2e-3, 5e-3]
+    assert len(cell["points"]) == 10
+    assert cell["seeds"] == list(range(SEEDS))
+    for values in cell["test"].values():
+        assert len(values) == SEEDS
+        assert all(0 <= value <= 1 for value in values)
