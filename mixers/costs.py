@@ -27,9 +27,9 @@ from mixers.base import Layer, Shape, State, log_once
 LENGTHS = (128, 1024)
 """Sequence lengths N at which the state is stated; the first is also that of the operations."""
 FOOTNOTE = (
-    f"one layer, one sequence; state in floats after {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs of a forward pass "
-    f"over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too: elementwise recurrences "
-    "count nothing"
+    f"one layer, one sequence; largest state in floats up to {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs of a "
+    f"forward pass over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too: elementwise "
+    "recurrences count nothing"
 )
 HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``Costs.cells``."""
@@ -46,7 +46,7 @@ class Costs:
 
     Attributes:
         parameters: Number of parameters.
-        state_floats: Floats in the state after N positions, by N.
+        state_floats: Floats in the largest state up to N positions, by N.
         flops_per_token: Operations of a forward pass over N positions, divided by N, by N.
     """
 
@@ -100,7 +100,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
-    """Count the floats in the state that ``step`` has returned after N positions, for each N of ``lengths``.
+    """Count the floats in the largest state that ``step`` has returned up to N positions, for each N of ``lengths``.
 
     Shapes follow from shapes (see ``mixers.base.State``), so steps that must repeat a known result are left out. Once
     the shapes of an earlier position come again, everything after that position comes again. A layer with a
@@ -128,7 +128,8 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
         periods, rest = divmod(length - start, now - start)
         return counts[start + rest] + periods * (counts[now] - counts[start])
 
-    return {length: after(length) for length in lengths}
+    # A state that is emptied now and then, as at the end of a segment, needs room for its largest size.
+    return {length: max(map(after, range(length + 1))) for length in lengths}
 
 
 def _floats(state: State) -> int:

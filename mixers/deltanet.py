@@ -12,6 +12,13 @@ from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
+EPS_RATIO = 0.1
+"""What the norms here add to the mean square (1e-6), over what the authors' norm of the outputs adds (1e-5).
+
+The authors read with q / √K and norm with 1e-5. Here the queries are scaled by √(EPS_RATIO / K), so that a norm with
+1e-6 has the same results: both are o / √(mean(o²) + 1e-5 K) of the outputs o of unscaled queries.
+"""
+
 
 class DeltaNet(MixerLayer):
     """The delta rule S_t = (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T with β = sigmoid and keys of length one.
@@ -66,7 +73,7 @@ class DeltaNet(MixerLayer):
     def _recurrence(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``."""
         q, k, v = rearrange(F.silu(qkv), "... (n h k) -> n ... h k", n=3, h=self.config.heads)
-        q, k = unit(q), unit(k)
+        q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
         # Write strength β, on the keys, and decays.
         strong = self.strength(x).sigmoid()[..., None] * k
@@ -95,7 +102,7 @@ class GatedDeltaNet(DeltaNet):
     def __init__(self, config: DeltaNet.Config, shape: Shape) -> None:
         super().__init__(config, shape)
         self.step_size = linear(shape.width, config.heads)
-        self.decay = ScalarDecay(config.heads)
+        self.decay = ScalarDecay(config.heads, least=0.0)
         self.gate = linear(shape.width, shape.width)
 
     def _log_decay(self, x: Tensor) -> Tensor:

@@ -17,12 +17,13 @@ from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, 
 class ScalarDecay(nn.Module):
     """Step size Δ = softplus(y + b) and logarithm of the decay, -exp(a) Δ, of each head, with parameters a and b.
 
-    At the start exp(a) is uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1], as in the paper's code.
+    At the start softplus(b) is log-uniform in [0.001, 0.1] and exp(a) uniform in [least, 16]: from 1 in the code of
+    Mamba-2, from 0 in that of Gated DeltaNet.
     """
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, least: float = 1.0) -> None:
         super().__init__()
-        self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(least, 16).log())
         step_H = torch.empty(heads).uniform_(math.log(0.001), math.log(0.1)).exp()
         self.bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
 

@@ -34,8 +34,8 @@ class RecurrentMemoryTransformer(DeepLayer):
             memory: number of memory tokens.
         """
 
-        segment: int = 32
-        memory: int = 8
+        segment: int = 8
+        memory: int = 4
 
     config: Config
 

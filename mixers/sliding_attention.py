@@ -31,7 +31,7 @@ class SlidingAttention(AttentionLayer):
             window: positions that a query sees, the last of which is its own.
         """
 
-        window: int = 64
+        window: int = 8
 
     config: Config
 

@@ -37,9 +37,9 @@ class TransformerFAM(AttentionLayer):
             memory: number of memory tokens.
         """
 
-        block: int = 32
+        block: int = 8
         earlier: int = 1
-        memory: int = 8
+        memory: int = 4
 
     config: Config
 

@@ -34,7 +34,7 @@ class TransformerXL(AttentionLayer):
             segment: positions of a segment.
         """
 
-        segment: int = 32
+        segment: int = 8
 
     config: Config
 

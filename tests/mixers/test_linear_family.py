@@ -120,7 +120,10 @@ def test_mamba2_equals_its_state_space_model(convolution: int) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_deltanet_equals_the_delta_rule(gated: bool) -> None:
-    """S_t = α_t S_{t-1} (I - β_t k_t k_t^T) + β_t v_t k_t^T with values as rows, as the papers write it."""
+    """S_t = α_t S_{t-1} (I - β_t k_t k_t^T) + β_t v_t k_t^T with values as rows, as the papers write it.
+
+    As in the authors' code, reads are S q / √K, and the norm of the outputs adds 1e-5.
+    """
     layer, x = build(GatedDeltaNet if gated else DeltaNet), sequence()
     q, k, v = F.silu(convolve(layer.qkv(x), layer.convolution)).chunk(3, -1)
     beta, alpha = layer.strength(x).sigmoid(), torch.ones(LENGTH, HEADS, dtype=torch.float64)
@@ -133,8 +136,9 @@ def test_deltanet_equals_the_delta_rule(gated: bool) -> None:
             q_t, k_t = (head(z, h)[t] / (head(z, h)[t].square().sum() + 1e-6).sqrt() for z in (q, k))
             b = beta[t, h]
             S = alpha[t, h] * S @ (torch.eye(SIZE) - b * torch.outer(k_t, k_t)) + b * torch.outer(head(v, h)[t], k_t)
-            head(y, h)[t] = S @ q_t
-    normed = torch.cat([rms(head(y, h)) * layer.norm.gain for h in range(HEADS)], -1)
+            head(y, h)[t] = S @ q_t / SIZE**0.5
+    inverse = [(head(y, h).square().mean(-1, keepdim=True) + 1e-5).rsqrt() for h in range(HEADS)]
+    normed = torch.cat([head(y, h) * inverse[h] * layer.norm.gain for h in range(HEADS)], -1)
     check(layer, x, layer.out(normed * F.silu(layer.gate(x)) if gated else normed))
 
 
