@@ -199,7 +199,7 @@ def _draw_cells(axes: Axes, grid: Grid, accuracies: Cells, half_widths: Cells) -
     axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
 
     for (row, column), accuracy in np.ndenumerate(accuracies):
-        text = grid.text(row, column, accuracy, half_widths[row, column])
+        text = grid.text(row, column, accuracy, float(half_widths[row, column]))
         color = "black" if math.isnan(accuracy) else _ink(accuracy)
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if "\n" in text else 8)
 
