@@ -1,4 +1,4 @@
-"""The devices there are."""
+"""The devices that PyTorch sees, and their names."""
 
 import platform
 
@@ -6,10 +6,13 @@ import torch
 
 
 def find_devices(name: str) -> list[torch.device]:
-    """Devices of ``--device``: the CPU, or every GPU that PyTorch sees.
+    """Return the devices of ``--device``: the CPU, or every GPU that PyTorch sees.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``auto``, which takes the GPUs if there are any.
 
     Raises:
-        ValueError: there is no GPU.
+        ValueError: ``cuda`` is asked for, and there is no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no CUDA device; use --device cpu")
@@ -19,5 +22,5 @@ def find_devices(name: str) -> list[torch.device]:
 
 
 def device_name(device: torch.device) -> str:
-    """Model of the GPU, or of the machine's processor."""
+    """Return the model of the GPU, or the architecture of the machine's processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"

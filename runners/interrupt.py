@@ -1,4 +1,4 @@
-"""Stopping in good order: a first SIGINT or SIGTERM is a wish, a later Ctrl-C does what it does elsewhere."""
+"""Orderly stops: the first SIGINT or SIGTERM asks the program to stop, a later Ctrl-C interrupts it at once."""
 
 import signal
 import time
@@ -7,28 +7,30 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as shells have it."""
-SECONDS_OF_ONE_WISH = 3.0
-"""Within so many a SIGINT repeats the first: launchers hand theirs on to processes that had it from the terminal."""
+"""Exit status after Ctrl-C, as in shells."""
+SECONDS_OF_ONE_REQUEST = 3.0
+"""A SIGINT within this time repeats the first: launchers pass theirs on to processes that the terminal reached, too."""
 
 
 class StoppedError(RuntimeError):
     """Training was asked to stop and has saved its state.
 
     Attributes:
-        status: what the command is to end with.
+        status: exit status of the command.
     """
 
     def __init__(self, step: int, asked: Sequence[int]) -> None:
-        super().__init__(f"stopped after step {step}: the same command goes on from there")
+        super().__init__(f"stopped after step {step}: the same command resumes from there")
         self.status = INTERRUPTED if signal.SIGINT in asked else 128 + signal.SIGTERM
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """A list that holds the signals once SIGINT (Ctrl-C) or SIGTERM has come; one that is ignored stays so.
+    """Yield a list to which each SIGINT (Ctrl-C) or SIGTERM is appended; a signal that is ignored stays ignored.
 
-    SIGTERM is heeded to the end, for schedulers and launchers send it more than once. A second Ctrl-C is not held up.
+    SIGTERM never interrupts, because schedulers and launchers send it more than once. A SIGINT that comes
+    ``SECONDS_OF_ONE_REQUEST`` after the first signal, and is not the first SIGINT, restores the former handlers and is
+    raised again.
     """
     asked: list[int] = []
     heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
@@ -37,10 +39,13 @@ def asked_to_stop() -> Iterator[list[int]]:
     with ExitStack() as before:
 
         def handler(number: int, frame: FrameType | None) -> None:
+            # A repeated Ctrl-C has the effect that it had before.
             nonlocal first
-            if number == signal.SIGINT and number in asked and time.monotonic() - first > SECONDS_OF_ONE_WISH:
+            repeated = number == signal.SIGINT and number in asked
+            if repeated and time.monotonic() - first > SECONDS_OF_ONE_REQUEST:
                 before.close()
                 signal.raise_signal(number)
+
             first = first or time.monotonic()
             asked.append(number)
 

@@ -1,4 +1,4 @@
-"""Which code and which libraries made a result."""
+"""Provenance of a result: versions of libraries, and a hash of the code."""
 
 import ast
 import hashlib
@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+OWN_PACKAGES = ("mixers", "tasks", "runners")
+
 
 def versions() -> dict[str, str | None]:
-    """Versions that a result depends on; None for what is not installed."""
+    """Return the versions that a result depends on; None for a library that is not installed."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -30,67 +32,78 @@ def versions() -> dict[str, str | None]:
     }
 
 
-OWN_PACKAGES = ("mixers", "tasks", "runners")
-
-
 def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
-    """SHA-256 over the code that a result depends on: modules by name, those of classes and of their base classes, and
-    all they import that is not part of Python or an installed library; of modules ``alone``, not what they import.
-    Comments, docstrings and layout do not count; Python's minor version does, for its syntax trees differ.
+    """Return the SHA-256 over the code that a result depends on.
+
+    It covers the given modules and, recursively, all that they import, except Python and installed libraries. Comments,
+    docstrings and layout do not count. Python's minor version does, because syntax trees differ between versions.
+
+    Args:
+        *roots: modules by name, or classes, which stand for their modules and those of their base classes.
+        alone: modules that count without their imports.
     """
     waiting: list[str] = []
     for root in roots:
         waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in root.__mro__]
     seen = {name: _parsed(source)[1] for name in alone if (source := _source(name)) is not None}
+
     while waiting:
         name = waiting.pop()
         source = _source(name)
         if name in seen or source is None:
             continue
+
         statements, seen[name] = _parsed(source)
         waiting += _imports(statements, _package(name))
+
     return sha256_of(json.dumps(sorted(seen.items())))
 
 
 @cache
 def _parsed(source: str) -> tuple[list[ast.Import | ast.ImportFrom], str]:
-    """Import statements of a module, and the text of its syntax tree without docstrings."""
+    """Return the import statements of a module, and the text of its syntax tree without docstrings."""
     tree = _without_docstrings(ast.parse(source))
     return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)], ast.dump(tree)
 
 
 def _source(module_name: str) -> str | None:
-    """Source of a module that is neither Python's nor an installed library's; None for others and for no modules."""
+    """Return a module's source; None if it belongs to Python or an installed library, or is no module."""
     top = module_name.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
+
+    # An installed library is recognised by its top package, because find_spec of an inner module imports the package.
     try:
         if top not in OWN_PACKAGES and _is_installed(importlib.util.find_spec(top)):
-            return None  # before its inner modules are looked for, which would import it
+            return None
         spec = importlib.util.find_spec(module_name)
-    except (ImportError, ValueError):  # the name of a class or function inside a module; a library that is not there
+    except (ImportError, ValueError):  # a class or function inside a module, or a library that is not installed
         return None
+
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     return Path(spec.origin).read_text()
 
 
 def _is_installed(spec: ModuleSpec | None) -> bool:
+    """Return whether a module lies in one of Python's folders of installed libraries."""
     if spec is None:
         return False
+
     files = [spec.origin or "", *(spec.submodule_search_locations or ())]
     places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     return any(Path(file).is_relative_to(place) for file in files for place in places)
 
 
 def _package(module_name: str) -> str:
+    """Return the package to which a module's relative imports refer."""
     spec = importlib.util.find_spec(module_name)
     is_package = spec is not None and spec.submodule_search_locations is not None
     return module_name if is_package else module_name.rpartition(".")[0]
 
 
 def _imports(statements: Sequence[ast.Import | ast.ImportFrom], package: str) -> list[str]:
-    """Absolute names of the modules that a module of ``package`` imports, or imports names from."""
+    """Return the absolute names of modules that a module of ``package`` imports, or from which it imports names."""
     names: list[str] = []
     for node in statements:
         if isinstance(node, ast.Import):
@@ -99,12 +112,16 @@ def _imports(statements: Sequence[ast.Import | ast.ImportFrom], package: str) ->
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
+
+            # An imported name may be a module, or an object of the module.
             inner = [f"{base}.{alias.name}" for alias in node.names]
             names += [base if _source(name) is None else name for name in inner]
+
     return names
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
+    """Delete the docstrings, and other constants that stand alone, from a syntax tree in place."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             node.body = [
@@ -116,5 +133,5 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def sha256_of(text: str) -> str:
-    """Hexadecimal SHA-256 of a text."""
+    """Return the hexadecimal SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
             storage = existing_storage(options.settings.storage)
-            print_forecast(experiments, options.runs, storage, options.out, console)
+            print_forecast(experiments, options.runs, storage, options.out, console, options.more_seeds)
             return
         check_login(options.wandb)
     with user_errors(ContractError):

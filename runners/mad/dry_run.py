@@ -1,6 +1,5 @@
-"""What a command would train and what that takes: the table of ``--dry-run``."""
+"""The table of ``--dry-run``: the runs that a command would train, and their cost."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,17 +27,19 @@ FOOTNOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What training a grid takes; None is what could not be counted on the CPU.
+    """Cost of training a grid; None stands for a figure that could not be counted on the CPU.
 
     Attributes:
-        finished: runs of the grid that are done, and would not be run again.
-        saved: steps of the others that checkpoints hold.
+        runs: runs of the grid.
+        finished: runs of the grid that are finished and would not be run again.
+        saved: steps of the other runs that checkpoints hold.
         steps: optimizer steps of a run.
-        parameters: of the model.
+        parameters: parameters of the model.
         state_floats: floats that the layers carry after a training sequence.
         flops: operations of a training step of one run, forward and backward.
     """
 
+    runs: int
     finished: int
     saved: int
     steps: int
@@ -46,18 +47,37 @@ class Forecast:
     state_floats: int | None
     flops: int | None
 
+    @property
+    def unfinished_steps(self) -> int:
+        """Steps of the runs that are not finished, whether saved or not."""
+        return (self.runs - self.finished) * self.steps
+
+    def cells(self) -> list[str]:
+        """Return the cells of a table's row."""
+        figures = (self.parameters, self.state_floats, self.flops)
+        counts = ["?" if figure is None else short(figure) for figure in figures]
+        return [f"{self.finished:,} / {self.runs:,}", f"{self.steps:,}", *counts]
+
 
 def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None, folder: Path) -> Forecast:
-    """What an experiment would take, and what of it is done in a storage, if there is one, or saved in a folder.
+    """Count the cost of an experiment, and the part of it that is finished or saved.
 
-    A layer that runs alone on the CPU is also tried as before training; the error of one that cannot be is passed on.
+    A layer that can be called on the CPU is also tried as before training; its errors are passed on.
+
+    Args:
+        experiment: layer and task.
+        grid: runs of the experiment.
+        storage: where finished runs are recorded; None if there is none yet.
+        folder: results folder with the checkpoints.
 
     Raises:
-        ContractError: it does not do what the trainer takes for granted.
+        ContractError: the layer breaks the rules that the trainer relies on.
     """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
     model = replace(experiment, mixer_config=layer.plain_config(config)).build().requires_grad_(False)
     examples, length = experiment.instance.split("train").inputs_ST.shape
+
+    # FLOPs of a forward pass, from sequences as short as the layer allows.
     counted: list[int] = []
 
     def flops(positions: int) -> int:
@@ -65,11 +85,15 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
         return operations(model, torch.zeros(1, positions, dtype=torch.long))
 
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
+
+    # The trial before training.
     if forward is not None:
         check_foreign(experiment.mixer, lambda: experiment.build().stack[0], torch.device("cpu"), lambda: length)
         call_as_in_training(experiment, experiment.build, min(counted), torch.device("cpu"))
+
     done = [] if storage is None else [run_of(trial) for trial in done_of(grid, experiment, storage)]
     return Forecast(
+        runs=len(grid),
         finished=len(done),
         saved=sum(saved_step(experiment, run, folder) for run in grid if run not in done),
         steps=protocol.total_steps(examples),
@@ -85,35 +109,56 @@ def print_forecast(
     storage: BaseStorage | None,
     folder: Path,
     console: Console,
+    more_seeds: Sequence[int] = (),
 ) -> None:
-    """Under each task one row a layer, then what is left to do of all."""
+    """Print one row a layer under each task, then the cost of the runs that are not finished.
+
+    Args:
+        experiments: experiments of the command.
+        grid: runs of each experiment.
+        storage: where finished runs are recorded; None if there is none yet.
+        folder: results folder with the checkpoints.
+        console: where to print.
+        more_seeds: seeds with which the chosen point is repeated; only their number is printed.
+    """
     table = Table(title="would be trained", title_justify="left")
     table.add_column("task\n  mixer", overflow="fold")
     for heading in ("finished\n/ runs", "steps", "parameters", "state", "FLOPs\n/ step"):
         table.add_column(heading, justify="right")
-    finished, saved, steps, flops = 0, 0, 0, 0.0
+
+    found = []
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.mixer} on {experiment.task}")
             if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
                 table.add_row(Text(experiment.setting, "bold"))
+
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
-            found = forecast(experiment, grid, storage, folder)
-            runs = (f"{found.finished:,} / {len(grid):,}", f"{found.steps:,}")
-            figures = (found.parameters, found.state_floats, found.flops)
-            cells = ("?" if figure is None else short(figure) for figure in figures)
-            table.add_row(f"  {experiment.mixer}", *runs, *cells)
-            finished, saved = finished + found.finished, saved + found.saved
-            to_take = (len(grid) - found.finished) * found.steps
-            steps += to_take
-            flops += (to_take - found.saved) * (math.nan if found.flops is None else found.flops)
-    points, seeds = len({(run.lr, run.weight_decay) for run in grid}), len({run.seed for run in grid})
+            found.append(forecast(experiment, grid, storage, folder))
+            table.add_row(f"  {experiment.mixer}", *found[-1].cells())
+
+    # The totals below the table.
+    points = len({(run.lr, run.weight_decay) for run in grid})
+    seeds = len({run.seed for run in grid})
     console.print(table)
-    console.print(
-        f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n"
-        f"{finished:,} of {len(experiments) * len(grid):,} runs are finished; "
-        + (f"of the others {saved:,} of {steps:,} steps are saved, the rest takes " if saved else "the others take ")
-        + f"{'?' if math.isnan(flops) else f'{flops:.3g}'} FLOPs"
-    )
+    console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n{_remainder(found)}")
+    if more_seeds:
+        seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
+        runs_more = f"up to {len(more_seeds) * len(experiments):,} runs that are not counted here"
+        console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
+
+
+def _remainder(found: Sequence[Forecast]) -> str:
+    """Return a sentence on the runs that are finished, the steps that are saved, and the FLOPs of the rest."""
+    finished = sum(f.finished for f in found)
+    saved = sum(f.saved for f in found)
+    steps = sum(f.unfinished_steps for f in found)
+
+    flops = "?"
+    if all(f.flops is not None for f in found):
+        flops = f"{float(sum((f.unfinished_steps - f.saved) * (f.flops or 0) for f in found)):.3g}"
+
+    rest = f"of the others {saved:,} of {steps:,} steps are saved, the rest takes" if saved else "the others take"
+    return f"{finished:,} of {sum(f.runs for f in found):,} runs are finished; {rest} {flops} FLOPs"

@@ -1,4 +1,4 @@
-"""What is trained: a layer on a task under a protocol, and the hash that tells two of them apart."""
+"""An experiment: a layer on a task under a protocol, with the hash that identifies it."""
 
 import json
 import re
@@ -30,11 +30,11 @@ class Experiment:
         mixer_config: the layer's ``Config``.
         task: registered name.
         task_config: the task's ``Config``.
-        difficulty: name of the setting, for people; what counts is ``task_config``.
-        shape: what the backbone fixes.
-        protocol: how it is trained.
+        difficulty: name of the task's setting, for readers; ``task_config`` alone identifies it.
+        shape: widths and number of layers.
+        protocol: length and settings of training.
         precision: dtype of the matrix products.
-        revision: counts the studies of these settings whose code trained in different ways
+        revision: number, from 1, of the study among those with equal settings but code that trains differently
             (``runners.mad.search.identity``).
     """
 
@@ -50,46 +50,47 @@ class Experiment:
 
     @cached_property
     def layer(self) -> type[Layer]:
+        """The layer's class."""
         return find_mixer(self.mixer)
 
     @cached_property
     def instance(self) -> Task:
-        """The task with its data, which experiments on it that follow each other share."""
+        """The task with its data; consecutive experiments on one task share it."""
         return _task(TASKS[self.task], self.task_config)
 
     def build(self) -> Backbone:
-        """A model with fresh parameters from torch's global generator."""
+        """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings that decide the result, as JSON-able values."""
+        """Return the settings that decide the result, as JSON-able values."""
         return {name: value for name, value in asdict(self).items() if name != "revision"}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over configuration and data, which identify the experiment."""
+        """SHA-256 over configuration and data; identifies the experiment."""
         settings = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
         return sha256_of(json.dumps([settings, _data_fingerprint(self.instance)], sort_keys=True))
 
     @cached_property
     def code(self) -> str:
-        """SHA-256 over the code of layer, task and trainer (``runners.provenance.code_version``)."""
+        """SHA-256 over the code of the layer, the task and the trainer (``runners.provenance.code_version``)."""
         return code_version("runners.mad.training.loop", self.layer, TASKS[self.task])
 
     @property
     def name(self) -> str:
-        """Name of the study: mixer, task, difficulty, the head of the fingerprint, and the revision after the first."""
+        """Name of the study: mixer, task, difficulty, start of the fingerprint, revision unless it is the first."""
         revision = "" if self.revision == 1 else f" r{self.revision}"
         return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
 
     @property
     def setting(self) -> str:
-        """The task, and its difficulty where that is not the baseline."""
+        """The task, with its difficulty unless that is the baseline."""
         return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     def run_id(self, run: Run) -> str:
-        """Name of a run's files."""
+        """Return the name of a run's folder."""
         return sha256_of(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
@@ -106,38 +107,54 @@ def _data_fingerprint(task: Task) -> str:
 def call_as_in_training(
     experiment: Experiment, build: Callable[[], Backbone], positions: int, device: torch.device
 ) -> None:
-    """Call a model on one sequence for all runs at once, here for two; what goes wrong names the mixer.
+    """Call a model on one sequence for two runs at once, as training does for all runs.
 
-    Of a layer from outside the backward pass, too: it may fail for all runs where it does not for one.
+    For a layer from outside this includes the backward pass, which may fail for several runs though not for one.
+
+    Args:
+        experiment: experiment whose layer is tried.
+        build: builds the model of one run.
+        positions: length of the sequence.
+        device: where the model is called.
 
     Raises:
         ContractError: the model's buffers depend on the seed.
+        Exception: errors of the layer's own code, with a note that names the mixer; those of ``torch.func.vmap`` have
+            another one with its rules (``Ensemble.logits``).
     """
     foreign = experiment.mixer not in MIXERS
     two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
-    runs = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
+    ensemble = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
+
+    # Both passes for a layer from outside; the tests cover the backward passes of the others.
     try:
         with torch.set_grad_enabled(foreign):
-            params_RP = runs.params_RP.requires_grad_(foreign)
-            logits_RBTV = runs.logits(params_RP, torch.zeros(2, 1, positions, dtype=torch.int64, device=device))
+            params_RP = ensemble.params_RP.requires_grad_(foreign)
+            tokens_RBT = torch.zeros(2, 1, positions, dtype=torch.int64, device=device)
+            logits_RBTV = ensemble.logits(params_RP, tokens_RBT)
             if foreign:
                 torch.autograd.grad(logits_RBTV.sum(), params_RP)
+
     except Exception as error:
         error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
         raise
 
 
 def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
-    """Folder of one run below a results folder."""
+    """Return the folder of one run below a results folder."""
     return folder / "runs" / experiment.run_id(run)
 
 
 def study_folder(folder: Path, experiment: Experiment) -> Path:
-    """Folder of a study's summary and figures below a results folder."""
+    """Return the folder of a study's summary and figures below a results folder."""
     return folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
 
 
 def first_layer(experiment: Experiment) -> Layer:
-    """The first layer of a model, built without a trace in the random numbers; errors name the mixer."""
+    """Build a model and return its first layer; the state of torch's generator stays as it is.
+
+    Raises:
+        ValueError: the layer cannot be built; the message names the mixer.
+    """
     with torch.random.fork_rng(devices=[]), building(experiment.mixer):
         return experiment.build().stack[0]

@@ -1,4 +1,4 @@
-"""The layers of a command line with what they cost: the table of ``--list``, the widths of ``--match``."""
+"""The layers of a command line and their costs: the table of ``--list``, the widths of ``--match``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +19,13 @@ from runners.cli import applicable, override
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A layer as it is to be built."""
+    """A layer with the settings to build it.
+
+    Attributes:
+        mixer: registered name, or ``package.module:Class``.
+        config: the layer's ``Config``.
+        shape: widths and number of layers.
+    """
 
     mixer: str
     config: Any
@@ -27,10 +33,11 @@ class Choice:
 
     @property
     def layer(self) -> type[Layer]:
+        """The layer's class."""
         return find_mixer(self.mixer)
 
     def costs(self) -> Costs:
-        """What one layer costs.
+        """Count the costs of one layer.
 
         Raises:
             ValueError: the layer cannot be built.
@@ -47,28 +54,28 @@ def choose_layers(
     say: Callable[[str], None],
     strict: bool,
 ) -> list[Choice]:
-    """The named layers, each with what it has of the options given, and with ``figure`` as wide as meets the
-    Transformer's.
+    """Configure the named layers.
+
+    With a ``figure``, choose for every layer the width that brings its cost within 2% of the Transformer's.
+
+    Args:
+        mixers: names of layers.
+        values: options of layers; each layer takes those that it has.
+        shape: widths and number of layers, of the Transformer if there is a ``figure``.
+        figure: cost to match, or None.
+        say: prints a line.
+        strict: whether a layer that cannot match is an error instead of being left out.
 
     Raises:
-        ValueError: there is no such Transformer, or a layer cannot meet it within 2% and ``strict`` does not let it be
-            left out.
+        ValueError: the Transformer cannot be built, or a layer cannot match it and ``strict`` is set.
     """
     configs = {mixer: find_mixer(mixer).Config for mixer in mixers}
     own = applicable("mixer", values, configs, say)
     choices = [Choice(mixer=name, config=override(config, own[name]), shape=shape) for name, config in configs.items()]
     if figure is None:
         return choices
-    known = asdict(Transformer.Config())
-    reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
-    try:
-        target = count(figure, Transformer, reference, shape)
-    except ValueError as error:
-        raise ValueError(
-            f"--match {figure}: no Transformer of width {shape.width} to meet: {error}; give another --width, or name "
-            "transformer in --mixer to give its options"
-        ) from error
-    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {FIGURES[figure][0]}, which others meet")
+
+    target = _transformer_cost(figure, values, shape, say)
     matched = []
     for choice in choices:
         try:
@@ -80,11 +87,38 @@ def choose_layers(
     return matched
 
 
+def _transformer_cost(figure: Figure, values: dict[str, Any], shape: Shape, say: Callable[[str], None]) -> int:
+    """Count and print the cost of the Transformer that the other layers match.
+
+    Raises:
+        ValueError: it cannot be built.
+    """
+    known = asdict(Transformer.Config())
+    reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
+
+    try:
+        target = count(figure, Transformer, reference, shape)
+    except ValueError as error:
+        raise ValueError(
+            f"--match {figure}: no Transformer of width {shape.width} to meet: {error}; give another --width, or name "
+            "transformer in --mixer to give its options"
+        ) from error
+
+    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {FIGURES[figure][0]}, which others meet")
+    return target
+
+
 def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], None]) -> Choice:
+    """Return the layer with the width that matches ``target``.
+
+    Raises:
+        ValueError: no width matches within 2%, or the layer fails while it is counted.
+    """
     try:
         shape, found = match(figure, target, choice.layer, choice.config, choice.shape)
     except Exception as error:  # a user's layer may fail in any way while it is counted
         raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
+
     say(
         f"{choice.mixer}: width {shape.width}, MLP {shape.mlp_width}: {found:,} {FIGURES[figure][0]}, "
         f"{found / target - 1:+.1%}"
@@ -93,26 +127,29 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
 
 
 Counted = dict[str, list[tuple[Choice, list[str]]]]
-"""Layers by family, with the cells of their costs."""
+"""Layers by family, each with the table cells of its costs."""
 
 
 def print_layers(choices: Sequence[Choice], console: Console) -> None:
-    """One row a layer, under its family: the paper it follows, its width, what it costs.
+    """Print one row a layer, under its family: its paper, its width, its costs.
 
-    On a narrow console, which would break the names, the width stands below the name, and there are no lines between.
+    On a console too narrow for whole names, the width stands below the name, and the table has no lines.
     """
     families: Counted = {}
     with console.status("counting") as status:
         for choice in choices:
             status.update(f"counting {choice.mixer}")
             families.setdefault(choice.layer.family, []).append((choice, choice.costs().cells()))
+
+    # The table is wide if it fits without the papers, which may be broken into lines.
     bare = Measurement.get(console, console.options.update(max_width=1000), _table(families, wide=True, papers=False))
     console.print(_table(families, wide=bare.maximum <= console.width, papers=True))
     console.print(FOOTNOTE)
 
 
 def _table(families: Counted, wide: bool, papers: bool) -> Table:
-    """The layers with or without their papers; ``wide`` has a column for the width, and lines."""
+    """Make the table of layers; a ``wide`` one has a column for the width, and lines."""
+    # Columns.
     if wide:
         table = Table(show_lines=True)
         table.add_column("mixer", overflow="fold")
@@ -120,9 +157,12 @@ def _table(families: Counted, wide: bool, papers: bool) -> Table:
     else:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), leading=1)
         table.add_column("mixer\nwidth / MLP", overflow="fold")
-    table.title, table.title_justify = "layers", "left"
+    table.title = "layers"
+    table.title_justify = "left"
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
+
+    # Rows.
     for family, members in families.items():
         table.add_row(Text(family, "bold"))
         for choice, cells in members:

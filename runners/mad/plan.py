@@ -15,22 +15,22 @@ from runners.mad.training.protocol import Protocol
 from tasks import TASKS, find_task
 
 Say = Callable[[str], None]
-"""Prints a line."""
+"""A function that prints a line."""
 
 
 def plan_experiments(
     options: Options, mixer_values: dict[str, Any], task_values: dict[str, Any], say: Say = lambda line: None
 ) -> list[Experiment]:
-    """The experiments that options ask for: tasks × difficulties × layers. All is checked that can be before training.
+    """Return the experiments that options ask for: tasks × difficulties × layers; each layer is built once as a check.
 
     Args:
         options: checked options.
         mixer_values: settings of layers; each layer takes those that it has.
         task_values: settings of tasks, likewise.
-        say: told which settings do not apply to which layer or task.
+        say: prints which settings do not apply to which layer or task.
 
     Raises:
-        ValueError: something does not fit; the message says what to do.
+        ValueError: a name or a setting is wrong; the message says how to correct it.
     """
     protocol = Protocol(
         batch_size=options.batch_size,
@@ -57,13 +57,13 @@ def plan_experiments(
                     protocol=protocol,
                     precision=precision,
                 )
-                first_layer(experiment)  # refuses a layer that cannot be built, before anything is stored
+                first_layer(experiment)  # raises for a layer that cannot be built, before anything is stored
                 experiments.append(experiment)
     return experiments
 
 
 def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choice]:
-    """The layers that options ask for.
+    """Return the layers that options ask for.
 
     Raises:
         ValueError: one is unknown, cannot be built, or cannot meet ``--match``.
@@ -74,16 +74,25 @@ def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choi
 
 
 def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Named task configurations of the chosen difficulties.
+    """Return the task's configurations of the chosen difficulties, with their names.
+
+    Args:
+        task: registered name.
+        options: checked options.
+        values: settings of the task, which override the preset's.
 
     Raises:
         ValueError: the task has no such difficulty.
     """
     task_class = find_task(task)
+
+    # The baseline: defaults, then the preset's settings of its own tasks, then those that were given.
     preset, preset_values = PRESETS[options.preset]
     own = task in preset.task
     values = {**preset_values, **values} if own else values
     base = _configured(task, values)
+
+    # The names chosen from the baseline and the task's sweeps.
     named = {
         f"{name.replace('_', '-')}-{value}": {**values, name: value}
         for name, sweep in task_class.sweeps.items()
@@ -94,14 +103,17 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     )
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
+
+    # The baseline's label says whether its settings are the task's, the preset's or others.
     as_preset = own and base == override(task_class.Config, preset_values)
     label = "baseline" if base == task_class.Config() else options.preset if as_preset else "custom"
     suffix = "-custom" if values else ""
+
     return [(label, base) if name == "baseline" else (name + suffix, _configured(task, named[name])) for name in chosen]
 
 
 def _configured(task: str, values: dict[str, Any]) -> Any:
-    """A task's settings; an error names the task, because other tasks may take the same values."""
+    """Return a task's settings; an error names the task, because other tasks may accept the same values."""
     try:
         return override(find_task(task).Config, values)
     except ValueError as error:

@@ -48,4 +48,4 @@ def test_a_command_that_was_stopped_says_so_in_one_line(
     with pytest.raises(SystemExit) as end:
         run_command(main, "interrupted")
     assert end.value.code == status
-    assert capsys.readouterr().err == "stopped after step 7: the same command goes on from there\n"
+    assert capsys.readouterr().err == "stopped after step 7: the same command resumes from there\n"

@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
 
 from runners.files import write_atomically
 from runners.mad.results.standings import FEW, Standing, by_layer, count_mixers
@@ -21,45 +24,42 @@ from runners.mad.results.tables import span
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
-"""Characters of a name before it is broken into lines."""
+"""Characters in a line of a name."""
 LONGEST_TICK = 20
-"""Those of a setting under its bars."""
+"""Characters in a line of a setting under its bars."""
+METRICS = ("sequence", "token")
+"""Accuracies, a panel each."""
+
+Cells = NDArray[np.float64]
 
 
 def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
-    """Sequence and token accuracy on test by task and mixer, with ceiling and chance, as PNG."""
+    """Draw test accuracies by task and mixer, with ceiling and chance, into a PNG file."""
     figure = draw_heat_map(standings) if count_mixers(standings) > FEW else draw_bars(standings)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
 def draw_bars(standings: Sequence[Standing]) -> Figure:
-    """A panel for each accuracy with a group of bars for each setting; whiskers are 95% intervals within [0, 1]."""
+    """Draw a panel for each accuracy, with a group of bars for each setting.
+
+    Whiskers are 95% intervals, clipped to [0, 1].
+    """
     settings = list(dict.fromkeys((s.task, s.difficulty) for s in standings))
     mixers = list(dict.fromkeys(s.mixer for s in sorted(standings, key=attrgetter("place"))))
     figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
-    for axes, metric in zip(figure.subplots(2, 1, sharex=True), ("sequence", "token"), strict=True):
+
+    for axes, metric in zip(figure.subplots(2, 1, sharex=True), METRICS, strict=True):
         width = 0.8 / len(mixers)
         for s in standings:
-            estimate = s.accuracy(metric)
             slot = mixers.index(s.mixer)
             x = settings.index((s.task, s.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
-            if estimate is not None:
-                mean, half_width = estimate.mean, estimate.half_width or 0.0
-                low, high = max(0.0, mean - half_width), min(1.0, mean + half_width)
-                axes.bar(x, mean, width, color=f"C{slot}")
-                if estimate.half_width is not None:
-                    axes.errorbar(x, mean, [[mean - low], [high - mean]], color="black", capsize=3)
-                number = axes.annotate(
-                    f"{mean:.2f}", (x, high), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
-                )
-                number.set_path_effects([withStroke(linewidth=2, foreground="white")])
-            left, right = x - width / 2, x + width / 2
-            axes.hlines(getattr(s.ceiling, metric), left, right, colors="black", linewidth=1.5)
-            axes.hlines(getattr(s.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
+            _draw_bar(axes, s, metric, x, width, f"C{slot}")
+
         axes.set_ylim(0, 1.09)
         axes.set_ylabel(f"{metric} accuracy (test)")
         ticks = [f"{task}\n{textwrap.fill(words, LONGEST_TICK, break_on_hyphens=False)}" for task, words in settings]
         axes.set_xticks(range(len(settings)), ticks, fontsize=8)
+
     seeds = _seeds(standings)
     if max(seeds) > 1:
         note = f"bars and numbers: means over {span(seeds)} seeds; whiskers: 95% t-intervals within [0, 1]"
@@ -68,11 +68,34 @@ def draw_bars(standings: Sequence[Standing]) -> Figure:
     return figure
 
 
+def _draw_bar(axes: Axes, standing: Standing, metric: str, x: float, width: float, color: str) -> None:
+    """Draw one bar with its whiskers and its number, between its chance and its ceiling."""
+    estimate = standing.accuracy(metric)
+    if estimate is not None:
+        mean = estimate.mean
+        half_width = estimate.half_width or 0.0
+        low, high = max(0.0, mean - half_width), min(1.0, mean + half_width)
+
+        axes.bar(x, mean, width, color=color)
+        if estimate.half_width is not None:
+            axes.errorbar(x, mean, [[mean - low], [high - mean]], color="black", capsize=3)
+        number = axes.annotate(
+            f"{mean:.2f}", (x, high), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
+        )
+        number.set_path_effects([withStroke(linewidth=2, foreground="white")])
+
+    left, right = x - width / 2, x + width / 2
+    axes.hlines(getattr(standing.ceiling, metric), left, right, colors="black", linewidth=1.5)
+    axes.hlines(getattr(standing.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
+
+
 def _add_legend(figure: Figure, mixers: Sequence[str]) -> None:
-    """Above the panels, in as many columns as the figure has room for."""
+    """Add the legend above the panels, in as many columns as fit."""
     handles: list[Any] = [Patch(color=f"C{i}", label=_broken(mixer)) for i, mixer in enumerate(mixers)]
     handles.append(Line2D([], [], color="black", label="ceiling"))
     handles.append(Line2D([], [], color="black", linestyle="dotted", label="chance"))
+
+    # A legend's width is known once it is part of the figure.
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
         if legend.get_window_extent().width <= figure.bbox.width:
@@ -81,67 +104,111 @@ def _add_legend(figure: Figure, mixers: Sequence[str]) -> None:
 
 
 def _broken(mixer: str) -> str:
-    """A long name in several lines."""
+    """Break a long name into lines."""
     lines = [mixer] if len(mixer) <= LONGEST_LINE else mixer.replace(":", ":\n").splitlines()
     return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE, break_on_hyphens=False))
 
 
 def _seeds(standings: Sequence[Standing]) -> list[int]:
-    """How many seeds the means are over, where there are any."""
+    """Return the numbers of seeds in the means; [1] if there are no means."""
     return [s.seeds for s in standings if s.test] or [1]
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a heat map: a row a mixer, between ceiling and chance; a column a setting.
+
+    Attributes:
+        rows: labels of the rows.
+        settings: labels of the columns.
+        diverged: mixers and settings of which every grid point diverged.
+    """
+
+    rows: list[str]
+    settings: list[str]
+    diverged: set[tuple[str, str]]
+
+    def text(self, row: int, column: int, accuracy: float, half_width: float) -> str:
+        """Return the text of a cell; NaN stands for a missing figure."""
+        if math.isnan(accuracy):
+            return "div." if (self.rows[row], self.settings[column]) in self.diverged else "–"
+        return f"{accuracy:.2f}" + ("" if math.isnan(half_width) else f"\n±{half_width:.2f}")
+
+
 def draw_heat_map(standings: Sequence[Standing]) -> Figure:
-    """A panel for each accuracy: a row a mixer, grouped by family, between ceiling and chance; a column a setting."""
-    settings = list(dict.fromkeys(s.setting for s in standings))
+    """Draw a panel for each accuracy: a row a mixer, by family, between ceiling and chance; a column a setting."""
     mixers = {s.mixer: s.family for s in by_layer(standings)}
-    diverged = {(s.mixer, s.setting) for s in standings if s.test is None}
-    rows = ["ceiling", *mixers, "chance"]
+    grid = Grid(
+        rows=["ceiling", *mixers, "chance"],
+        settings=list(dict.fromkeys(s.setting for s in standings)),
+        diverged={(s.mixer, s.setting) for s in standings if s.test is None},
+    )
+
+    # Rows of each block: ceiling, families, chance.
     families = [(family, len(list(members))) for family, members in groupby(mixers.values())]
     sizes = np.array([1, *(size for _, size in families), 1])
     ends = sizes.cumsum() - 0.5
-    labels, columns = [_broken(row) for row in rows], [_broken(setting) for setting in settings]
+
+    # A figure with room for labels and cells of several lines.
+    labels = [_broken(row) for row in grid.rows]
     seeds = _seeds(standings)
     lines = max(label.count("\n") for label in labels) + 1
-    height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(rows)
-    figure = Figure(figsize=(4 + max(4, len(settings)), height), layout="constrained")
+    height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(grid.rows)
+    figure = Figure(figsize=(4 + max(4, len(grid.settings)), height), layout="constrained")
     over = "1 seed" if max(seeds) == 1 else f"means over {span(seeds)} seeds ± half the 95% t-interval"
     figure.suptitle(f"test accuracy of the points chosen on validation\n{over}", fontsize=11)
+
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, metric in zip(panels, ("sequence", "token"), strict=True):
-        accuracies = np.full((len(rows), len(settings)), np.nan)
-        half_widths = np.full_like(accuracies, np.nan)
-        for s in standings:
-            column = settings.index(s.setting)
-            accuracies[[0, -1], column] = getattr(s.ceiling, metric), getattr(s.chance, metric)
-            if estimate := s.accuracy(metric):
-                row = rows.index(s.mixer)
-                accuracies[row, column] = estimate.mean
-                if estimate.half_width is not None:
-                    half_widths[row, column] = estimate.half_width
-        axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
-        for (row, column), accuracy in np.ndenumerate(accuracies):
-            grey = math.isnan(accuracy)
-            missing = "div." if (rows[row], settings[column]) in diverged else "–"
-            half_width = half_widths[row, column]
-            interval = "" if math.isnan(half_width) else f"\n±{half_width:.2f}"
-            text = missing if grey else f"{accuracy:.2f}{interval}"
-            color = "black" if grey else _ink(accuracy)
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if interval else 8)
-        axes.hlines(ends[:-1], -0.5, len(settings) - 0.5, colors="white", linewidth=2)
+    for axes, metric in zip(panels, METRICS, strict=True):
+        accuracies, half_widths = _cells(standings, grid, metric)
+        _draw_cells(axes, grid, accuracies, half_widths)
+        axes.hlines(ends[:-1], -0.5, len(grid.settings) - 0.5, colors="white", linewidth=2)
         axes.set_title(f"{metric} accuracy", fontsize=10)
-        axes.set_xticks(range(len(settings)), columns, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
-        axes.tick_params(length=0)
-    panels[0].set_yticks(range(len(rows)), labels, fontsize=8)
+
+    # Mixers on the left, families on the right.
+    panels[0].set_yticks(range(len(grid.rows)), labels, fontsize=8)
     side = panels[1].secondary_yaxis("right")
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)
+
     if np.isnan(accuracies).any():
         figure.supxlabel("grey: every grid point diverged (div.), or there is no test accuracy (–)", fontsize=8)
     return figure
 
 
+def _cells(standings: Sequence[Standing], grid: Grid, metric: str) -> tuple[Cells, Cells]:
+    """Return accuracies and half widths of their intervals, each (rows, settings); NaN where there is none."""
+    accuracies = np.full((len(grid.rows), len(grid.settings)), np.nan)
+    half_widths = np.full_like(accuracies, np.nan)
+
+    for s in standings:
+        column = grid.settings.index(s.setting)
+        accuracies[[0, -1], column] = getattr(s.ceiling, metric), getattr(s.chance, metric)
+
+        if estimate := s.accuracy(metric):
+            row = grid.rows.index(s.mixer)
+            accuracies[row, column] = estimate.mean
+            if estimate.half_width is not None:
+                half_widths[row, column] = estimate.half_width
+
+    return accuracies, half_widths
+
+
+def _draw_cells(axes: Axes, grid: Grid, accuracies: Cells, half_widths: Cells) -> None:
+    """Draw the colours and texts of a panel's cells, and the names of its columns."""
+    axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
+
+    for (row, column), accuracy in np.ndenumerate(accuracies):
+        text = grid.text(row, column, accuracy, float(half_widths[row, column]))
+        color = "black" if math.isnan(accuracy) else _ink(accuracy)
+        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if "\n" in text else 8)
+
+    columns = [_broken(setting) for setting in grid.settings]
+    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.tick_params(length=0)
+
+
 def _ink(accuracy: float) -> str:
-    """Black or white, as the cell is light or dark; the same for all that read the same."""
+    """Return black for a light cell, white for a dark one; cells with the same number get the same colour."""
     red, green, blue, _ = COLORS(round(accuracy, 2))
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"

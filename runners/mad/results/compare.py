@@ -1,9 +1,9 @@
-"""Finished studies beside one another, as a table and a chart: other layers, or one layer with other settings.
+"""Compare finished studies in a table and a chart: several layers, or one layer with several settings.
 
     python -m runners.compare
     python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
 
-Nothing is trained: all of it stands in the ``summary.json`` of each study, which ``runners.mad`` writes.
+Nothing is trained: all figures are read from the ``summary.json`` that ``runners.mad`` writes for each study.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from runners.mad.results.summary import IncomparableError, Summary, read_summary
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Tabulate and draw finished studies beside one another.
+    """Tabulate and draw finished studies.
 
     Attributes:
         studies: folders of studies, or their summary.json; all in the results folder unless given.
@@ -36,32 +36,38 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; what goes wrong is one line and exit status 2."""
+    """Run the command line; errors are one line and exit status 2."""
     console = Console(markup=False)
+    say = partial(console.print, soft_wrap=True)
+
     with user_errors(ValueError, OSError):
         options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         check_out(options.out)
-        say = partial(console.print, soft_wrap=True)
+
         summaries = read_summaries(options.studies or comparable_studies(options.out / "studies", say))
         if not summaries:
             raise ValueError(
                 f"{options.out / 'studies'} has no finished study: train with runners.mad, or name folders"
             )
+
         standings = told_apart(summaries)
         print_comparison(standings, console)
+
+        # The chart's name is a hash of the studies.
         digest = hashlib.sha256("".join(summary.study for summary in summaries).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
         plot_comparison(standings, figure)
+
     say(f"chart: {figure}")
 
 
 def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Finished studies of a results folder; those whose summaries cannot be compared are left out, and that is said.
+    """Return the finished studies of a results folder; leave out incomparable ones, and print a line that names them.
 
     Raises:
-        DamagedFileError: a summary is no JSON.
+        DamagedFileError: a summary is not JSON.
     """
     studies, left_out = [], []
     for file in sorted(folder.glob("*/summary.json")):
@@ -70,6 +76,7 @@ def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
             studies.append(file.parent)
         except IncomparableError:
             left_out.append(file.parent.name)
+
     if left_out:
         say(
             f"left out {len(left_out)} of {len(studies) + len(left_out)} studies, whose summaries are of an earlier "
@@ -79,10 +86,13 @@ def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:
 
 
 def read_summaries(paths: Sequence[Path]) -> list[Summary]:
-    """Summaries of studies, from their folders or files, each once, in order of tasks, layers and settings.
+    """Read the summaries of studies, each once, in order of tasks, layers and settings.
+
+    Args:
+        paths: folders of studies, or their files.
 
     Raises:
-        ValueError: as ``read_summary``, or there are two of one study that are not the same.
+        ValueError: as ``read_summary``, or two different summaries of one study are given.
     """
     found: dict[str, Summary] = {}
     for path in paths:
@@ -93,10 +103,10 @@ def read_summaries(paths: Sequence[Path]) -> list[Summary]:
 
 
 def _comparable(path: Path) -> Summary:
-    """A summary with all settings that a comparison reads.
+    """Read a summary and check it by a comparison that is not shown.
 
     Raises:
-        IncomparableError: some are missing or not what they should be.
+        IncomparableError: values that a comparison needs are missing or wrong.
         ValueError: there is no summary, or it is damaged.
     """
     summary = read_summary(path)

@@ -1,6 +1,6 @@
-"""The test split: read for the runs of a chosen point alone, and of each run once.
+"""The test split: only the runs of a chosen point are evaluated on it, each of them once.
 
-What was read stays in the run's folder as ``test.json``; after that neither the model nor the split is touched again.
+The figures are stored in the run's folder as ``test.json``. Later calls read them from there.
 """
 
 import math
@@ -24,13 +24,13 @@ from tasks.metrics import Counts
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a run's kept parameters reach on the test split.
+    """Figures of a run's kept parameters on the test split.
 
     Attributes:
         sequence_accuracy: share of sequences in [0, 1].
         token_accuracy: share of scored positions in [0, 1].
-        loss: mean cross-entropy of scored positions in nats; None if it is not finite.
-        extrapolation: accuracies on the task's extrapolation sets, as far as the model can read them.
+        loss: mean cross-entropy over scored positions in nats; None if it is not finite.
+        extrapolation: accuracies by the task's extrapolation sets, without those that the model cannot read.
     """
 
     sequence_accuracy: float
@@ -42,25 +42,32 @@ class Reading:
 def read_test(
     experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device, together: int
 ) -> dict[Run, Reading]:
-    """Test figures of finished runs below a results folder, by run.
+    """Return the test figures of finished runs; evaluate the runs that have none yet.
 
-    At most ``together`` models are in memory at a time, as in training.
+    Args:
+        experiment: layer and task.
+        runs: finished runs.
+        folder: results folder.
+        device: where to evaluate.
+        together: most models in memory at a time, as in training.
 
     Raises:
-        DamagedFileError: a run that was not read before has lost its parameters, or what was read is damaged.
+        DamagedFileError: the parameters of a run without figures are gone, or its figures are damaged.
     """
     paths = {run: run_folder(folder, experiment, run) / "test.json" for run in runs}
     known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
+
     unread = [run for run in runs if run not in known]
     for start in range(0, len(unread), together):
         for run, reading in _read(experiment, unread[start : start + together], folder, device).items():
             write_json(paths[run], asdict(reading))
             known[run] = reading
+
     return known
 
 
 def _known(path: Path) -> Reading | None:
-    """What was read before, if it was."""
+    """Return the figures that an earlier call stored, if any."""
     values = read_json(path)
     try:
         return None if values is None else TypeAdapter(Reading).validate_python(values)
@@ -70,11 +77,15 @@ def _known(path: Path) -> Reading | None:
 
 
 def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:
+    """Evaluate runs on the test split and on the extrapolation sets."""
+    # An ensemble with the kept parameters.
     kept = [kept_parameters(experiment, run, folder) for run in runs]
     members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
     for name, rows in members.named(members.params_RP).items():
         for row, parameters in zip(rows, kept, strict=True):
             row.copy_(parameters[name])
+
+    # Counts on the test split, and accuracies on the extrapolation sets that the model can read.
     counts = _counts(members, experiment.instance, "test")
     extrapolation: list[dict[str, Accuracy]] = [{} for _ in runs]
     for name in experiment.instance.extrapolation_names:
@@ -82,8 +93,9 @@ def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: tor
             found = _counts(members, experiment.instance, name)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # layers of bounded length may fail on longer sequences in any way; the diagnosis says how
+        except Exception:  # a layer of bounded length may fail in any way on longer sequences; the diagnosis says how
             continue
+
         shares = zip(found.sequence_accuracy.tolist(), found.token_accuracy.tolist(), strict=True)
         for accuracies, (sequence, token) in zip(extrapolation, shares, strict=True):
             accuracies[name] = Accuracy(sequence=sequence, token=token)
@@ -101,16 +113,16 @@ def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: tor
 
 
 def _counts(members: Ensemble, task: Task, name: str) -> Counts:
-    """What all members get right on a split or extrapolation set."""
+    """Evaluate all members on a split or extrapolation set."""
     data = Resident.of(task.batch(name), members.device)
     return evaluate(members, members.params_RP, data, task.vocab_size)
 
 
 def kept_parameters(experiment: Experiment, run: Run, folder: Path) -> dict[str, Tensor]:
-    """Parameters that training kept of a finished run below a results folder, by name.
+    """Return the parameters of a finished run that training kept, by name.
 
     Raises:
-        DamagedFileError: they are gone, or cannot be read.
+        DamagedFileError: the file is gone or cannot be read.
     """
     path = run_folder(folder, experiment, run) / "model.safetensors"
     try:

@@ -1,4 +1,4 @@
-"""Finished studies beside one another, and the table of a comparison."""
+"""Standings: the figures of finished studies for a comparison, their order, and the table."""
 
 import math
 from collections import Counter
@@ -20,24 +20,24 @@ from tasks import TASKS
 from tasks.base import Accuracy
 
 FEW = 4
-"""Up to so many mixers are compared without their families."""
+"""Largest number of mixers that are compared without the names of their families."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a finished study brings into a comparison.
+    """The figures of a finished study for a comparison.
 
     Attributes:
-        mixer: what its row is called.
+        mixer: label of the study's row.
         family: kind of layer.
-        task: what it was trained on.
-        difficulty: of the task.
-        test: estimates of the chosen point by name, as far as there are any; None if every point diverged.
-        seeds: runs that its means are over.
-        ceiling: of the test split.
-        chance: of the test split.
-        costs: of one layer.
-        place: orders rows and bars; those of one place stay in the order given.
+        task: name of the task.
+        difficulty: name of the task's setting.
+        test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
+        seeds: number of runs in the means.
+        ceiling: best possible accuracies on the test split.
+        chance: accuracies of guessing on the test split.
+        costs: costs of one layer.
+        place: sort key of rows and bars; equal places stay in the order given.
     """
 
     mixer: str
@@ -53,8 +53,9 @@ class Standing:
 
     @staticmethod
     def of(summary: Summary) -> "Standing":
-        """The standing of a study."""
-        config, chosen = summary.config, summary.chosen_point
+        """Return the standing of a study."""
+        config = summary.config
+        chosen = summary.chosen_point
         estimates = (chosen and chosen.estimates) or {}
         return Standing(
             mixer=config["mixer"],
@@ -70,15 +71,15 @@ class Standing:
 
     @property
     def setting(self) -> str:
-        """The task, and its difficulty where that is not the baseline."""
+        """The task, with its difficulty unless that is the baseline."""
         return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     def accuracy(self, metric: str) -> Estimate | None:
-        """Sequence or token accuracy on the test split."""
+        """Return the accuracy on the test split; ``metric`` is ``sequence`` or ``token``."""
         return None if self.test is None else self.test.get(f"test_{metric}_accuracy")
 
     def accuracies(self) -> list[str]:
-        """Cells of a table."""
+        """Return the table cells of both accuracies."""
         if self.test is None:
             return ["diverged", ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
@@ -86,7 +87,7 @@ class Standing:
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
-    """Summaries of studies in the registries' order of tasks and layers, then by settings."""
+    """Sort summaries by the registries' order of tasks and layers, then by settings."""
 
     def key(summary: Summary) -> tuple[Any, ...]:
         config = summary.config
@@ -98,7 +99,7 @@ def in_order(summaries: Iterable[Summary]) -> list[Summary]:
 
 
 def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
-    """Standings whose names say in which settings layers, tasks and training differ."""
+    """Return standings whose labels name the settings in which layers, tasks and training differ."""
     configs = [summary.config for summary in summaries]
 
     # Words for the settings in which layers of one name, or the training of all, differ.
@@ -129,39 +130,39 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
 
 
 def _tail(summary: Summary) -> str:
-    """The end of a study's name, from its fingerprint on."""
+    """Return the end of a study's name, from its fingerprint on."""
     return summary.study[summary.study.rindex(summary.fingerprint[:8]) :]
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an experiment's layer."""
+    """Return the settings of an experiment's layer."""
     return dict(_leaves({name: config[name] for name in ("mixer_config", "shape")}))
 
 
 def _of_training(config: dict[str, Any]) -> dict[str, Any]:
-    """Those of its training, with its length in steps or in epochs, whichever counts."""
+    """Return the settings of its training, with its length in steps or in epochs, whichever applies."""
     idle = "steps" if config["protocol"]["steps"] is None else "epochs"
     settings = _leaves({**config["protocol"], "precision": config["precision"]})
     return {name: value for name, value in settings if name != idle}
 
 
 def _of_task(config: dict[str, Any]) -> dict[str, Any]:
-    """Those of its task."""
+    """Return the settings of its task."""
     return dict(_leaves(config["task_config"]))
 
 
 def _place(config: dict[str, Any]) -> tuple[Any, ...]:
-    """Of an experiment's layer and training among others."""
+    """Return the sort key of an experiment's layer and training."""
     return _registered(config["mixer"], MIXERS), _sortable(_of_layer(config)), _sortable(_of_training(config))
 
 
 def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
-    """Where a name stands in a registry; others follow by name."""
+    """Return the sort key of a name: its place in the registry; other names follow in alphabetical order."""
     return list(registry).index(name) if name in registry else len(registry), name
 
 
 def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
-    """Settings that sort by size where they are numbers, by their words where they are not."""
+    """Return a sort key of settings: numbers sort by size, other values as text."""
     return [
         (name, value, "") if isinstance(value, int | float) else (name, math.inf, str(value))
         for name, value in settings.items()
@@ -169,7 +170,7 @@ def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values at the ends of nested settings."""
+    """Yield the names and values of nested settings that are no dictionaries themselves."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -178,10 +179,11 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
-    """In words, those settings of each that are not the same for all of its name."""
+    """Return for each entry, as text, its settings that differ among the entries of its name."""
     of_name: dict[Any, list[dict[str, Any]]] = {}
     for name, setting in zip(names, settings, strict=True):
         of_name.setdefault(name, []).append(setting)
+
     return [
         ", ".join(
             f"{key} {value}"
@@ -193,37 +195,34 @@ def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> li
 
 
 def grouped(standings: Sequence[Standing], attribute: Literal["setting", "family"]) -> list[Standing]:
-    """Standings with those of one setting or family together, otherwise in the order given."""
+    """Bring the standings of one setting or family together; the order stays otherwise as given."""
     value_of = attrgetter(attribute)
     values = list(dict.fromkeys(map(value_of, standings)))
     return sorted(standings, key=lambda s: values.index(value_of(s)))
 
 
 def by_layer(standings: Sequence[Standing]) -> list[Standing]:
-    """Standings by the place of their layers, with those of one family together."""
+    """Sort standings by place and bring those of one family together."""
     return grouped(sorted(standings, key=attrgetter("place")), "family")
 
 
+Row = tuple[str | Text, list[str], list[str]]
+"""Label of a table's row, with its cells of results and of costs."""
+
+
 def print_comparison(standings: Sequence[Standing], console: Console) -> None:
-    """Under each task one row a layer: test accuracies of the chosen point, what it costs; then the task's limits.
+    """Print under each task one row a layer: test accuracies of the chosen point, and costs; then the task's limits.
 
     More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
     """
-    many = count_mixers(standings) > FEW
-    levels = ("task", "family", "mixer") if many else ("task", "mixer")
+    levels = ("task", "family", "mixer") if count_mixers(standings) > FEW else ("task", "mixer")
     tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
-    indent = "  " * (len(levels) - 1)
-    rows: list[tuple[str | Text, list[str], list[str]]] = []
-    for setting, of_setting in groupby(grouped(standings, "setting"), attrgetter("setting")):
-        members = by_layer(list(of_setting))
-        rows.append((Text(setting, "bold"), [], []))
-        for family, of_family in groupby(members, attrgetter("family")):
-            if many:
-                rows.append((f"  {family}", [], []))
-            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
-        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
-            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
-    title, headings = "test accuracy of the points chosen on validation", ("sequence", "token")
+    rows = _comparison_rows(standings, levels)
+
+    title = "test accuracy of the points chosen on validation"
+    headings = ("sequence", "token")
+
+    # One table, or two on a narrow console.
     table = _table(title, (tree, *headings, *HEADINGS), [(label, results + costs) for label, results, costs in rows])
     if fits(table, console):
         console.print(table)
@@ -233,21 +232,43 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
             _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
         )
+
     print_intervals([s.seeds for s in standings], console)
     console.print(f"costs: {FOOTNOTE}")
 
 
+def _comparison_rows(standings: Sequence[Standing], levels: Sequence[str]) -> list[Row]:
+    """Return the rows of a comparison: the names of ``levels``, indented, and each task's limits."""
+    rows: list[Row] = []
+    for setting, of_setting in groupby(grouped(standings, "setting"), attrgetter("setting")):
+        members = by_layer(list(of_setting))
+        rows.append((Text(setting, "bold"), [], []))
+
+        # Layers, with the names of their families if these are a level.
+        for family, of_family in groupby(members, attrgetter("family")):
+            if "family" in levels:
+                rows.append((f"  {family}", [], []))
+            indent = "  " * (len(levels) - 1)
+            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
+
+        for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
+            rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
+
+    return rows
+
+
 def count_mixers(standings: Sequence[Standing]) -> int:
-    """How many mixers are compared."""
+    """Return the number of mixers in a comparison."""
     return len({s.mixer for s in standings})
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text, list[str]]]) -> Table:
-    """What each row is of, then its figures; a line above the names of tasks."""
+    """Make a table of labels and cells, with a line above each task, whose label is a Text."""
     table = Table(title=title, title_justify="left")
     table.add_column(headings[0], overflow="fold")
     for heading in headings[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
+
     for label, cells in rows:
         if isinstance(label, Text):
             table.add_section()

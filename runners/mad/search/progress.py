@@ -1,4 +1,4 @@
-"""Progress of a search, shown on the way."""
+"""The display of a search's progress: bars on a terminal, lines elsewhere."""
 
 import math
 import time
@@ -16,12 +16,13 @@ from runners.progress import progress_bars
 
 SECONDS_TO_FIRST_LINE = 10.0
 SECONDS_BETWEEN_LINES = 60.0
+"""Times between lines of output where there is no terminal."""
 
 
 class Display(Watcher):
     """Progress bars: task, mixer, step, loss, validation accuracies, steps per second, time left.
 
-    Where there is no terminal to draw them on, a line at each evaluation and now and then between them.
+    Without a terminal a line is printed at each evaluation, and every ``SECONDS_BETWEEN_LINES`` between evaluations.
     """
 
     def __init__(self, console: Console) -> None:
@@ -40,17 +41,18 @@ class Display(Watcher):
     def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
         """Open a bar for an ensemble."""
         self._close()
-        description = (
-            f"{experiment.task} · {experiment.mixer} · {experiment.difficulty} · {len(runs)} run{'s' * (len(runs) > 1)}"
-        )
+
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+        description = " · ".join((experiment.task, experiment.mixer, experiment.difficulty, count))
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
         self._evaluation = ""
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
-        """Move the bar; figures are those of the run with the best validation score."""
+        """Move the bar and show the figures of the run with the best validation score."""
         if self._bar is None:
             return
+
         alive = [p for p in points if p.validation is not None]
         self._evaluation = "all runs diverged"
         if alive:
@@ -60,21 +62,27 @@ class Display(Watcher):
                 f"loss {best.train_loss:.3f}  val seq {best.validation.sequence_accuracy:.3f} "
                 f"token {best.validation.token_accuracy:.3f}"
             )
+
+        # Print a line at once.
         self._line_due = 0.0
         self._show(self._bar, step)
 
     def progressed(self, step: int) -> None:
-        """Move the bar; without a terminal nothing is said before there is a speed."""
+        """Move the bar; without a terminal nothing is printed before a speed is known."""
         if self._bar is not None:
             self._show(self._bar, step)
 
     def _show(self, bar: TaskID, step: int) -> None:
+        """Move the bar to a step; without a terminal print a line if one is due."""
         self._progress.update(bar, completed=step)
         task = self._progress.tasks[self._progress.task_ids.index(bar)]
         figures = [self._evaluation] if self._evaluation else []
+
         if task.speed:
             figures.append(f"{task.speed:.2f} steps/s")
         self._progress.update(bar, figures="  ".join(figures))
+
+        # Without a terminal: a line at times.
         if figures and not self._progress.console.is_terminal and time.monotonic() >= self._line_due:
             if task.time_remaining:
                 figures.append(f"{timedelta(seconds=task.time_remaining)} left")
@@ -83,22 +91,24 @@ class Display(Watcher):
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
-        """Say where the ensemble goes on; its speed is counted from there."""
+        """Print the step after which the ensemble resumes; measure its speed from there."""
         if self._bar is None:
             return
+
         task = self._progress.tasks[self._progress.task_ids.index(self._bar)]
         self._progress.reset(self._bar, completed=step)
-        self._progress.console.print(f"{task.description}: goes on after step {step}", soft_wrap=True)
+        self._progress.console.print(f"{task.description}: resumes after step {step}", soft_wrap=True)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar of an ensemble."""
         self._close()
 
     def waiting(self, trials: int) -> None:
-        """Say that other processes hold the missing trials, as long as there are any."""
+        """Show that other processes hold the missing trials; close the bar once there are none."""
         if trials == 0:
             self._close()
             return
+
         if self._bar is None:
             self._bar = self._progress.add_task("", total=None, figures="")
         self._progress.update(self._bar, description=f"waiting for {trials} trials of other processes")

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from mixers.base import ContractError
+from mixers.contract import explain_vmap_error
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
 from runners.mad.training.loss import mean_cross_entropy
@@ -83,7 +84,8 @@ class Ensemble:
         """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.
 
         Raises:
-            RuntimeError: the layer cannot be computed for all runs at once; a note names the rule.
+            RuntimeError: the layer cannot be computed for all runs at once; a note names the rules, and modules
+                that ``torch.func.vmap`` cannot run.
         """
 
         def logits_of_one_run(params: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
@@ -96,9 +98,7 @@ class Ensemble:
                 logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(self.named(params_RP), tokens)
         except RuntimeError as error:
             if any(sign in str(error) for sign in ("vmap", "Batching rule")):
-                error.add_note(
-                    "All runs are trained at once by torch.func.vmap; CONTRIBUTING.md says what a layer may do."
-                )
+                error.add_note(explain_vmap_error(self.model))
             raise
         return logits
 

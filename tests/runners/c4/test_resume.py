@@ -52,7 +52,7 @@ def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -
 def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     config = configured(texts, tmp_path, checkpoint_every=100)
     before = signal.getsignal(number)
-    with pytest.raises(StoppedError, match=r"^stopped after step [45]: the same command goes on from there$") as stop:
+    with pytest.raises(StoppedError, match=r"^stopped after step [45]: the same command resumes from there$") as stop:
         run(config, [At(4, lambda: os.kill(os.getpid(), number))])
     assert stop.value.status == status
     assert signal.getsignal(number) == before
@@ -75,7 +75,7 @@ def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path
 
 
 def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runners.interrupt.SECONDS_OF_ONE_WISH", -1.0)
+    monkeypatch.setattr("runners.interrupt.SECONDS_OF_ONE_REQUEST", -1.0)
 
     def interrupt_twice() -> None:
         for _ in range(2):

@@ -118,6 +118,16 @@ def test_it_says_what_stopped_runs_have_saved(
     assert dry_run(*command)[1] == "2 of 2 runs are finished; the others take 0 FLOPs"
 
 
+@pytest.mark.parametrize(("seeds", "words"), [("2", "1 more seed, up to 2 runs"), ("5", "4 more seeds, up to 8 runs")])
+def test_it_says_with_how_many_seeds_the_chosen_point_is_repeated(
+    dry_run: Callable[..., Any], tmp_path: Path, seeds: str, words: str
+) -> None:
+    command = [*COMMAND, "--mixer", "transformer", "linear-attention", "--lr", "1e-3", "--out", str(tmp_path)]
+    rows, last = dry_run(*command, "--seeds", seeds, "--seeds-of", "chosen")
+    assert [rows[name][0] for name in ("transformer", "linear-attention")] == ["0 / 2", "0 / 2"]
+    assert last == f"then the chosen point of each experiment is repeated with {words} that are not counted here"
+
+
 def test_a_storage_that_could_not_be_made_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         mad.main([*COMMAND, "--mixer", "rt", "--storage", f"sqlite:///{tmp_path}/none/studies.db", "--dry-run"])

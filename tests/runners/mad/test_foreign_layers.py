@@ -207,6 +207,35 @@ def test_an_error_of_vmap_names_the_module_that_has_no_rule() -> None:
     assert "vmap has no rule for nn.GRU (cells.0): write out its gates" in explain_vmap_error(layer)
 
 
+class WithLSTM(Transformer):
+    """A layer that holds a module of PyTorch without a rule for vmap."""
+
+    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.cell = torch.nn.LSTM(shape.width, shape.width, batch_first=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = self.cell(x_BTD)[0]
+        return z_BTD
+
+    def init_state(self, batch: int) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_the_error_before_training_names_that_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=WithLSTM))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--out", str(tmp_path / "out")]
+    with pytest.raises(RuntimeError, match="Batching rule not implemented") as caught:
+        mad.main([*command, *more])
+    rules, name = caught.value.__notes__
+    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in rules
+    assert name == "while mixer 'layers_of_others:L' was called for all runs at once, as in training"
+    assert not (tmp_path / "out").exists()
+
+
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     "empty_like": torch.empty_like,
     "new_zeros": lambda x: x.new_zeros(x.shape),
