@@ -4,11 +4,13 @@ import gzip
 import json
 import random
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -63,6 +65,16 @@ def test_there_are_examples_with_output() -> None:
     assert None not in outputs
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One CPU thread, because more of them slow such small models down where processes compete for the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("example", examples(), ids=lambda example: f"line-{example.line}")
 def test_an_example_prints_its_output(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
