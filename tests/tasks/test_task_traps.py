@@ -43,6 +43,31 @@ def test_noise_fills_its_share_of_the_slots(fraction: float) -> None:
     assert noise.mean() == pytest.approx(fraction * 126 / 128, abs=4 * np.sqrt(0.25 / (500 * 126)))
 
 
+@pytest.mark.parametrize("length", [4, 6, 10])
+def test_some_slot_shows_the_key_that_the_last_slot_asks_for_however_much_noise_there_is(length: int) -> None:
+    batch = make("noisy-in-context-recall", vocab_size=4112, noise_fraction=0.95, length=length).batch("train")
+    keys, values = batch.inputs_ST[:, 0::2], batch.inputs_ST[:, 1::2]
+    shown = (keys[:, :-1] == keys[:, -1:]) & (values[:, :-1] == values[:, -1:])
+    assert shown.any(axis=1).all()
+    assert (keys[:, -1] < 2048).all()
+    assert batch.scored_ST[:, -2].all()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("in-context-recall", {"vocab_size": 128}),
+        ("noisy-in-context-recall", {"vocab_size": 144, "noise_fraction": 0.0}),
+    ],
+)
+def test_the_last_slot_of_recall_asks_for_each_shown_key_equally_often(name: str, settings: dict[str, Any]) -> None:
+    keys = make(name, length=8, train_examples=2000, **settings).batch("train").inputs_ST[:, 0::2]
+    distinct = keys[(np.diff(np.sort(keys[:, :-1], axis=1), axis=1) > 0).all(axis=1)]
+    shares = (distinct[:, :-1] == distinct[:, -1:]).mean(axis=0)
+    assert len(distinct) > 1800
+    assert shares == pytest.approx([1 / 3] * 3, abs=4.5 * np.sqrt(2 / 9 / len(distinct)))
+
+
 def test_values_of_recall_do_not_depend_on_the_key_alone() -> None:
     batch = make("in-context-recall").batch("train")
     after_key_0 = batch.inputs_ST[:, 1::2][batch.inputs_ST[:, 0::2] == 0]
@@ -91,10 +116,11 @@ def test_fuzzy_sets_ask_only_for_keys_that_were_shown() -> None:
             assert lengths == {3} if split == "longest keys" else lengths <= {1, 2, 3}
 
 
-def test_fuzzy_motifs_have_all_lengths_about_equally_often() -> None:
-    batch = make("fuzzy-in-context-recall").batch("train")
-    is_key = (batch.inputs_ST < 7).astype(np.int64)
-    starts, ends = (np.argwhere(np.diff(is_key, axis=1, prepend=0, append=0) == sign)[:, 1] for sign in (1, -1))
+@pytest.mark.parametrize(("first", "stop"), [(0, 7), (7, 15)], ids=["keys", "values"])
+def test_fuzzy_motifs_have_all_lengths_about_equally_often(first: int, stop: int) -> None:
+    inputs_ST = make("fuzzy-in-context-recall").batch("train").inputs_ST
+    in_motif = ((first <= inputs_ST) & (inputs_ST < stop)).astype(np.int64)
+    starts, ends = (np.argwhere(np.diff(in_motif, axis=1, prepend=0, append=0) == sign)[:, 1] for sign in (1, -1))
     shares = np.bincount(ends - starts)[1:] / len(starts)
     assert shares == pytest.approx([1 / 3] * 3, abs=0.03)
 

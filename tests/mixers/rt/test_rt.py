@@ -13,6 +13,7 @@ from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
+from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
 from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
 
@@ -143,6 +144,19 @@ def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str,
 def test_alibi_slopes_are_those_of_the_paper() -> None:
     """Press et al. 2022: for 8 heads the geometric sequence 1/2, 1/4, ..., 1/256."""
     torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
+
+
+def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:
+    """Distances above 256 have no exact form in bfloat16; with queries of zero, the logits are the bias alone."""
+    length, slopes = 1000, alibi_slopes(1)
+    q, k = torch.zeros(length, 1, 1, 4).bfloat16(), torch.ones(length, 1, 1, 4).bfloat16()
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    expected = -slopes * distance
+
+    own = _own_block_logits(q, k, slopes, block=length)[0, 0, 0, 0]
+    assert torch.equal(own.tril(), expected.tril())
+    tile = _tile_logits(q, k, slopes, Tile(keys=slice(0, 500), queries=slice(500, length)))[0, 0, 0]
+    assert torch.equal(tile, expected[500:, :500])
 
 
 def test_alibi_is_added_once_per_position_of_distance() -> None:

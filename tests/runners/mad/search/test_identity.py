@@ -1,11 +1,12 @@
 """Studies outlive changes of code that leave behaviour as it is, and no others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from mixers import MIXERS
 from mixers.base import Shape
@@ -16,6 +17,7 @@ from runners.mad.search.identity import TOLERANCE, agree, identify, sign_study, 
 from runners.mad.search.search import search
 from runners.mad.search.study import open_study
 from runners.mad.search.watch import Watcher
+from runners.mad.training.optimizer import AdamW
 from runners.mad.training.protocol import Optimizer, Protocol, Run
 from runners.storage import Store
 from tasks.recall import InContextRecall
@@ -112,6 +114,19 @@ def test_a_rehearsal_notices_small_changes_of_training(change: dict[str, Optimiz
     before, after = (
         trajectory(replace(EXPERIMENT, protocol=replace(EXPERIMENT.protocol, **values))) for values in ({}, change)
     )
+    assert before is not None
+    assert after is not None
+    assert not agree(before, after)
+
+
+def test_a_rehearsal_notices_weight_decay_of_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, init = trajectory(EXPERIMENT), AdamW.__init__
+
+    def decaying_all(self: AdamW, settings: Optimizer, runs: Sequence[Run], decayed_P: Tensor, steps: int) -> None:
+        init(self, settings, runs, torch.ones_like(decayed_P), steps)
+
+    monkeypatch.setattr(AdamW, "__init__", decaying_all)
+    after = trajectory(EXPERIMENT)
     assert before is not None
     assert after is not None
     assert not agree(before, after)
