@@ -19,4 +19,5 @@ def progress_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         speed_estimate_period=SECONDS_OF_SPEED,
+        auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
