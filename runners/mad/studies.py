@@ -95,7 +95,7 @@ def train_studies(
         ValueError: the storage cannot be opened.
         ForeignFolderError, DamagedFileError, SplitOverlapError, OSError: as the parts say.
         WorkerError: the process of another GPU has failed.
-        torch.OutOfMemoryError: a GPU has too little memory for so many runs together.
+        torch.OutOfMemoryError: a GPU has too little memory for the runs of an ensemble.
         StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
     """
     devices = find_devices(settings.device)[: len(experiments) * len(grid)]
