@@ -16,6 +16,20 @@ class SlidingAttention(AttentionLayer):
     """The Transformer layer with attention to the last positions only, the position itself included.
 
     Positions are told apart by ALiBi. State: the pairs of the window.
+
+    Differs from the reference:
+        Beltagy et al. 2020, section 3.1, and https://github.com/allenai/longformer, longformer/longformer.py
+        (``LongformerSelfAttention`` in RoBERTa).
+
+        - block: theirs is RoBERTa's: layer norms after the residual additions, a GELU MLP and projections with biases,
+          dropout.
+        - sizes: one window of 8 positions, a query's own included; theirs has a window for each layer, counted on each
+          side of the query (``attention_window``).
+        - positions: ALiBi; theirs adds learned codes of absolute positions to the embedding.
+        - computation: queries see no later position; theirs sees both sides unless ``autoregressive`` is set. Queries
+          and keys pass through an RMS norm.
+        - initialisation: theirs is normal with standard deviation 0.02 (RoBERTa's ``initializer_range``).
+        - left out: dilated windows; global attention with projections of its own.
     """
 
     family: ClassVar[str] = "attention"

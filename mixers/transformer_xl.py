@@ -19,6 +19,21 @@ class TransformerXL(AttentionLayer):
     Positions are told apart by the paper's relative encoding (section 3.3): the logit of query i and key j is
     (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. The norms and the residual scale are those of the other
     layers here; the paper's layer is post-norm. State: the pairs of the segment before and of the current one.
+
+    Differs from the reference:
+        Dai et al. 2019, section 3, and https://github.com/kimiyoung/transformer-xl, pytorch/mem_transformer.py
+        (``RelPartialLearnableDecoderLayer``) and train.py.
+
+        - block: theirs has layer norms after the residual additions (before them with ``pre_lnorm``), a ReLU MLP with
+          biases, and dropout.
+        - sizes: 16 heads of D/16 channels and segments of 8; theirs has 10 heads of 50, segments of 70 (``tgt_len``),
+          and a memory of any length (``mem_len``), here one segment.
+        - computation: queries and keys pass through an RMS norm, before u and v are added; theirs are not normed. Each
+          layer has its own u and v; theirs are common to all layers.
+        - initialisation: u and v start at zero; theirs start normal with standard deviation 0.02, as do all linear
+          maps.
+        - training: one step trains all segments of a sequence; theirs makes a step for each segment and keeps the
+          memory for the next step.
     """
 
     family: ClassVar[str] = "attention"

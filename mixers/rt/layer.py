@@ -22,6 +22,15 @@ class RecurrentTransformer(AttentionLayer):
 
     With ``block = 1`` the Recurrent Transformer; with ``block`` at least the sequence length exactly the Transformer
     layer with the same parameters.
+
+    Differs from the reference:
+        Oncescu et al. 2026, section 2.2, from which the layer with ``block = 1`` does not differ, and the authors'
+        code, https://github.com/geniucos/recurrent-transformer, to which the points refer.
+
+        - block: theirs has layer norms in place of RMS norms, and no factor 1/√L on the residual branches.
+        - initialisation: theirs draws the maps out of attention and MLP in layer l = 0, 1, ... with standard deviation
+          1/√(2 inputs (l + 1)).
+        - added: blocks of several positions, which the paper's conclusion proposes; off by default.
     """
 
     family: ClassVar[str] = "recurrent attention"
