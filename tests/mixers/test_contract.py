@@ -36,6 +36,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"heads": 4, "block": 13},
     ],
     "rmt": [{"heads": 4, "segment": 3, "memory": 2}, {"heads": 4, "segment": 1, "memory": 1}, {"heads": 4}],
+    "linear-attention": [{}, {"heads": 2, "positions": "none"}],
     "retnet": [{}, {"heads": 2}],
     "mamba2": [{}, {"heads": 2, "state_size": 5, "convolution": 2}],
     "gated-deltanet": [{}, {"heads": 8, "convolution": 1}],
