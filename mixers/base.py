@@ -72,6 +72,8 @@ class Layer(nn.Module, ABC):
     """Kind of layer, under which tables and charts show it."""
     paper: ClassVar[str] = ""
     """Source that defines the layer, shown beside its results."""
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    """Starts of the names of parameters that weight decay leaves out, beside those of one axis (``decayed``)."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
@@ -136,3 +138,13 @@ class Layer(nn.Module, ABC):
 
     def _no_step_form(self) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no step form: it defines no init_state and step")
+
+
+def decayed(model: nn.Module) -> list[bool]:
+    """Return for each of a model's parameters, in order, whether weight decay applies to it.
+
+    It applies to matrices and embeddings, not to gains, nor to what the model's layers name in ``undecayed``.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    left_out = {p for layer in layers for name, p in layer.named_parameters() if name.startswith(layer.undecayed)}
+    return [p.ndim > 1 and p not in left_out for p in model.parameters()]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mixers.attention_layer import AttentionLayer
 from mixers.base import Shape, State
 from mixers.deep import DeepLayer, TransformerStack
-from mixers.parts import check_at_least
+from mixers.parts import RMSNorm, check_at_least
 
 
 class RecurrentMemoryTransformer(DeepLayer):
@@ -18,6 +18,11 @@ class RecurrentMemoryTransformer(DeepLayer):
     Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
     memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
     and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
+
+    The paper does not say at what scale the memory comes back. Here an RMS norm with a gain stands before every
+    segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
+    without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
+    weights), so that what a later segment adds is small beside it.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -45,16 +50,17 @@ class RecurrentMemoryTransformer(DeepLayer):
 
         self.stack = TransformerStack(config, shape)
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         tokens = self.config.memory
-        memory_BMD, outputs = self.memory_MD.expand(len(x_BTD), -1, -1), []
+        memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 
         *complete, last_BCD = x_BTD.split(self.config.segment, dim=1)
         for x_BCD in complete:
             z = self.stack(torch.cat([memory_BMD, x_BCD, memory_BMD], dim=1))
             outputs.append(z[:, tokens:-tokens])
-            memory_BMD = z[:, -tokens:]
+            memory_BMD = self.memory_norm(z[:, -tokens:])
 
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
@@ -72,7 +78,8 @@ class RecurrentMemoryTransformer(DeepLayer):
         return z_BD, {"memory": state["memory"], **pairs}
 
     def _begin(self, memory_BMD: Tensor) -> State:
-        """Return the state before the first position of a segment."""
+        """Return the state before the first position of a segment, from a memory that is not normed yet."""
+        memory_BMD = self.memory_norm(memory_BMD)
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:
