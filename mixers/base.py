@@ -8,7 +8,7 @@ L layers, P parameters of one run.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -48,6 +48,19 @@ class Shape:
 def log_once(message: str) -> None:
     """Log a warning the first time that this process meets it."""
     log.warning(message)
+
+
+def switch(off: Any) -> Any:
+    """Return a dataclass field with the default ``off``, at which it is no part of the identity of a result.
+
+    A dataclass of settings can gain such a field, and results from before keep their names.
+    """
+    return field(default=off, metadata={"switch": True})
+
+
+def switched_off(settings: Any) -> list[str]:
+    """Return the names of the fields made by ``switch`` that have their defaults."""
+    return [f.name for f in fields(settings) if "switch" in f.metadata and getattr(settings, f.name) == f.default]
 
 
 class ContractError(ValueError):

@@ -7,7 +7,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import Shape, State
+from mixers.base import Shape, State, switch
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
@@ -23,6 +23,10 @@ The authors read with q / √K and norm with 1e-5. Here the queries are scaled b
 class DeltaNet(MixerLayer):
     """The delta rule S_t = (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T with β = sigmoid and keys of length one.
 
+    The transition matrix I - β k k^T has the eigenvalue 1 - β on the key, in (0, 1), and 1 elsewhere. With
+    ``negative_eigenvalues`` β = 2 sigmoid, and 1 - β is in (-1, 1) (Grazzi et al. 2024, arXiv:2411.12537). Where β is
+    near 2, a write changes the sign of the state along its key, as parity needs.
+
     Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by the convolution
     and by causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
     """
@@ -37,10 +41,13 @@ class DeltaNet(MixerLayer):
         Attributes:
             heads: number of heads; must divide the model width.
             convolution: positions that the short convolution spans.
+            negative_eigenvalues: double the write strength, for eigenvalues of the state's transition between -1 and 1
+                in place of 0 and 1.
         """
 
         heads: int = 4
         convolution: int = 4
+        negative_eigenvalues: bool = switch(False)
 
     config: Config
 
@@ -76,7 +83,10 @@ class DeltaNet(MixerLayer):
         q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
         # Write strength β, on the keys, and decays.
-        strong = self.strength(x).sigmoid()[..., None] * k
+        strength = self.strength(x).sigmoid()
+        if self.config.negative_eigenvalues:
+            strength = 2 * strength
+        strong = strength[..., None] * k
         g = self._log_decay(x)
         return q, strong, v, g, -strong if g is None else -g.exp() * strong, k
 
@@ -92,8 +102,9 @@ class DeltaNet(MixerLayer):
 class GatedDeltaNet(DeltaNet):
     """The delta rule with a decay, S_t = α_t (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T, and an output gate.
 
-    The decays α are parametrised as in Mamba-2. All else is as in DeltaNet, the state included. The values are D wide
-    (the paper's language models have keys of 3/4 D and values of 3/2 D).
+    The decays α are parametrised as in Mamba-2. The transition matrix has the eigenvalues α and α (1 - β), the latter
+    in (0, 1), or in (-1, 1) with ``negative_eigenvalues``. All else is as in DeltaNet, the state included. The values
+    are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
     """
 
     family: ClassVar[str] = "delta rule"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
+from mixers.short_convolution import mixer_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import fits, print_intervals
 from tasks import TASKS
@@ -58,7 +59,7 @@ class Standing:
         chosen = summary.chosen_point
         estimates = (chosen and chosen.estimates) or {}
         return Standing(
-            mixer=config["mixer"],
+            mixer=_label(config),
             family=summary.family,
             task=config["task"],
             difficulty=config["difficulty"],
@@ -103,7 +104,8 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     configs = [summary.config for summary in summaries]
 
     # Words for the settings in which layers of one name, or the training of all, differ.
-    layers = _differences([config["mixer"] for config in configs], [_of_layer(config) for config in configs])
+    labels = [_label(config) for config in configs]
+    layers = _differences(labels, [_of_layer(config) for config in configs])
     trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
 
@@ -114,11 +116,11 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     standings = [
         replace(
             Standing.of(summary),
-            mixer=f"{config['mixer']} ({mixer})" if mixer else config["mixer"],
+            mixer=f"{layer} ({mixer})" if mixer else layer,
             difficulty=", ".join(filter(None, (config["difficulty"], task))),
             place=_place(config),
         )
-        for summary, config, mixer, task in zip(summaries, configs, mixers, tasks, strict=True)
+        for summary, config, layer, mixer, task in zip(summaries, configs, labels, mixers, tasks, strict=True)
     ]
 
     # Rows that are still the same differ in code or data: their fingerprints and revisions tell them apart.
@@ -132,6 +134,11 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
 def _tail(summary: Summary) -> str:
     """Return the end of a study's name, from its fingerprint on."""
     return summary.study[summary.study.rindex(summary.fingerprint[:8]) :]
+
+
+def _label(config: dict[str, Any]) -> str:
+    """Return the name of an experiment's layer in tables."""
+    return mixer_label(config["mixer"], config.get("short_convolution", 0))
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +160,8 @@ def _of_task(config: dict[str, Any]) -> dict[str, Any]:
 
 def _place(config: dict[str, Any]) -> tuple[Any, ...]:
     """Return the sort key of an experiment's layer and training."""
-    return _registered(config["mixer"], MIXERS), _sortable(_of_layer(config)), _sortable(_of_training(config))
+    layer = _registered(config["mixer"], MIXERS), config.get("short_convolution", 0)
+    return *layer, _sortable(_of_layer(config)), _sortable(_of_training(config))
 
 
 def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
