@@ -142,7 +142,7 @@ def recurrent_memory(p: Parameters, config: Any, x: Array) -> Array:
 
 
 def transformer_fam(p: Parameters, config: Any, x: Array) -> Array:
-    """Hwang et al. 2024, figure 2: queries see their block, earlier ones and the memory, which sees block and itself."""
+    """Hwang et al. 2024, figure 2: queries see their block, earlier ones, and memory, which sees block and itself."""
     memory, z = p["memory_MD"], np.zeros_like(x)
     for first in range(0, LENGTH, config.block):
         memory = rms(memory, p["memory_norm.gain"])

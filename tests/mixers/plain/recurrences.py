@@ -141,8 +141,8 @@ def rwkv7(p: Parameters, config: Any, x: Array) -> Array:
     for t in range(LENGTH):
         mixed = {n: x[t] + (before - x[t]) * mu for n, mu in part(p, "shifts_D.").items()}
         r, k, v = (p[f"{n}.weight"] @ mixed[n] for n in "rkv")
-        a = sigmoid(low_rank(p, "rate", mixed["rate"], lambda z: z))
         w = np.exp(-np.exp(-0.5) * sigmoid(low_rank(p, "decay", mixed["decay"])))
+        a = sigmoid(low_rank(p, "rate", mixed["rate"], lambda z: z)) * (1 + w if config.negative_eigenvalues else 1)
         g = p["gate.2.weight"] @ sigmoid(p["gate.0.weight"] @ mixed["gate"])
         kappa, k = k * p["removal_D"], k * (1 + (a - 1) * p["replacement_D"])
         o, bonus = np.zeros(WIDTH), np.zeros(WIDTH)
@@ -167,7 +167,8 @@ def deltanet(p: Parameters, config: Any, x: Array) -> Array:
     qkv = silu(convolve(p, x @ p["qkv.weight"].T))
     S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
     for t in range(LENGTH):
-        beta, alpha, gate, o = sigmoid(p["strength.weight"] @ x[t]), np.ones(heads), 1.0, np.zeros(WIDTH)
+        beta = sigmoid(p["strength.weight"] @ x[t]) * (2 if config.negative_eigenvalues else 1)
+        alpha, gate, o = np.ones(heads), 1.0, np.zeros(WIDTH)
         if "gate.weight" in p:
             step = softplus(p["step_size.weight"] @ x[t] + p["decay.bias_H"])
             alpha, gate = np.exp(-np.exp(p["decay.log_rate_H"]) * step), silu(p["gate.weight"] @ x[t])
