@@ -39,8 +39,7 @@ class FeedbackTransformer(DeepLayer):
     The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
     layers. Its key and value are computed from m and are common to all layers as well (section 3.2 of the paper). A
     position attends to the memory before it, and to a pair of zeros at its own place, so that the first position has a
-    pair to attend to; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
-    State: the pairs of all positions.
+    pair to attend to. Positions are told apart by ALiBi. State: the pairs of all positions.
 
     Differs from the reference:
         Fan et al. 2020, section 3.2, and https://github.com/facebookresearch/transformer-sequential,

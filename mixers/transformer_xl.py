@@ -17,8 +17,8 @@ class TransformerXL(AttentionLayer):
     """Attention inside a segment and to all inputs of the segment before, through which no gradient flows.
 
     Positions are told apart by the paper's relative encoding (section 3.3): the logit of query i and key j is
-    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. The norms and the residual scale are those of the other
-    layers here; the paper's layer is post-norm. State: the pairs of the segment before and of the current one.
+    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. State: the pairs of the segment before and of the current
+    one.
 
     Differs from the reference:
         Dai et al. 2019, section 3, and https://github.com/kimiyoung/transformer-xl, pytorch/mem_transformer.py
