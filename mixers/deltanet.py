@@ -29,6 +29,16 @@ class DeltaNet(MixerLayer):
 
     Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by the convolution
     and by causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
+
+    Differs from the reference:
+        Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/delta_net.py and
+        fla/models/delta_net.
+
+        - block: theirs has a gated MLP (SwiGLU).
+        - sizes: 4 heads of D/4 channels, the default of their layer; their language model has 16 of 128.
+        - computation: the norm of the outputs has the ε 1e-5 of their layer's default; their language model sets 1e-6.
+        - initialisation: theirs is normal with standard deviation 0.02 for linear maps and short convolutions; here the
+          convolutions have 1/√W, W = 4.
     """
 
     family: ClassVar[str] = "delta rule"
@@ -105,6 +115,17 @@ class GatedDeltaNet(DeltaNet):
     The decays α are parametrised as in Mamba-2. The transition matrix has the eigenvalues α and α (1 - β), the latter
     in (0, 1), or in (-1, 1) with ``negative_eigenvalues``. All else is as in DeltaNet, the state included. The values
     are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
+
+    Differs from the reference:
+        Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/gated_deltanet.py
+        and fla/models/gated_deltanet.
+
+        - block: theirs has a gated MLP (SwiGLU).
+        - sizes: 4 heads with keys and values of D/4 channels; theirs has 6 heads with keys of D/8 and values of D/4, so
+          keys are 3/4 D and values 3/2 D wide.
+        - computation: the norm of the outputs has the ε 1e-5 of their layer's default; their language model sets 1e-6.
+        - initialisation: theirs is normal with standard deviation 0.02 for linear maps and short convolutions; here the
+          convolutions have 1/√W, W = 4.
     """
 
     family: ClassVar[str] = "delta rule"

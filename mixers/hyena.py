@@ -30,6 +30,25 @@ class Hyena(MixerLayer):
     here, weight decay leaves out the network of the filters.
 
     Dimensions beside those of ``mixers.base``: I long filters.
+
+    Differs from the reference:
+        Poli et al. 2023, section 3, and https://github.com/HazyResearch/safari, src/models/sequence/hyena.py and
+        long_conv_lm.py.
+
+        - block: theirs has layer norms, an MLP with biases and the tanh approximation of GELU, and dropout; its
+          projections have biases.
+        - positions: the filters' network reads cosines and sines of absolute distances, of periods 4, 8, 16, ...;
+          theirs reads the share t/N of a largest length N, and cosines and sines of 2π f t/N with f from 0 to F - 1, F
+          = 16 for the Pile and F = 2 for associative recall. Theirs learns these inputs unless ``lr_pos_emb`` is 0.
+        - computation: the slowest window decays to 1/100 at distance 1024 (``reach``), the fastest at a fifth of it;
+          theirs at 1.5 N and 0.3 N. The sines' frequency starts at 1, the default of their layer; theirs starts at 14
+          for the Pile and 10 for associative recall, here the option ``frequency``.
+        - initialisation: theirs is normal with standard deviation 0.02 for all linear maps, the filters' network
+          included, and 0.02/√(2L) for the output map; here the filters' network has PyTorch's default. Theirs has
+          PyTorch's default for the short convolution and its bias (uniform in ±1/√W, W = 3); here it is normal with
+          1/√W and its bias zero.
+        - training: theirs has a learning rate of its own for the filters (``lr``); weight decay leaves them out, as in
+          theirs.
     """
 
     family: ClassVar[str] = "convolution"

@@ -20,6 +20,18 @@ class LinearAttention(MixerLayer):
     all read them. The authors add a position code to the embedding, which only a whole model can do; here every layer
     adds one, and the code does not enter the residual branch. Without a code one layer sees the earlier positions as a
     set, whatever their order. State: for each head a matrix (K, K) and a vector (K), and the position.
+
+    Differs from the reference:
+        Katharopoulos et al. 2020, section 3, and https://github.com/idiap/fast-transformers,
+        fast_transformers/attention/causal_linear_attention.py, attention_layer.py and transformers.py.
+
+        - block: theirs has layer norms after the residual additions, a ReLU MLP with biases, and dropout 0.1; its
+          projections have biases.
+        - sizes: 4 heads of D/4 channels; the builder of theirs has 4 heads of 64 by default.
+        - positions: sinusoids are added to the mixer's normed input in every layer; theirs leaves codes of positions to
+          the model, which adds them to the embedding.
+        - computation: the sum of the weights is at least 1e-6; theirs adds 1e-6 to it.
+        - initialisation: theirs has PyTorch's default (uniform, standard deviation 1/√(3 inputs)).
     """
 
     family: ClassVar[str] = "linear attention"

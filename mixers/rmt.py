@@ -23,6 +23,23 @@ class RecurrentMemoryTransformer(DeepLayer):
     segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
     without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
     weights), so that what a later segment adds is small beside it.
+
+    Differs from the reference:
+        Bulatov et al. 2022, section 3.2, and https://github.com/booydar/recurrent-memory-transformer,
+        modeling_rmt/language_modeling.py, with a GPT-2 as its model.
+
+        - block: theirs is that of the model it wraps: GPT-2 has layer norms, biases, and the tanh approximation of
+          GELU.
+        - sizes: segments of 8 and 4 memory tokens, for sequences of 128; both are settings of each experiment in
+          theirs.
+        - positions: ALiBi over memory and segment; theirs are those of the model: learned codes of absolute positions
+          for GPT-2.
+        - computation: an RMS norm with a gain of its own stands before the memory of every segment, the first one
+          included; in theirs a memory that comes back has passed the model's final norm, and the first one no norm.
+          Queries and keys pass through an RMS norm.
+        - initialisation: theirs starts from a trained model; the memory is drawn with the standard deviation of the
+          embeddings, as here, where that is 1.
+        - training: gradients flow through all segments; theirs can stop them after ``k2`` segments.
     """
 
     family: ClassVar[str] = "recurrent attention"

@@ -76,6 +76,20 @@ class RWKV6(RWKV):
 
     o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. d is at most 5, where a
     decay is 0 in float32. Positions are told apart by the decays and the token shift.
+
+    Differs from the reference:
+        Peng et al. 2024, section 4, and https://github.com/BlinkDL/RWKV-LM, RWKV-v5/src/model.py (``RWKV_Tmix_x060``).
+
+        - block: theirs has layer norms, one more behind the embedding, and channel mixing in place of the MLP: a token
+          shift, squared ReLU, and a sigmoid gate.
+        - sizes: 4 heads of D/4 channels; theirs has heads of 64.
+        - computation: the logarithm d of the decay's rate is at most 5, where a decay is 0 in float32.
+        - initialisation: theirs is orthogonal for receptance and values, a tenth of it for keys and gate, and zero for
+          the output map. Its low-rank maps start with a first factor of zero and a second one uniform in ±0.01; here
+          they start within about a tenth of their biases. Its shifts, decays, bonus and the gain of the head norm
+          depend on the depth; here every layer starts as its first layer of several, with gain 1.
+        - training: theirs trains the biases of the decays with twice the learning rate (``layerwise_lr``), and weight
+          decay leaves out the low-rank maps.
     """
 
     family: ClassVar[str] = "linear attention"
@@ -148,6 +162,25 @@ class RWKV7(RWKV):
     With ``negative_eigenvalues`` a is in (0, 1 + w), also in k̃, and the eigenvalues lie in (-1, 1), because
     diag(1 + w) - u u^T is positive definite for a < 1 + w. Grazzi et al. 2024, arXiv:2411.12537, double the learning
     rate, which is the same without decay. With decay, 2 a would allow -1.455, and states would grow.
+
+    Differs from the reference:
+        Peng et al. 2025, section 4, and https://github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py
+        (``RWKV_Tmix_x070``).
+
+        - block: theirs has layer norms, one more behind the embedding, and channel mixing in place of the MLP: a token
+          shift and squared ReLU.
+        - sizes: 4 heads of D/4 channels; theirs has heads of 64. The ranks 32 and 64 are theirs at D = 128; theirs grow
+          as √D.
+        - computation: a removal key is divided by the root of its square plus 1e-6; theirs by its length, at least
+          1e-12.
+        - initialisation: theirs is uniform in ±0.5/√D for receptance and values and in ±0.05/√D for keys, and zero for
+          the output map. Its low-rank maps, the gate's included, start with a first factor of zero and an orthogonal
+          second one times 0.1; here they start within about a tenth of their biases, and the gate's two maps normal as
+          other linear maps. Its shifts and decays depend on the depth; here every layer starts as its first one.
+        - training: theirs trains the bias of the decays with twice the learning rate, and weight decay leaves out the
+          low-rank maps.
+        - left out: the values of the first layer, which theirs mixes into those of deeper layers.
+        - added: negative eigenvalues as an option, off by default.
     """
 
     family: ClassVar[str] = "delta rule"

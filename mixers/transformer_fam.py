@@ -25,6 +25,18 @@ class TransformerFAM(AttentionLayer):
     blocks, with the initial weights), so that what a later block adds is small beside it. The first memory is learned.
 
     Dimensions beside those of ``mixers.base``: M memory tokens, C positions of a block, J keys, I queries.
+
+    Differs from the reference:
+        Hwang et al. 2024, arXiv:2404.09173; no code of the authors is known to us.
+
+        - block: theirs is that of Flan-PaLM models, which are trained already and tuned with LoRA.
+        - sizes: blocks of 8, 1 earlier block in reach and 4 memory tokens, for sequences of 128; figure 2 of the paper
+          has 2 memory segments.
+        - positions: ALiBi, with memory tokens at distance 0; PaLM rotates queries and keys.
+        - computation: an RMS norm with a gain of its own stands before the memory of every block, the first one
+          included. Queries and keys pass through an RMS norm.
+        - left out: random state passing, the paper's training on segments of documents.
+        - added: the first memory and the norm are parameters; the paper's abstract counts no additional weights.
     """
 
     family: ClassVar[str] = "recurrent attention"
