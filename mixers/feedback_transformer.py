@@ -55,7 +55,7 @@ class FeedbackTransformer(DeepLayer):
           with ``pre_norm`` theirs takes the norm of the queries. Queries and keys pass through an RMS norm.
         - initialisation: theirs divides the maps out of attention and MLP by √(2L) with ``pre_norm``, where here the
           branches have the factor 1/√L; its other maps have PyTorch's default.
-        - training: gradients flow through all positions; theirs stop every ``mem_sz`` positions (trainer.py).
+        - training: gradients flow through all positions; in theirs they stop every ``mem_sz`` positions (trainer.py).
         - left out: adaptive attention spans.
     """
 

@@ -87,7 +87,7 @@ class RWKV6(RWKV):
         - initialisation: theirs is orthogonal for receptance and values, a tenth of it for keys and gate, and zero for
           the output map. Its low-rank maps start with a first factor of zero and a second one uniform in ±0.01; here
           they start within about a tenth of their biases. Its shifts, decays, bonus and the gain of the head norm
-          depend on the depth; here every layer starts as its first layer of several, with gain 1.
+          depend on the depth; here every layer starts as the first of several does, but with gain 1.
         - training: theirs trains the biases of the decays with twice the learning rate (``layerwise_lr``), and weight
           decay leaves out the low-rank maps.
     """
@@ -176,7 +176,8 @@ class RWKV7(RWKV):
         - initialisation: theirs is uniform in ±0.5/√D for receptance and values and in ±0.05/√D for keys, and zero for
           the output map. Its low-rank maps, the gate's included, start with a first factor of zero and an orthogonal
           second one times 0.1; here they start within about a tenth of their biases, and the gate's two maps normal as
-          other linear maps. Its shifts and decays depend on the depth; here every layer starts as its first one.
+          other linear maps. Its shifts and decays depend on the depth; here every layer starts as the first of several
+          does.
         - training: theirs trains the bias of the decays with twice the learning rate, and weight decay leaves out the
           low-rank maps.
         - left out: the values of the first layer, which theirs mixes into those of deeper layers.
