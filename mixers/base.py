@@ -24,6 +24,11 @@ The names and shapes of the next state follow from those of the current one, not
 """
 
 
+NO_RECURRENCE = "no recurrence at this length"
+NO_WINDOW = "window spans the sequence"
+"""Remarks on layers that are plain attention on sequences as short as those of a task (``Layer.remark``)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What the model fixes for each of its layers.
@@ -141,6 +146,15 @@ class Layer(nn.Module, ABC):
 
         The operations of the pass, and the bytes it keeps for the backward pass, must be quadratic polynomials in the
         number of rounds.
+        """
+        return None
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        """Return what tables must say beside results on sequences of N positions; None if there is nothing to say.
+
+        A layer whose recurrence or window does nothing on so short a sequence says so, because it is another layer
+        there. A subclass that does other things defines the method again.
         """
         return None
 

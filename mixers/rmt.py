@@ -1,13 +1,13 @@
 """The Recurrent Memory Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.parts import RMSNorm, check_at_least
 
@@ -82,6 +82,10 @@ class RecurrentMemoryTransformer(DeepLayer):
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def init_state(self, batch: int) -> State:
         return self._begin(self.memory_MD.expand(batch, -1, -1))

@@ -1,13 +1,13 @@
 """Sliding-window attention."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_WINDOW, Shape, State
 from mixers.ops.attention import attend, attention, attention_step, masked_alibi
 from mixers.parts import check_at_least
 
@@ -63,6 +63,10 @@ class SlidingAttention(AttentionLayer):
         seen_TT = (distance_TT >= 0) & (distance_TT < self.config.window)
         bias_HTT = masked_alibi(self.slopes_H, distance_TT, seen_TT)
         return self.finish(x_BTD, attend(q_BTD, k_BTD, v_BTD, bias_HTT))
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_WINDOW if config.window >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

@@ -1,13 +1,13 @@
 """The TransformerFAM layer: block-wise attention with feedback attention memory (FAM)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attend, masked_alibi
 from mixers.parts import RMSNorm, check_at_least
 
@@ -102,6 +102,10 @@ class TransformerFAM(AttentionLayer):
 
         distance_TJ = torch.cat([torch.zeros_like(own_TM, dtype=torch.long), distance_TT], dim=1)
         return masked_alibi(self.slopes_H, distance_TJ, torch.cat([own_TM, seen_TT], dim=1))
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.block >= length else None
 
     def init_state(self, batch: int) -> State:
         return {**super().init_state(batch), "memory": self._first_memory(batch)}

@@ -1,7 +1,7 @@
 """The Transformer-XL layer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.parts import check_at_least, linear, sinusoids
 
 
@@ -84,6 +84,10 @@ class TransformerXL(AttentionLayer):
 
         a_BNCD = self._attend(q_BNCD, k_BNJD, v_BNJD, distance_CJ, seen_N1CJ)
         return self.finish(x_BTD, rearrange(a_BNCD, "b n c d -> b (n c) d")[:, :length])
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)
