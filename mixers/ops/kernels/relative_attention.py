@@ -6,7 +6,7 @@
     u, w              (R, D)                    caller                  all kernels            biases of queries
     code              (R, J, D)                 caller                  all kernels            of distances 0 .. J - 1
     a                 (R, B, T, D)              relative_fwd            relative_query_bwd     outputs
-    lse               (R, B, T, H)              relative_fwd            both backward kernels  log2 of the sum of weights
+    lse               (R, B, T, H)              relative_fwd            both backward kernels  log2 of sum of weights
     da                (R, B, T, D)              caller                  both backward kernels  gradient of a
     delta             (R, B, T, H)              relative_query_bwd      relative_pair_bwd      da . a of each head
     dq                (R, B, T, D)              relative_query_bwd      caller

@@ -11,6 +11,8 @@ from torch.func import vmap
 
 triton = pytest.importorskip("triton")
 
+from mixers.ops.block_attention import block_attention  # noqa: E402
+from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import Method, over_runs  # noqa: E402
@@ -51,18 +53,43 @@ def relative_case(R: int, B: int, T: int, D: int, H: int, segment: int) -> Case:
     return Case(plain, relative_attention_method(H, segment), rows, biases_and_codes)
 
 
+def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: int, memory: int, earlier: int) -> Case:
+    """T positions in blocks, with as many queries a block; masks as in a causal layer."""
+    draw = Draw(R, B, T, D, H, queries, block)
+    blocks = -(-T // block)
+    distance_IJ = torch.arange(queries)[:, None] + earlier * block - torch.arange(-memory, (earlier + 1) * block)
+    bias_HIJ = draw(H, *distance_IJ.shape).masked_fill((distance_IJ < 0).to(DEVICE), -torch.inf)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, memory_k: Tensor, memory_v: Tensor) -> Tensor:
+        return block_attention(q, k, v, (memory_k, memory_v), bias_HIJ, earlier)
+
+    count = T if queries == block else blocks * queries
+    rows = [draw(R, B, count, D), *(draw(R, B, T, D) for _ in range(2))]
+    rows += [draw(R, B, blocks * memory, D) for _ in range(2)]
+    return Case(plain, block_attention_method(bias_HIJ, memory, earlier), rows, [])
+
+
 SMALL = {
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
     "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
     "relative-segments-of-one": partial(relative_case, 1, 2, 18, 24, 3, 1),
     "relative-odd-segments": partial(relative_case, 1, 1, 18, 160, 20, 3),
+    "block": partial(block_case, 2, 2, 11, 32, 4, queries=4, block=4, memory=2, earlier=1),
+    "block-one-position": partial(block_case, 1, 1, 1, 16, 1, queries=8, block=8, memory=4, earlier=1),
+    "block-few-queries": partial(block_case, 3, 2, 5, 32, 2, queries=3, block=5, memory=3, earlier=0),
+    "block-of-many-queries": partial(block_case, 1, 1, 40, 8, 1, queries=17, block=17, memory=1, earlier=2),
 }
 LARGE = {
     "relative-8": partial(relative_case, 3, 8, 100, 128, 16, 8),
     "relative-16": partial(relative_case, 1, 1, 63, 64, 4, 8),
     "relative-64": partial(relative_case, 1, 2, 256, 256, 4, 100),
     "relative-one-position": partial(relative_case, 1, 1, 1, 128, 16, 8),
+    "block-8": partial(block_case, 3, 8, 100, 128, 16, queries=8, block=8, memory=4, earlier=1),
+    "block-16": partial(block_case, 1, 1, 63, 64, 4, queries=8, block=8, memory=4, earlier=0),
+    "block-64": partial(block_case, 1, 2, 256, 256, 4, queries=100, block=100, memory=10, earlier=1),
+    "block-few-queries": partial(block_case, 3, 8, 8, 128, 16, queries=4, block=8, memory=4, earlier=0),
+    "block-one-position": partial(block_case, 1, 1, 1, 128, 16, queries=8, block=8, memory=4, earlier=1),
 }
 
 
@@ -100,11 +127,20 @@ def test_interpreted(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["relative"])
+@pytest.mark.parametrize("name", ["relative", "block"])
 def test_a_run_alone_and_in_company_agree(name: str) -> None:
     case = SMALL[name]()
     alone = case._replace(rows=[y[1:] for y in case.rows], parameters=[y[1:] for y in case.parameters])
     assert torch.equal(fused(alone, torch.float32)[0], fused(case, torch.float32)[0][1:])
+
+
+@interpreted
+def test_one_block_of_longer_tensors_is_read_in_place() -> None:
+    case = SMALL["block-few-queries"]()
+    q, k, v, *memory = (y.float() for y in case.rows)
+    longer_k, longer_v = (torch.cat([torch.full_like(y, torch.nan), y, y], 2) for y in (k, v))
+    strided = (y[:, :, k.shape[2] : 2 * k.shape[2]] for y in (longer_k, longer_v))
+    assert torch.equal(case.method.forward(q, *strided, *memory)[0][0], case.method.forward(q, k, v, *memory)[0][0])
 
 
 @pytest.mark.gpu
@@ -129,7 +165,8 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
     want = exact(case)
     rows, parameters = [y.bfloat16() for y in case.rows], [y.float() for y in case.parameters]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mixers.ops.relative_attention.runs_fused", lambda x: False)
+        for module in ("relative_attention", "block_attention"):
+            patch.setattr(f"mixers.ops.{module}.runs_fused", lambda x: False)
         plain = errors(results(autocast, rows, parameters), want)
     for i, (ours, theirs) in enumerate(zip(errors(fused(case, torch.bfloat16), want), plain, strict=True)):
         assert ours <= 1.5 * theirs + 1e-6, (i, ours, theirs)
