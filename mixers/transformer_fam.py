@@ -13,8 +13,6 @@ from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
 from mixers.parts import check_at_least
 
-Pairs = tuple[Tensor, Tensor]
-
 
 class TransformerFAM(AttentionLayer):
     """Attention to the current block, some blocks before it, and memory tokens that sum up all earlier blocks.
@@ -59,24 +57,26 @@ class TransformerFAM(AttentionLayer):
         size, blocks = self.config.block, -(-x_BTD.shape[1] // self.config.block)
 
         # The memory's pairs for each block: block after block, as each memory needs the one before.
+        bias_HMJ = self._bias_behind(self.config.memory, size)
         memory_BMD = self.memory_MD.expand(len(x_BTD), -1, -1)
         keys, values = [], []
         for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
-            q_BMD, *pairs = self.project(memory_BMD)
-            keys.append(pairs[0])
-            values.append(pairs[1])
+            q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
+            keys.append(k_BMD)
+            values.append(v_BMD)
             if n + 1 < blocks:
-                memory_BMD = self._sum_up(memory_BMD, q_BMD, (pairs[0], pairs[1]), k_BCD, v_BCD)
+                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
+                memory_BMD = self.finish(memory_BMD, a_BMD)
 
         # All positions at once, each with the memory of its own block and the positions in reach.
         memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
-        a_BTD = block_attention(q_BTD, k_BTD, v_BTD, memory, self._bias(x_BTD.device), self.config.earlier)
+        a_BTD = block_attention(q_BTD, k_BTD, v_BTD, memory, self._bias(), self.config.earlier)
         return self.finish(x_BTD, a_BTD)
 
-    def _bias(self, device: torch.device) -> Tensor:
+    def _bias(self) -> Tensor:
         """Return the bias (H, C, J) of attention in a block to its memory, then to the positions in reach."""
         size, earlier = self.config.block, self.config.earlier
-        position_J = torch.arange(-earlier * size, size, device=device)
+        position_J = torch.arange(-earlier * size, size, device=self.slopes_H.device)
         distance_CJ = position_J[-size:, None] - position_J
         distance_CJ = F.pad(distance_CJ, (self.config.memory, 0))
         return masked_alibi(self.slopes_H, distance_CJ, distance_CJ >= 0)
@@ -89,25 +89,22 @@ class TransformerFAM(AttentionLayer):
         q_BD, k_BD, v_BD = self.project(x_BD)
         q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
         k_BJD, v_BJD = with_newest(state, k_BD, v_BD).values()
-        a_B1D = self._attend_behind(q_BD[:, None], (k_BMD, v_BMD), k_BJD, v_BJD)
+        bias_H1J = self._bias_behind(1, k_BJD.shape[1])
+        a_B1D = block_attention(q_BD[:, None], k_BJD, v_BJD, (k_BMD, v_BMD), bias_H1J)
         z_BD = self.finish(x_BD, a_B1D[:, 0])
 
         # The block ends.
         if k_BJD.shape[1] % size == 0:
-            k_BCD, v_BCD = k_BJD[:, -size:], v_BJD[:, -size:]
-            memory_BMD = self._sum_up(memory_BMD, q_BMD, (k_BMD, v_BMD), k_BCD, v_BCD)
+            bias_HMJ = self._bias_behind(self.config.memory, size)
+            a_BMD = block_attention(q_BMD, k_BJD[:, -size:], v_BJD[:, -size:], (k_BMD, v_BMD), bias_HMJ)
+            memory_BMD = self.finish(memory_BMD, a_BMD)
             first = max(0, k_BJD.shape[1] - self.config.earlier * size)
             k_BJD, v_BJD = k_BJD[:, first:], v_BJD[:, first:]
 
         return z_BD, {"k": k_BJD, "v": v_BJD, "memory": memory_BMD}
 
-    def _sum_up(self, memory_BMD: Tensor, q_BMD: Tensor, memory: Pairs, k_BCD: Tensor, v_BCD: Tensor) -> Tensor:
-        """Return the memory after a block with these pairs, from the memory's own queries and pairs."""
-        return self.finish(memory_BMD, self._attend_behind(q_BMD, memory, k_BCD, v_BCD))
-
-    def _attend_behind(self, q_BID: Tensor, memory: Pairs, k_BJD: Tensor, v_BJD: Tensor) -> Tensor:
-        """Return the attention output (B, I, D) of queries at the last of J positions, to the memory and to these."""
-        distance_J = torch.arange(k_BJD.shape[1] - 1, -1, -1, device=q_BID.device)
-        distance_IJ = F.pad(distance_J, (self.config.memory, 0)).expand(q_BID.shape[1], -1)
-        bias_HIJ = masked_alibi(self.slopes_H, distance_IJ, distance_IJ >= 0)
-        return block_attention(q_BID, k_BJD, v_BJD, memory, bias_HIJ)
+    def _bias_behind(self, queries: int, count: int) -> Tensor:
+        """Return the bias (H, I, J) of queries at the last of ``count`` positions, to the memory and to these."""
+        distance_J = torch.arange(count - 1, -1, -1, device=self.slopes_H.device)
+        distance_IJ = F.pad(distance_J, (self.config.memory, 0)).expand(queries, -1)
+        return masked_alibi(self.slopes_H, distance_IJ, distance_IJ >= 0)

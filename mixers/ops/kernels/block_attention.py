@@ -4,7 +4,7 @@
     q                     (R, B, Q, D)       caller              all kernels             I queries a block
     k, v                  (R, B, T, D)       caller              all kernels             C positions a block
     memory_k, memory_v    (R, B, N M, D)     caller              all kernels             M tokens for each of N blocks
-    bias                  (J, I, H)          caller              all kernels             of logits, J = M + (E + 1) C
+    bias                  (J, I, H)          the method          all kernels             of logits, J = M + (E + 1) C
     a                     (R, B, Q, D)       block_fwd           block_query_bwd         outputs
     lse                   (R, B, Q, H)       block_fwd           both backward kernels   log2 of the sum of weights
     da                    (R, B, Q, D)       caller              both backward kernels   gradient of a
@@ -55,6 +55,16 @@ def _place(
 
 
 @triton.jit
+def _logits(
+    q_XGK: tl.tensor,
+    k_XGK: tl.tensor,
+    bias_XG: tl.tensor,
+):
+    """Logits in units of log2; one of the factors holds 1 / sqrt(K) in these units."""
+    return tl.sum(q_XGK * k_XGK, 2) + tl.maximum(bias_XG * LOG2E, MASKED)
+
+
+@triton.jit
 def _softmax_step(
     q_XGK: tl.tensor,
     k_XGK: tl.tensor,
@@ -65,7 +75,7 @@ def _softmax_step(
     o_XGK: tl.tensor,
 ):
     """Maximum, sum and numerator of the softmax after one more pair."""
-    s_XG = tl.sum(q_XGK * k_XGK.to(tl.float32), 2) + bias_XG
+    s_XG = _logits(q_XGK, k_XGK.to(tl.float32), bias_XG)
     top_XG = tl.maximum(m_XG, s_XG)
     p_XG = tl.exp2(s_XG - top_XG)
     shrink_XG = tl.exp2(m_XG - top_XG)
@@ -86,7 +96,7 @@ def _query_step(
 ):
     """Gradient of the queries after one more pair."""
     k_XGK = k_XGK.to(tl.float32)
-    p_XG = tl.exp2(tl.sum(q_XGK * k_XGK, 2) + bias_XG - lse_XG)
+    p_XG = tl.exp2(_logits(q_XGK, k_XGK, bias_XG) - lse_XG)
     ds_XG = p_XG * (tl.sum(da_XGK * v_XGK.to(tl.float32), 2) - delta_XG)
     return dq_XGK + ds_XG[:, :, None] * k_XGK
 
@@ -283,7 +293,7 @@ def block_pair_bwd_kernel(
         delta_XG = tl.load(delta_ptr + (row * Q + t) * H + head_XG)
         behind = t // I - block
         bias_XG = tl.load(bias_ptr + (t % I - behind * P * I) * H, live_X[:, None], 0.0)
-        p_XG = tl.exp2(tl.sum(q_XGK * k_XGK, 2) + bias_XG - lse_XG)
+        p_XG = tl.exp2(_logits(q_XGK, k_XGK, bias_XG) - lse_XG)
 
         # 2b. Gradients.
         ds_XG = p_XG * (tl.sum(da_XGK * v_XGK, 2) - delta_XG)
@@ -308,6 +318,7 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
     """
     heads, queries, keys = bias_HIJ.shape
     block = (keys - memory) // (earlier + 1)
+    bias = bias_HIJ.float().permute(2, 1, 0).contiguous()
 
     def grid(q: Tensor, size: int) -> tuple[tuple[int, int], dict[str, int]]:
         """Grid, and compile-time settings of a kernel that serves ``size`` rows of each block."""
@@ -319,15 +330,14 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
         programs = R * B * heads // G, triton.cdiv(Q, queries) * triton.cdiv(size, X)
         return programs, {"D": D, "K": K, "X": X, "G": G, "num_warps": warps}
 
-    def prepared(q: Tensor, k: Tensor, v: Tensor, *memory: Tensor) -> tuple[Tensors, Tensor]:
-        """Tensors as the kernels read them, and the bias in units of log2."""
-        bias = (bias_HIJ.float() * LOG2E.value).clamp_min(MASKED.value).permute(2, 1, 0).contiguous()
+    def prepared(q: Tensor, k: Tensor, v: Tensor, *memory: Tensor) -> Tensors:
+        """Tensors as the kernels read them."""
         if k.stride() != v.stride() or k.stride()[2:] != (k.shape[3], 1):
             k, v = k.contiguous(), v.contiguous()
-        return (q.contiguous(), k, v, *(y.contiguous() for y in memory)), bias
+        return q.contiguous(), k, v, *(y.contiguous() for y in memory)
 
     def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
-        (q, k, *_), bias = tensors, _ = prepared(*tensors)
+        q, k, *_ = tensors = prepared(*tensors)
         R, B, Q, _ = q.shape
         a = torch.empty_like(q)
         lse = q.new_empty(R, B, Q, heads, dtype=torch.float32)
@@ -339,7 +349,7 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
         da, a, lse = (y.contiguous() for y in (*gradients, *outputs, *saved))
-        (q, k, v, *tokens), bias = tensors, _ = prepared(*tensors)
+        q, k, v, *tokens = tensors = prepared(*tensors)
         B, Q, T = q.shape[1], q.shape[2], k.shape[2]
 
         # Queries.
