@@ -24,6 +24,11 @@ The names and shapes of the next state follow from those of the current one, not
 """
 
 
+NO_RECURRENCE = "no recurrence at this length"
+NO_WINDOW = "window spans the sequence"
+"""Remarks on layers that are plain attention on sequences as short as those of a task (``Layer.remark``)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What the model fixes for each of its layers.
@@ -72,6 +77,8 @@ class Layer(nn.Module, ABC):
     """Kind of layer, under which tables and charts show it."""
     paper: ClassVar[str] = ""
     """Source that defines the layer, shown beside its results."""
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    """Starts of the names of parameters that weight decay leaves out, beside those of one axis (``decayed``)."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
@@ -130,9 +137,28 @@ class Layer(nn.Module, ABC):
         return None
 
     @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        """Return what tables must say beside results on sequences of N positions; None if there is nothing to say.
+
+        A layer whose recurrence or window does nothing on so short a sequence says so, because it is another layer
+        there. A subclass that does other things defines the method again.
+        """
+        return None
+
+    @classmethod
     def plain_config(cls, config: Any) -> Any:
         """Return settings of the same layer in plain PyTorch: kernels hide their products from ``FlopCounterMode``."""
         return config
 
     def _no_step_form(self) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no step form: it defines no init_state and step")
+
+
+def decayed(model: nn.Module) -> list[bool]:
+    """Return for each of a model's parameters, in order, whether weight decay applies to it.
+
+    It applies to matrices and embeddings, not to gains, nor to what the model's layers name in ``undecayed``.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    left_out = {p for layer in layers for name, p in layer.named_parameters() if name.startswith(layer.undecayed)}
+    return [p.ndim > 1 and p not in left_out for p in model.parameters()]

@@ -22,11 +22,19 @@ class Hyena(MixerLayer):
     distance of two positions; this tells positions apart. State: all inputs of every long convolution, so it grows
     with the length, and a step at position t costs O(t).
 
+    The filters are our own, because those of the authors depend on a maximal length N: their network reads shares t / N
+    of it, by sinusoids of at most a few periods in N. Ours reads absolute distances (``ImplicitFilters``). Theirs for
+    associative recall (experiment/synthetics/associative_recall in https://github.com/HazyResearch/safari) also has
+    order 2, a short convolution of 3 and a width of 64 in three sine layers. It reads 5 numbers (here 2 bands), its
+    sines start at frequency 10, because its inputs change slowly, and its window is that of a reach of 1.5 N. There as
+    here, weight decay leaves out the network of the filters.
+
     Dimensions beside those of ``mixers.base``: I long filters.
     """
 
     family: ClassVar[str] = "convolution"
     paper: ClassVar[str] = "Poli et al. 2023, arXiv:2302.10866"
+    undecayed: ClassVar[tuple[str, ...]] = ("filters.",)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MixerLayer.Config):
@@ -38,6 +46,7 @@ class Hyena(MixerLayer):
             filter_width: hidden width of the network that computes the filters.
             bands: number of frequencies in the network's code of a distance, of periods 4, 8, 16, ...
             reach: distance at which the slowest channel of a filter has decayed to 1/100; the fastest needs a fifth.
+            frequency: factor of the sines' arguments at the start of training; greater than 0.
         """
 
         order: int = 2
@@ -45,6 +54,7 @@ class Hyena(MixerLayer):
         filter_width: int = 64
         bands: int = 8
         reach: int = 1024
+        frequency: float = 1.0
 
     config: Config
 
@@ -109,13 +119,15 @@ class ImplicitFilters(nn.Module):
     def __init__(self, config: Hyena.Config, width: int, filters: int) -> None:
         super().__init__()
         check_at_least(1, config, "filter_width", "bands", "reach")
+        if not config.frequency > 0:
+            raise ValueError(f"frequency: {config.frequency} must be greater than 0")
 
         self.config, self.width, self.filters = config, width, filters
         hidden = config.filter_width
         sizes = [2 * config.bands, hidden, hidden, hidden]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = nn.Linear(hidden, filters * width, bias=False)
-        self.frequency = nn.Parameter(torch.ones(hidden))
+        self.frequency = nn.Parameter(config.frequency * torch.ones(hidden))
 
     def forward(self, length: int) -> tuple[Tensor, ...]:
         """Return the filters, each (T, D), at distances 0 to T - 1; float32 also under autocast."""

@@ -1,17 +1,17 @@
 """The Recurrent Memory Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
-from mixers.parts import check_at_least
+from mixers.parts import RMSNorm, check_at_least
 from mixers.transformer import Transformer
 
 
@@ -21,6 +21,11 @@ class RecurrentMemoryTransformer(DeepLayer):
     Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
     memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
     and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
+
+    The paper does not say at what scale the memory comes back. Here an RMS norm with a gain stands before every
+    segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
+    without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
+    weights), so that what a later segment adds is small beside it.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -48,19 +53,20 @@ class RecurrentMemoryTransformer(DeepLayer):
 
         self.stack = TransformerStack(config, shape)
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if len(self.stack.blocks) == 1:
             return self._through_one_layer(x_BTD)
 
         tokens = self.config.memory
-        memory_BMD, outputs = self.memory_MD.expand(len(x_BTD), -1, -1), []
+        memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 
         *complete, last_BCD = x_BTD.split(self.config.segment, dim=1)
         for x_BCD in complete:
             z = self.stack(torch.cat([memory_BMD, x_BCD, memory_BMD], dim=1))
             outputs.append(z[:, tokens:-tokens])
-            memory_BMD = z[:, -tokens:]
+            memory_BMD = self.memory_norm(z[:, -tokens:])
 
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
@@ -74,7 +80,7 @@ class RecurrentMemoryTransformer(DeepLayer):
         bias_HCJ, bias_HMJ = self._biases(layer.slopes_H)
 
         # The memory's pairs for each segment.
-        memory_BMD = self.memory_MD.expand(len(x_BTD), -1, -1)
+        memory_BMD = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1)
         keys, values = [], []
         for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
             q_BMD, k_BMD, v_BMD = layer.project(memory_BMD)
@@ -82,7 +88,7 @@ class RecurrentMemoryTransformer(DeepLayer):
             values.append(v_BMD)
             if n + 1 < segments:
                 a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
-                memory_BMD = layer.finish(memory_BMD, a_BMD)
+                memory_BMD = self.memory_norm(layer.finish(memory_BMD, a_BMD))
 
         # All positions at once.
         memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
@@ -101,6 +107,10 @@ class RecurrentMemoryTransformer(DeepLayer):
         both_HMM = torch.logaddexp(bias_HMJ[..., :tokens], behind_HMM)
         return bias_HCJ, torch.cat([both_HMM, bias_HMJ[..., tokens:]], dim=2)
 
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
+
     def init_state(self, batch: int) -> State:
         return self._begin(self.memory_MD.expand(batch, -1, -1))
 
@@ -113,7 +123,8 @@ class RecurrentMemoryTransformer(DeepLayer):
         return z_BD, {"memory": state["memory"], **pairs}
 
     def _begin(self, memory_BMD: Tensor) -> State:
-        """Return the state before the first position of a segment."""
+        """Return the state before the first position of a segment, from a memory that is not normed yet."""
+        memory_BMD = self.memory_norm(memory_BMD)
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:

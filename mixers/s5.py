@@ -20,10 +20,14 @@ class S5(DiagonalLayer):
     HiPPO-N system in the basis of its eigenvectors. The eigenvalues are conjugate pairs: one of each is kept, and a
     factor 2 in ``C`` stands for the other's share of y (section 3). Positions are told apart by the rotation and decay
     of the states. State: P = N/2 complex numbers.
+
+    Weight decay leaves out ``B``, as in the standard setting of the authors' code; it applies to ``C``. Their learning
+    rate of the state-space parameters is another one than that of the rest; here all parameters have the same.
     """
 
     family: ClassVar[str] = "state space"
     paper: ClassVar[str] = "Smith et al. 2022, arXiv:2208.04933"
+    undecayed: ClassVar[tuple[str, ...]] = ("B.",)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DiagonalLayer.Config):

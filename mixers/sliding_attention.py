@@ -1,12 +1,12 @@
 """Sliding-window attention."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_WINDOW, Shape, State
 from mixers.ops.attention import attention, attention_step
 from mixers.parts import check_at_least
 
@@ -41,6 +41,10 @@ class SlidingAttention(AttentionLayer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H, self.config.window))
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_WINDOW if config.window >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

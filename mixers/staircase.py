@@ -1,13 +1,13 @@
 """The Staircase Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.parts import check_at_least
 
@@ -57,6 +57,10 @@ class Staircase(DeepLayer):
                 outputs.append(window.pop(0))
 
         return torch.cat(outputs, dim=1)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.chunk >= length else None
 
     def init_state(self, batch: int) -> State:
         """Return the pairs ``k0``, ``v0``, ``k1``, ... of the passes, the chunk's first pass first."""

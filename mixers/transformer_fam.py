@@ -1,17 +1,17 @@
 """The TransformerFAM layer: block-wise attention with feedback attention memory (FAM)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
-from mixers.parts import check_at_least
+from mixers.parts import RMSNorm, check_at_least
 
 
 class TransformerFAM(AttentionLayer):
@@ -20,6 +20,11 @@ class TransformerFAM(AttentionLayer):
     At the end of a block the memory tokens pass through the layer as queries to the block and to themselves. Their
     outputs are the memory that the next block attends to. Positions are told apart by ALiBi: as keys the memory tokens
     stand at distance 0, as queries at the end of their block. State: the memory and the pairs of the blocks in reach.
+
+    The paper adds the loop to pre-trained layers and does not say at what scale the memory comes back. Here the memory
+    passes through the residual branches as positions do, and an RMS norm with a gain stands before every block, the
+    first one included. Without the norm the memory grows with each block (to 24 times the scale of the inputs after 32
+    blocks, with the initial weights), so that what a later block adds is small beside it. The first memory is learned.
 
     Dimensions beside those of ``mixers.base``: M memory tokens, C positions of a block, J keys, I queries.
     """
@@ -51,6 +56,7 @@ class TransformerFAM(AttentionLayer):
         check_at_least(0, config, "earlier")
 
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
@@ -58,7 +64,7 @@ class TransformerFAM(AttentionLayer):
 
         # The memory's pairs for each block: block after block, as each memory needs the one before.
         bias_HMJ = self._bias_behind(self.config.memory, size)
-        memory_BMD = self.memory_MD.expand(len(x_BTD), -1, -1)
+        memory_BMD = self._first_memory(len(x_BTD))
         keys, values = [], []
         for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
             q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
@@ -66,7 +72,7 @@ class TransformerFAM(AttentionLayer):
             values.append(v_BMD)
             if n + 1 < blocks:
                 a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
-                memory_BMD = self.finish(memory_BMD, a_BMD)
+                memory_BMD = self.memory_norm(self.finish(memory_BMD, a_BMD))
 
         # All positions at once, each with the memory of its own block and the positions in reach.
         memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
@@ -81,8 +87,12 @@ class TransformerFAM(AttentionLayer):
         distance_CJ = F.pad(distance_CJ, (self.config.memory, 0))
         return masked_alibi(self.slopes_H, distance_CJ, distance_CJ >= 0)
 
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.block >= length else None
+
     def init_state(self, batch: int) -> State:
-        return {**super().init_state(batch), "memory": self.memory_MD.expand(batch, -1, -1)}
+        return {**super().init_state(batch), "memory": self._first_memory(batch)}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         size, memory_BMD = self.config.block, state["memory"]
@@ -97,11 +107,15 @@ class TransformerFAM(AttentionLayer):
         if k_BJD.shape[1] % size == 0:
             bias_HMJ = self._bias_behind(self.config.memory, size)
             a_BMD = block_attention(q_BMD, k_BJD[:, -size:], v_BJD[:, -size:], (k_BMD, v_BMD), bias_HMJ)
-            memory_BMD = self.finish(memory_BMD, a_BMD)
+            memory_BMD = self.memory_norm(self.finish(memory_BMD, a_BMD))
             first = max(0, k_BJD.shape[1] - self.config.earlier * size)
             k_BJD, v_BJD = k_BJD[:, first:], v_BJD[:, first:]
 
         return z_BD, {"k": k_BJD, "v": v_BJD, "memory": memory_BMD}
+
+    def _first_memory(self, batch: int) -> Tensor:
+        """Return the memory (B, M, D) before the first block."""
+        return self.memory_norm(self.memory_MD).expand(batch, -1, -1)
 
     def _bias_behind(self, queries: int, count: int) -> Tensor:
         """Return the bias (H, I, J) of queries at the last of ``count`` positions, to the memory and to these."""

@@ -1,13 +1,13 @@
 """The Transformer-XL layer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.relative_attention import relative_attend, relative_attention
 from mixers.parts import check_at_least, linear, sinusoids
 
@@ -56,6 +56,10 @@ class TransformerXL(AttentionLayer):
         code_JD = self._codes(2 * segment, x_BTD.device)
         a_BTD = relative_attention(q_BTD, near, far, biases, code_JD, self.config.heads, segment)
         return self.finish(x_BTD, a_BTD)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

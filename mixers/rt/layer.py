@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attention_step
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
@@ -77,6 +77,10 @@ class RecurrentTransformer(AttentionLayer):
     @classmethod
     def loop_period(cls, config: Config) -> int:
         return config.block
+
+    @classmethod
+    def remark(cls, config: Config, length: int) -> str | None:
+        return NO_RECURRENCE if config.block >= length else None
 
     @classmethod
     def plain_config(cls, config: Config) -> Config:

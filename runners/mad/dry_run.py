@@ -137,7 +137,8 @@ def print_forecast(
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
             found.append(forecast(experiment, grid, storage, folder))
-            table.add_row(f"  {experiment.mixer}", *found[-1].cells())
+            remark = f"\n    {experiment.remark}" if experiment.remark else ""
+            table.add_row(f"  {experiment.mixer}{remark}", *found[-1].cells())
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})

@@ -58,6 +58,11 @@ class Experiment:
         """The task with its data; consecutive experiments on one task share it."""
         return _task(TASKS[self.task], self.task_config)
 
+    @property
+    def remark(self) -> str | None:
+        """What tables must say beside results of the layer at the length of the training sequences."""
+        return self.layer.remark(self.mixer_config, self.instance.split("train").inputs_ST.shape[1])
+
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance

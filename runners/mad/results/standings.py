@@ -30,6 +30,7 @@ class Standing:
     Attributes:
         mixer: label of the study's row.
         family: kind of layer.
+        remark: what the table says below the label.
         task: name of the task.
         difficulty: name of the task's setting.
         test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
@@ -42,6 +43,7 @@ class Standing:
 
     mixer: str
     family: str
+    remark: str | None
     task: str
     difficulty: str
     test: dict[str, Estimate] | None
@@ -60,6 +62,7 @@ class Standing:
         return Standing(
             mixer=config["mixer"],
             family=summary.family,
+            remark=summary.remark,
             task=config["task"],
             difficulty=config["difficulty"],
             test=None if chosen is None else {n: estimates[n] for n in TEST_METRICS if n in estimates},
@@ -249,7 +252,9 @@ def _comparison_rows(standings: Sequence[Standing], levels: Sequence[str]) -> li
             if "family" in levels:
                 rows.append((f"  {family}", [], []))
             indent = "  " * (len(levels) - 1)
-            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
+            for s in of_family:
+                label = indent + s.mixer + (f"\n{indent}  {s.remark}" if s.remark else "")
+                rows.append((label, s.accuracies(), s.costs.cells(short)))
 
         for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
             rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
