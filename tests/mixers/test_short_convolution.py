@@ -90,7 +90,7 @@ def test_the_convolution_reaches_its_size_and_no_later_position() -> None:
 
 
 def test_linear_attention_sees_the_order_of_earlier_positions_with_it_alone() -> None:
-    """Without codes of positions, the past is a bag of pairs; with the convolution each pair holds its neighbour too."""
+    """Without codes of positions the past is a bag of pairs; with the convolution a pair holds its neighbour too."""
     x_BTD = inputs(8)
     shuffled_BTD = x_BTD[:, [2, 0, 3, 1, 4, 5, 6, 7]]  # at least three positions before the end
 
