@@ -12,6 +12,7 @@ from mixers.ops.attention import attention, attention_step
 class Transformer(AttentionLayer):
     """Pre-norm causal Transformer layer (paper section 2.1, "The Transformer layer"). State: all pairs."""
 
+    compiled: ClassVar[bool] = False
     family: ClassVar[str] = "attention"
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762; ALiBi: Press et al. 2022, arXiv:2108.12409"
 

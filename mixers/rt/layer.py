@@ -24,6 +24,7 @@ class RecurrentTransformer(AttentionLayer):
     layer with the same parameters.
     """
 
+    compiled: ClassVar[bool] = False
     family: ClassVar[str] = "recurrent attention"
     paper: ClassVar[str] = "Oncescu et al. 2026, arXiv:2604.21215"
 

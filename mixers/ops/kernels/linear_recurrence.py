@@ -2,14 +2,14 @@
 
     S_t = exp(g_t) S_{t-1} + a_t u_t^T + k_t v_t^T,   u_t = S_{t-1}^T b_t          o_t = S_t^T q_t
 
-With a bonus, o_t = S_{t-1}^T q_t + ((bonus k_t) . q_t) v_t. Heads are small here, so a state fits into the registers of
-a warp, a position costs a few multiplications for each number of the state, and no products of chunks are needed. Decays
-may be as strong as they like: nothing is divided by them.
+With a bonus, o_t = S_{t-1}^T q_t + ((bonus k_t) . q_t) v_t. Heads are small here: a state fits into the registers of a
+warp, and a position costs a few multiplications for each number of the state. Nothing is divided by a decay, so decays
+may be as strong as they like.
 
     name           shape               written by         read by
     q, k           (R, B, T, H, K)     caller             all kernels
     v              (R, B, T, H, V)     caller             all kernels
-    g              (R, B, T, H, G)     caller             all kernels           logarithms of decays, G = K or 1, float32
+    g              (R, B, T, H, G)     caller             all kernels           log decays, G = K or 1, float32
     a, b           (R, B, T, H, K)     caller             all kernels
     bonus          (R, H, K)           caller             all kernels           float32
     o              (R, B, T, H, V)     recurrence_fwd     caller
@@ -116,11 +116,8 @@ def _store(pointer: tl.tensor, row: tl.tensor, y_E: tl.tensor, N: tl.constexpr, 
 @triton.jit
 def _load_decay(g_ptr: tl.tensor, row: tl.tensor, G: tl.constexpr, E: tl.constexpr):
     """Logarithms of the decays of the key channels: of each channel, one of the head (G = 1), or zeros (G = 0)."""
-    if G == 1:
-        g_E = tl.zeros([E], tl.float32) + tl.load(g_ptr + row)
-    else:
-        g_E = _load(g_ptr, row, G, E)
-    return g_E
+    g_E = _load(g_ptr, row, G, 1 if G == 1 else E)
+    return g_E + tl.zeros([E], tl.float32)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -163,7 +160,7 @@ def recurrence_fwd_kernel(
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
 
-    for t in range(0, T):
+    for t in range(T):
         row = first + t * H
         ahead = first + tl.minimum(t + 1, T - 1) * H
         following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
@@ -232,7 +229,7 @@ def recurrence_value_bwd_kernel(
     q_I, k_I, _, g_I, a_I, b_I = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
     do_J = _load(do_ptr, last, V, J)
 
-    for back in range(0, T):
+    for back in range(T):
         row = last - back * H
         ahead = tl.maximum(row - H, first)
         following = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
@@ -311,7 +308,7 @@ def recurrence_key_bwd_kernel(
     q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
     do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, last, V, J)
 
-    for back in range(0, T):
+    for back in range(T):
         row = last - back * H
         ahead = tl.maximum(row - H, first)
         following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
@@ -403,7 +400,7 @@ def recurrence_query_bwd_kernel(
     do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, first, V, J)
     pairs_I = _load(pairs_ptr, first, K, I)
 
-    for t in range(0, T):
+    for t in range(T):
         row = first + t * H
         ahead = first + tl.minimum(t + 1, T - 1) * H
         following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
@@ -495,9 +492,7 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         # Queries, right factors, decays and bonus.
         dq = torch.empty_like(q)
         dbonus = None if bonus is None else bonus.new_empty(*q.shape[:2], *bonus.shape[1:])
-        recurrence_query_bwd_kernel[grid](
-            q, k, v, g, a, b, bonus, do, u, du, pairs, dq, db, dg, dbonus, **settings
-        )
+        recurrence_query_bwd_kernel[grid](q, k, v, g, a, b, bonus, do, u, du, pairs, dq, db, dg, dbonus, **settings)
         return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
 
     return Method(forward, backward)
