@@ -1,15 +1,15 @@
 """The Recurrent Memory Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
-from mixers.parts import check_at_least
+from mixers.parts import RMSNorm, check_at_least
 
 
 class RecurrentMemoryTransformer(DeepLayer):
@@ -18,6 +18,28 @@ class RecurrentMemoryTransformer(DeepLayer):
     Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
     memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
     and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
+
+    The paper does not say at what scale the memory comes back. Here an RMS norm with a gain stands before every
+    segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
+    without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
+    weights), so that what a later segment adds is small beside it.
+
+    Differs from the reference:
+        Bulatov et al. 2022, section 3.2, and https://github.com/booydar/recurrent-memory-transformer,
+        modeling_rmt/language_modeling.py, with a GPT-2 as its model.
+
+        - block: theirs is that of the model it wraps: GPT-2 has layer norms, biases, and the tanh approximation of
+          GELU.
+        - sizes: segments of 8 and 4 memory tokens, for sequences of 128; both are settings of each experiment in
+          theirs.
+        - positions: ALiBi over memory and segment; theirs are those of the model: learned codes of absolute positions
+          for GPT-2.
+        - computation: an RMS norm with a gain of its own stands before the memory of every segment, the first one
+          included; in theirs a memory that comes back has passed the model's final norm, and the first one no norm.
+          Queries and keys pass through an RMS norm.
+        - initialisation: theirs starts from a trained model; the memory is drawn with the standard deviation of the
+          embeddings, as here, where that is 1.
+        - training: gradients flow through all segments; theirs can stop them after ``k2`` segments.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -45,20 +67,25 @@ class RecurrentMemoryTransformer(DeepLayer):
 
         self.stack = TransformerStack(config, shape)
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         tokens = self.config.memory
-        memory_BMD, outputs = self.memory_MD.expand(len(x_BTD), -1, -1), []
+        memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 
         *complete, last_BCD = x_BTD.split(self.config.segment, dim=1)
         for x_BCD in complete:
             z = self.stack(torch.cat([memory_BMD, x_BCD, memory_BMD], dim=1))
             outputs.append(z[:, tokens:-tokens])
-            memory_BMD = z[:, -tokens:]
+            memory_BMD = self.memory_norm(z[:, -tokens:])
 
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def init_state(self, batch: int) -> State:
         return self._begin(self.memory_MD.expand(batch, -1, -1))
@@ -72,7 +99,8 @@ class RecurrentMemoryTransformer(DeepLayer):
         return z_BD, {"memory": state["memory"], **pairs}
 
     def _begin(self, memory_BMD: Tensor) -> State:
-        """Return the state before the first position of a segment."""
+        """Return the state before the first position of a segment, from a memory that is not normed yet."""
+        memory_BMD = self.memory_norm(memory_BMD)
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:

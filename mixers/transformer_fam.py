@@ -1,15 +1,15 @@
 """The TransformerFAM layer: block-wise attention with feedback attention memory (FAM)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attend, masked_alibi
-from mixers.parts import check_at_least
+from mixers.parts import RMSNorm, check_at_least
 
 
 class TransformerFAM(AttentionLayer):
@@ -19,7 +19,24 @@ class TransformerFAM(AttentionLayer):
     outputs are the memory that the next block attends to. Positions are told apart by ALiBi: as keys the memory tokens
     stand at distance 0, as queries at the end of their block. State: the memory and the pairs of the blocks in reach.
 
+    The paper adds the loop to pre-trained layers and does not say at what scale the memory comes back. Here the memory
+    passes through the residual branches as positions do, and an RMS norm with a gain stands before every block, the
+    first one included. Without the norm the memory grows with each block (to 24 times the scale of the inputs after 32
+    blocks, with the initial weights), so that what a later block adds is small beside it. The first memory is learned.
+
     Dimensions beside those of ``mixers.base``: M memory tokens, C positions of a block, J keys, I queries.
+
+    Differs from the reference:
+        Hwang et al. 2024, arXiv:2404.09173; no code of the authors is known to us.
+
+        - block: theirs is that of Flan-PaLM models, which are trained already and tuned with LoRA.
+        - sizes: blocks of 8, 1 earlier block in reach and 4 memory tokens, for sequences of 128; figure 2 of the paper
+          has 2 memory segments.
+        - positions: ALiBi, with memory tokens at distance 0; PaLM rotates queries and keys.
+        - computation: an RMS norm with a gain of its own stands before the memory of every block, the first one
+          included. Queries and keys pass through an RMS norm.
+        - left out: random state passing, the paper's training on segments of documents.
+        - added: the first memory and the norm are parameters; the paper's abstract counts no additional weights.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -49,13 +66,14 @@ class TransformerFAM(AttentionLayer):
         check_at_least(0, config, "earlier")
 
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         size = self.config.block
 
         # The memory's pairs for each block: block after block, as each memory needs the one before.
-        memory_BMD = self.memory_MD.expand(len(x_BTD), -1, -1)
+        memory_BMD = self._first_memory(len(x_BTD))
         keys, values = [], []
         for k_BCD, v_BCD in zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True):
             _, k_BMD, v_BMD = self.project(memory_BMD)
@@ -85,8 +103,12 @@ class TransformerFAM(AttentionLayer):
         distance_TJ = torch.cat([torch.zeros_like(own_TM, dtype=torch.long), distance_TT], dim=1)
         return masked_alibi(self.slopes_H, distance_TJ, torch.cat([own_TM, seen_TT], dim=1))
 
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.block >= length else None
+
     def init_state(self, batch: int) -> State:
-        return {**super().init_state(batch), "memory": self.memory_MD.expand(batch, -1, -1)}
+        return {**super().init_state(batch), "memory": self._first_memory(batch)}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         size, memory_BMD = self.config.block, state["memory"]
@@ -102,10 +124,14 @@ class TransformerFAM(AttentionLayer):
 
         return z_BD, {"k": k_BJD, "v": v_BJD, "memory": memory_BMD}
 
+    def _first_memory(self, batch: int) -> Tensor:
+        """Return the memory (B, M, D) before the first block."""
+        return self.memory_norm(self.memory_MD).expand(batch, -1, -1)
+
     def _sum_up(self, memory_BMD: Tensor, k_BCD: Tensor, v_BCD: Tensor) -> Tensor:
         """Return the memory after a block with these pairs."""
         q_BMD, _, _ = self.project(memory_BMD)
-        return self.finish(memory_BMD, self._attend_behind(memory_BMD, q_BMD, k_BCD, v_BCD))
+        return self.memory_norm(self.finish(memory_BMD, self._attend_behind(memory_BMD, q_BMD, k_BCD, v_BCD)))
 
     def _attend_behind(self, memory_BMD: Tensor, q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor) -> Tensor:
         """Return the attention output (B, I, D) of queries at the last of J positions, to the memory and to these."""

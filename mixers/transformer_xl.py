@@ -1,7 +1,7 @@
 """The Transformer-XL layer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.parts import check_at_least, linear, sinusoids
 
 
@@ -17,8 +17,23 @@ class TransformerXL(AttentionLayer):
     """Attention inside a segment and to all inputs of the segment before, through which no gradient flows.
 
     Positions are told apart by the paper's relative encoding (section 3.3): the logit of query i and key j is
-    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. The norms and the residual scale are those of the other
-    layers here; the paper's layer is post-norm. State: the pairs of the segment before and of the current one.
+    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. State: the pairs of the segment before and of the current
+    one.
+
+    Differs from the reference:
+        Dai et al. 2019, section 3, and https://github.com/kimiyoung/transformer-xl, pytorch/mem_transformer.py
+        (``RelPartialLearnableDecoderLayer``) and train.py.
+
+        - block: theirs has layer norms after the residual additions (before them with ``pre_lnorm``), a ReLU MLP with
+          biases, and dropout.
+        - sizes: 16 heads of D/16 channels and segments of 8; theirs has 10 heads of 50, segments of 70 (``tgt_len``),
+          and a memory of any length (``mem_len``), here one segment.
+        - computation: queries and keys pass through an RMS norm, before u and v are added; theirs are not normed. Each
+          layer has its own u and v; theirs are common to all layers.
+        - initialisation: u and v start at zero; theirs start normal with standard deviation 0.02, as do all linear
+          maps.
+        - training: one step trains all segments of a sequence; theirs makes a step for each segment and keeps the
+          memory for the next step.
     """
 
     family: ClassVar[str] = "attention"
@@ -69,6 +84,10 @@ class TransformerXL(AttentionLayer):
 
         a_BNCD = self._attend(q_BNCD, k_BNJD, v_BNJD, distance_CJ, seen_N1CJ)
         return self.finish(x_BTD, rearrange(a_BNCD, "b n c d -> b (n c) d")[:, :length])
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

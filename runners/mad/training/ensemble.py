@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixers.base import ContractError
+from mixers.base import ContractError, decayed
 from mixers.contract import explain_vmap_error
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
@@ -62,9 +62,8 @@ class Ensemble:
         self.shapes = {name: p.shape for name, p in model.named_parameters()}
         self.params_RP = torch.stack(rows).to(device)
 
-        # Weight decay applies to matrices and embeddings, not to gains.
-        decayed_P = torch.cat([torch.full((p.numel(),), p.ndim > 1) for p in model.parameters()]).to(device)
-        self.optimizer = AdamW(settings, runs, decayed_P, total_steps)
+        parts = [torch.full((p.numel(),), decays) for p, decays in zip(model.parameters(), decayed(model), strict=True)]
+        self.optimizer = AdamW(settings, runs, torch.cat(parts).to(device), total_steps)
 
     @property
     def rows(self) -> dict[str, Tensor]:
