@@ -53,6 +53,10 @@ class ConvolvedLayer(Layer):
         return cls.layer_class.loop_period(config)
 
     @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return cls.layer_class.remark(config, length)
+
+    @classmethod
     def plain_config(cls, config: Any) -> Any:
         return cls.layer_class.plain_config(config)
 

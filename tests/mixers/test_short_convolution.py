@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape, State
+from mixers.base import NO_RECURRENCE, Layer, Shape, State
 from mixers.costs import LENGTHS, Costs, costs
 from mixers.deep import DeepLayer
 from mixers.hyena import Hyena
@@ -147,3 +147,11 @@ def test_a_layer_class_is_made_once_and_0_is_the_class_itself() -> None:
     assert with_short_convolution(Hyena, SIZE) is with_short_convolution(Hyena, SIZE)
     assert with_short_convolution(Hyena, 0) is Hyena
     assert (mixer_label("hyena", 0), mixer_label("hyena", SIZE)) == ("hyena", "hyena+conv3")
+
+
+def test_a_remark_of_the_layer_holds_with_the_convolution() -> None:
+    layer = MIXERS["rmt"]
+    convolved = with_short_convolution(layer, 4)
+    config = layer.Config(segment=8)
+    assert convolved.remark(config, 8) == NO_RECURRENCE
+    assert convolved.remark(config, 9) is None
