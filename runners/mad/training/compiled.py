@@ -34,10 +34,14 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
+
+    def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
+
     began = time.monotonic()
     try:
         with as_operators():
-            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+            graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
         fast: Step = torch.compile(graph, fullgraph=True, dynamic=False)
         with torch.no_grad():
             fast(*arguments)
@@ -48,5 +52,5 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         log_once(f"mixer {name} is trained without torch.compile, which failed: {type(error).__name__}: {reason}")
         return step
 
-    log.info("%s: training step compiled in %.0f s", name, time.monotonic() - began)
+    log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
     return fast
