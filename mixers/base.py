@@ -90,6 +90,8 @@ class Layer(nn.Module, ABC):
     """Kind of layer, under which tables and charts show it."""
     paper: ClassVar[str] = ""
     """Source that defines the layer, shown beside its results."""
+    compiled: ClassVar[bool] = True
+    """Whether diagnostics compile the training step on a GPU; False where kernels of the project do all the work."""
     undecayed: ClassVar[tuple[str, ...]] = ()
     """Starts of the names of parameters that weight decay leaves out, beside those of one axis (``decayed``)."""
 

@@ -33,6 +33,7 @@ class RecurrentTransformer(AttentionLayer):
         - added: blocks of several positions, which the paper's conclusion proposes; off by default.
     """
 
+    compiled: ClassVar[bool] = False
     family: ClassVar[str] = "recurrent attention"
     paper: ClassVar[str] = "Oncescu et al. 2026, arXiv:2604.21215"
 
