@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.ops.kernels.common import LOG2E, rms_bwd
+from mixers.ops.kernels.common import LOG2E, product, rms_bwd, square
 from mixers.rt.fused.exchange import receive, send
-from mixers.rt.fused.loops import Addresses, addresses, product, program, square, weights, writes
+from mixers.rt.fused.loops import Addresses, addresses, program, weights, writes
 
 
 @triton.jit

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, rms
+from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, product, rms, square
 from mixers.rt.fused.exchange import receive, send
-from mixers.rt.fused.loops import Addresses, addresses, product, program, square, weights, writes
+from mixers.rt.fused.loops import Addresses, addresses, program, weights, writes
 
 
 @triton.jit

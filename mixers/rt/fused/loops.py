@@ -1,4 +1,4 @@
-"""What the two loops over positions share: their tensors, their addresses and their products with weights.
+"""What the two loops over positions share: their tensors and their addresses.
 
 Tensors of R runs, B sequences and T positions; scratch memory holds the C positions of a chunk. ``past_*`` and
 ``query_bwd`` are kernels of ``mixers.rt.past_kernels``; ``fwd`` is ``rt_fwd_kernel`` and ``bwd`` is ``rt_bwd_kernel``;
@@ -189,42 +189,6 @@ def weights(
     up_ptr = wv_ptr + D * D
     down_ptr = up_ptr + F * D
     return wo_ptr, wk_ptr, wv_ptr, up_ptr, down_ptr
-
-
-@triton.jit
-def square(
-    w_ptr: tl.tensor,
-    D: tl.constexpr,
-    first: int,
-    ROWS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """Rows first .. first + ROWS of W^T (TRANSPOSED) or W, for W (D, D)."""
-    inner = first + tl.arange(0, ROWS)
-    outer = tl.arange(0, D)
-    at = outer[None, :] * D + inner[:, None] if TRANSPOSED else inner[:, None] * D + outer[None, :]
-    return tl.load(w_ptr + at)
-
-
-@triton.jit
-def product(
-    y_MD: tl.tensor,
-    sum_MD: tl.tensor,
-    w_ptr: tl.tensor,
-    w_DD: tl.tensor,
-    D: tl.constexpr,
-    PINNED: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """sum + y W^T (TRANSPOSED) or sum + y W; W is ``w_DD`` if PINNED, else read in halves of the summed axis."""
-    if PINNED:
-        sum_MD = tl.dot(y_MD, w_DD, sum_MD, input_precision="ieee")
-    else:
-        halves = tl.permute(tl.reshape(y_MD, [y_MD.shape[0], 2, D // 2]), [0, 2, 1])
-        left, right = tl.split(halves)
-        sum_MD = tl.dot(left, square(w_ptr, D, 0, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
-        sum_MD = tl.dot(right, square(w_ptr, D, D // 2, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
-    return sum_MD
 
 
 @triton.jit
