@@ -9,6 +9,7 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     q         (R, B, T, D)       pass         past_*, fwd, bwd        queries
     w         (R, 3DD + 2FD)     pass         fwd, bwd                weights wo, wk, wv, up, down, flat
     *_norm    (R, D)             pass         fwd, bwd                gains of three norms, float32
+    share     (R,)               pass         fwd, bwd                share of z in the memory, float32; or None
     slopes    (H,)               pass         past_*, fwd, bwd        ALiBi
     m, l      (R, B, C, H)       past_fwd     fwd                     softmax maximum and sum, float32
     o         (R, B, C, D)       past_fwd     fwd                     softmax numerator, float32
@@ -32,9 +33,11 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     dy        (R, B, T, D)       bwd          pass                    gradient of the MLP's output
     dkv       (R, B, T, 2D)      bwd          pass                    gradients of the products with Wk and Wv
     dgain     (R, tiles, D)      bwd          pass                    sums of a tile and a chunk for the keys' gain
+    dshare    (R, tiles, D)      bwd          pass                    the same for the share, channel by channel
     mail      words              both loops   both loops              sums over PARTS, see ``mixers.rt.fused.exchange``
 
-Tensors without "float32" have the dtype of the products. Logits are in units of log2.
+Tensors without "float32" have the dtype of the products. Logits are in units of log2. A persistent pair is made
+of its position's memory m = x + share (z - x); without a share this is z, and ``bwd`` gets neither x nor z.
 
 Compile-time settings of both loops:
     D, K, F: width, head dim and hidden width of the MLP. A layer may be smaller (``mixers.rt.fused.padding``).
