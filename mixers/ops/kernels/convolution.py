@@ -35,6 +35,15 @@ TILE = {"C": 16, "N": 32, "M": 32, "num_warps": 8, "num_stages": 1}
 
 
 @triton.jit
+def _sequences(B: tl.tensor, T: tl.tensor, M: tl.constexpr):
+    """Run, first row of the program's sequences, their numbers from there on, and whether they are in the batch."""
+    run = tl.program_id(2).to(tl.int64)
+    first = tl.program_id(1) * M
+    b = tl.arange(0, M)
+    return run, (run * B + first) * T, b, first + b < B
+
+
+@triton.jit
 def _gated(v_ptr: tl.tensor, gate_ptr: tl.tensor, at: tl.tensor, here: tl.tensor):
     """gate v, in their dtype."""
     v = tl.load(v_ptr + at, here, 0.0)
@@ -74,25 +83,26 @@ def long_convolution_fwd_kernel(
     start = (tiles - 1 - tl.program_id(0) % tiles) * N
     t = start + tl.arange(0, N)
     c = tl.program_id(0) // tiles * C + tl.arange(0, C)
-    b = tl.program_id(1) * M + tl.arange(0, M)
-    run = tl.program_id(2).to(tl.int64)
-    first_B = (run * B + b) * T
+    run, row, b, live_B = _sequences(B, T, M)
     h_ptr += run * T * D
+    v_ptr += row * apart
+    gate_ptr += row * apart
 
     # 2. Products.
     y_CTB = tl.zeros([C, N, M], tl.float32)
     for first in range(0, start + N, N):
         s = first + tl.arange(0, N)
-        here_BSC = ((b < B)[:, None] & (s < T)[None, :])[:, :, None] & (c < D)[None, None, :]
-        at_BSC = ((first_B[:, None] + s[None, :]) * apart)[:, :, None] + c[None, None, :]
+        here_BSC = (live_B[:, None] & (s < T)[None, :])[:, :, None] & (c < D)[None, None, :]
+        at_BSC = ((b[:, None] * T + s[None, :]) * apart)[:, :, None] + c[None, None, :]
         u_BSC = _gated(v_ptr, gate_ptr, at_BSC, here_BSC)
         h_TSC = _toeplitz(h_ptr, t, s, c, T, D)
         y_CTB = tl.dot(tl.permute(h_TSC, [2, 0, 1]), tl.permute(u_BSC, [2, 1, 0]), y_CTB, input_precision="ieee")
 
     # 3. Outputs.
     y_BTC = tl.permute(y_CTB, [2, 1, 0])
-    here_BTC = ((b < B)[:, None] & (t < T)[None, :])[:, :, None] & (c < D)[None, None, :]
-    tl.store(y_ptr + ((first_B[:, None] + t[None, :]) * D)[:, :, None] + c[None, None, :], y_BTC, here_BTC)
+    here_BTC = (live_B[:, None] & (t < T)[None, :])[:, :, None] & (c < D)[None, None, :]
+    to_BTC = ((b[:, None] * T + t[None, :]) * D)[:, :, None] + c[None, None, :]
+    tl.store(y_ptr + row * D + to_BTC, y_BTC, here_BTC)
 
 
 @triton.jit(do_not_specialize=["B", "T"])
@@ -122,29 +132,30 @@ def long_convolution_input_bwd_kernel(
     start = tl.program_id(0) % tiles * N
     s = start + tl.arange(0, N)
     c = tl.program_id(0) // tiles * C + tl.arange(0, C)
-    b = tl.program_id(1) * M + tl.arange(0, M)
-    run = tl.program_id(2).to(tl.int64)
-    first_B = (run * B + b) * T
+    run, row, b, live_B = _sequences(B, T, M)
     h_ptr += run * T * D
+    dy_ptr += row * D
 
     # 2. Products.
     du_CSB = tl.zeros([C, N, M], tl.float32)
     for first in range(start, T, N):
         t = first + tl.arange(0, N)
-        here_BTC = ((b < B)[:, None] & (t < T)[None, :])[:, :, None] & (c < D)[None, None, :]
-        at_BTC = ((first_B[:, None] + t[None, :]) * D)[:, :, None] + c[None, None, :]
+        here_BTC = (live_B[:, None] & (t < T)[None, :])[:, :, None] & (c < D)[None, None, :]
+        at_BTC = ((b[:, None] * T + t[None, :]) * D)[:, :, None] + c[None, None, :]
         dy_BTC = tl.load(dy_ptr + at_BTC, here_BTC, 0.0)
         h_TSC = _toeplitz(h_ptr, t, s, c, T, D)
         du_CSB = tl.dot(tl.permute(h_TSC, [2, 1, 0]), tl.permute(dy_BTC, [2, 1, 0]), du_CSB, input_precision="ieee")
 
     # 3. Gradients.
     du_BSC = tl.permute(du_CSB, [2, 1, 0])
-    here_BSC = ((b < B)[:, None] & (s < T)[None, :])[:, :, None] & (c < D)[None, None, :]
-    row_BS1 = (first_B[:, None] + s[None, :])[:, :, None]
+    here_BSC = (live_B[:, None] & (s < T)[None, :])[:, :, None] & (c < D)[None, None, :]
+    row_BS1 = (b[:, None] * T + s[None, :])[:, :, None]
     at_BSC = row_BS1 * apart + c[None, None, :]
     to_BSC = row_BS1 * D + c[None, None, :]
-    tl.store(dv_ptr + to_BSC, tl.load(gate_ptr + at_BSC, here_BSC, 0.0).to(tl.float32) * du_BSC, here_BSC)
-    tl.store(dgate_ptr + to_BSC, tl.load(v_ptr + at_BSC, here_BSC, 0.0).to(tl.float32) * du_BSC, here_BSC)
+    gate_BSC = tl.load(gate_ptr + row * apart + at_BSC, here_BSC, 0.0).to(tl.float32)
+    tl.store(dv_ptr + row * D + to_BSC, gate_BSC * du_BSC, here_BSC)
+    v_BSC = tl.load(v_ptr + row * apart + at_BSC, here_BSC, 0.0).to(tl.float32)
+    tl.store(dgate_ptr + row * D + to_BSC, v_BSC * du_BSC, here_BSC)
 
 
 @triton.jit(do_not_specialize=["B", "T"])
@@ -174,23 +185,23 @@ def long_convolution_filter_bwd_kernel(
     far = tl.program_id(0) % tiles
     c = tl.program_id(0) // tiles * C + tl.arange(0, C)
     n = tl.arange(0, N)
-    m = tl.arange(0, M)
+    b = tl.arange(0, M)
     run = tl.program_id(2).to(tl.int64)
 
     # 2. Products.
     dmatrix_CTS = tl.zeros([C, N, N], tl.float32)
     for first in range(tl.program_id(1) * M, B, tl.num_programs(1) * M):
-        b = first + m
-        first_B = (run * B + b) * T
+        row = (run * B + first) * T
+        live_B = first + b < B
         for start in range(far * N, T, N):
             t = start + n
             s = t - far * N
-            here_TBC = ((t < T)[:, None] & (b < B)[None, :])[:, :, None] & (c < D)[None, None, :]
-            row_TB1 = (t[:, None] + first_B[None, :])[:, :, None]
-            dy_TBC = tl.load(dy_ptr + row_TB1 * D + c[None, None, :], here_TBC, 0.0)
-            here_SBC = ((s < T)[:, None] & (b < B)[None, :])[:, :, None] & (c < D)[None, None, :]
-            row_SB1 = (s[:, None] + first_B[None, :])[:, :, None]
-            u_SBC = _gated(v_ptr, gate_ptr, row_SB1 * apart + c[None, None, :], here_SBC)
+            here_TBC = ((t < T)[:, None] & live_B[None, :])[:, :, None] & (c < D)[None, None, :]
+            at_TBC = ((b[None, :] * T + t[:, None]) * D)[:, :, None] + c[None, None, :]
+            dy_TBC = tl.load(dy_ptr + row * D + at_TBC, here_TBC, 0.0)
+            here_SBC = ((s < T)[:, None] & live_B[None, :])[:, :, None] & (c < D)[None, None, :]
+            at_SBC = ((b[None, :] * T + s[:, None]) * apart)[:, :, None] + c[None, None, :]
+            u_SBC = _gated(v_ptr + row * apart, gate_ptr + row * apart, at_SBC, here_SBC)
             dy_CTB = tl.permute(dy_TBC, [2, 0, 1])
             dmatrix_CTS = tl.dot(dy_CTB, tl.permute(u_SBC, [2, 1, 0]), dmatrix_CTS, input_precision="ieee")
 
