@@ -14,6 +14,9 @@ Blocks. With blocks of several positions, a step of the loop takes a whole block
 the rows of a tile are positions of the same sequences. Attention to the temporary pairs of a block waits for nothing,
 so it is done together with the attention to earlier chunks.
 
+Memory. A Feedback Transformer of one layer is the same recurrence with persistent pairs of mixtures of inputs and
+outputs (``Weights.share``), and with zeros for temporary pairs.
+
 Parts. A few runs have too few tiles to fill a GPU. The MLP's weights do not fit into one multiprocessor, which would
 have to read them at every position. Therefore several programs, the PARTS, walk through the same sequences. Each has a
 part of the MLP's hidden layer and holds its weights on the chip where they fit. It sends its part of the MLP's output

@@ -152,9 +152,7 @@ def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, bloc
 
 
 @interpreted
-@pytest.mark.parametrize(
-    ("R", "B", "T", "D", "H", "normed"), [(2, 3, 7, 64, 8, True), (1, 17, 18, 64, 4, False), (2, 2, 3, 40, 5, True)]
-)
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "normed"), [(1, 2, 18, 64, 4, False), (2, 17, 3, 40, 5, True)])
 def test_interpreted_mixtures_of_inputs_and_outputs(R: int, B: int, T: int, D: int, H: int, normed: bool) -> None:
     check_float32(draw(R, B, T, D, H, 64, normed, normed, share=True))
 
