@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32
+from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.runs import over_runs
 
 DIRECT = 64
 """Longest sequences convolved by a matrix product, which is causal to the last bit; longer ones take the FFT."""
@@ -44,6 +45,19 @@ def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Ten
     taps = [weight_DW[:, w] * padded_BTD[:, w : w + length] for w in range(size)]
     y_BTD = sum(taps[1:], taps[0])
     return y_BTD if bias_D is None else y_BTD + bias_D
+
+
+def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Tensor) -> Tensor:
+    """Return ``long_convolution(u, h) + skip u`` with ``u = gate v``; in bfloat16 where ``v`` is taken by kernels."""
+    if runs_fused(v_BTD):
+        from mixers.ops.kernels.convolution import fits_gated_convolution, gated_convolution_method
+
+        if fits_gated_convolution(len(h_TD)):
+            skipping_TD = torch.cat([h_TD[:1] + skip_D, h_TD[1:]])
+            return over_runs(gated_convolution_method(torch.bfloat16), v_BTD, gate_BTD, skipping_TD)[0]
+
+    u_BTD = at_least_float32(gate_BTD) * at_least_float32(v_BTD)
+    return long_convolution(u_BTD, h_TD) + skip_D * u_BTD
 
 
 def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
