@@ -12,7 +12,9 @@ from torch.func import vmap
 triton = pytest.importorskip("triton")
 
 from mixers.ops.convolution import short_convolution  # noqa: E402
+from mixers.ops.diagonal_scan import diagonal_scan  # noqa: E402
 from mixers.ops.kernels.convolution import short_convolution_method  # noqa: E402
+from mixers.ops.kernels.diagonal_scan import diagonal_scan_method  # noqa: E402
 from mixers.ops.kernels.selective_scan import selective_scan_method  # noqa: E402
 from mixers.ops.runs import Method, over_runs  # noqa: E402
 from mixers.ops.selective_scan import selective_scan  # noqa: E402
@@ -63,6 +65,18 @@ def selective_case(R: int, B: int, T: int, E: int, N: int) -> Case:
     return Case(plain, selective_scan_method, rows, parameters)
 
 
+def diagonal_case(R: int, B: int, T: int, N: int) -> Case:
+    """Decays of modulus 0.9 to 1, so that errors of many positions would show."""
+
+    def plain(x: Tensor, dynamics: Tensor) -> Tensor:
+        decay_re, decay_im, gain_re, gain_im = dynamics
+        return diagonal_scan(x, torch.complex(decay_re, decay_im), torch.complex(gain_re, gain_im))
+
+    decay = torch.polar(1 - 0.1 * normal(R, N, seed=1).sigmoid(), normal(R, N, seed=2))
+    dynamics = torch.stack([decay.real, decay.imag, normal(R, N, seed=3), normal(R, N, seed=4)], 1)
+    return Case(plain, diagonal_scan_method, [normal(R, B, T, 2 * N, seed=0)], [dynamics])
+
+
 SMALL = {
     "convolution": convolution_case(2, 3, 7, 20, 4),
     "convolution-one-position": convolution_case(1, 1, 1, 3, 3),
@@ -73,6 +87,9 @@ SMALL = {
     "selective": selective_case(2, 2, 7, 20, 16),
     "selective-one-position": selective_case(1, 1, 1, 3, 3),
     "selective-two-parts": selective_case(1, 1, 5, 70, 12),
+    "diagonal": diagonal_case(2, 2, 9, 6),
+    "diagonal-one-position": diagonal_case(1, 1, 1, 1),
+    "diagonal-two-parts": diagonal_case(1, 1, 5, 70),
 }
 LARGE = {
     "convolution": partial(convolution_case, 3, 16, 100, 256, 4),
@@ -83,6 +100,10 @@ LARGE = {
     "selective-one-position": partial(selective_case, 3, 1, 1, 256, 16),
     "selective-narrow": partial(selective_case, 1, 5, 63, 40, 5),
     "selective-long": partial(selective_case, 1, 2, 1024, 256, 16),
+    "diagonal": partial(diagonal_case, 3, 16, 100, 64),
+    "diagonal-narrow": partial(diagonal_case, 1, 5, 63, 20),
+    "diagonal-one-position": partial(diagonal_case, 3, 1, 1, 64),
+    "diagonal-long": partial(diagonal_case, 1, 2, 1024, 100),
 }
 
 
@@ -118,14 +139,14 @@ def test_interpreted(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["convolution", "selective"])
+@pytest.mark.parametrize("name", ["convolution", "selective", "diagonal"])
 def test_interpreted_in_16_bits(name: str) -> None:
     """The interpreter's bfloat16 is not one."""
     assert max(errors(fused(SMALL[name], torch.float16), exact(SMALL[name]))) <= 2e-3
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["convolution", "selective"])
+@pytest.mark.parametrize("name", ["convolution", "selective", "diagonal"])
 @pytest.mark.parametrize("scatter", ["slices", "runs in the middle"])
 def test_takes_tensors_of_any_layout(name: str, scatter: str) -> None:
     """Slices of wider rows, and what ``vmap`` hands over where the run axis is not the first."""
@@ -139,7 +160,7 @@ def test_takes_tensors_of_any_layout(name: str, scatter: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["convolution", "selective"])
+@pytest.mark.parametrize("name", ["convolution", "selective", "diagonal"])
 def test_a_run_does_not_depend_on_the_others(name: str) -> None:
     case = SMALL[name]
     alone = case._replace(rows=[y[1:] for y in case.rows], parameters=[y[1:] for y in case.parameters])
@@ -171,7 +192,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", ["convolution", "selective"])
+@pytest.mark.parametrize("name", ["convolution", "selective", "diagonal"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     first = fused(case, torch.bfloat16)
