@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.hyena import Hyena  # noqa: E402
 from mixers.ops.convolution import long_convolution  # noqa: E402
-from mixers.ops.kernels import convolution as kernels  # noqa: E402
+from mixers.ops.kernels import long_convolution as kernels  # noqa: E402
 from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
