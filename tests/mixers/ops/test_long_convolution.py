@@ -14,7 +14,9 @@ from mixers.base import Shape  # noqa: E402
 from mixers.hyena import Hyena  # noqa: E402
 from mixers.ops.convolution import long_convolution  # noqa: E402
 from mixers.ops.kernels import long_convolution as kernels  # noqa: E402
+from mixers.ops.kernels import short_convolution as short_kernels  # noqa: E402
 from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
+from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
@@ -103,6 +105,11 @@ def test_the_layer_trains_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -
     for fast in (False, True):
         monkeypatch.setattr("mixers.ops.convolution.runs_fused", lambda x, fast=fast: fast)
         monkeypatch.setattr(kernels, "gated_convolution_method", lambda dtype: gated_convolution_method(torch.float32))
+        monkeypatch.setattr(
+            short_kernels,
+            "short_convolution_method",
+            lambda dtype, silu: short_convolution_method(torch.float32, silu),
+        )
         z = vmap(lambda p, y: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients.append([z.detach(), *torch.autograd.grad(z.square().sum(), list(params.values()))])
     for want, got in zip(*gradients, strict=True):
