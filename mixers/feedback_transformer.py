@@ -1,6 +1,6 @@
 """The Feedback Transformer."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from mixers.deep import DeepLayer
 from mixers.ops.attention import alibi_slopes, attend
 from mixers.ops.mlp import residual_mlp
 from mixers.parts import MLP, RMSNorm, check_heads, linear
+from mixers.rt.dispatch import choose, recurrence
+from mixers.rt.naive import Weights
 
 
 class FeedbackBlock(nn.Module):
@@ -39,8 +41,24 @@ class FeedbackTransformer(DeepLayer):
     The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
     layers. Its key and value are computed from m and are common to all layers as well (section 3.2 of the paper). A
     position attends to the memory before it, and to a pair of zeros at its own place, so that the first position has a
-    pair to attend to; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
-    State: the pairs of all positions.
+    pair to attend to. Positions are told apart by ALiBi. State: the pairs of all positions.
+
+    Differs from the reference:
+        Fan et al. 2020, section 3.2, and https://github.com/facebookresearch/transformer-sequential,
+        models/feedback.py.
+
+        - block: theirs has layer norms, before the branches with ``pre_norm`` and else after the additions, a ReLU MLP
+          with biases, and dropout.
+        - sizes: 16 heads of D/16 channels; theirs has 8 heads of 128 at width 512 (experiments/feedback/enwik8.sh).
+        - positions: ALiBi; theirs learns a code of each distance, common to all layers (``key_pe``).
+        - computation: all earlier positions are in reach, and a pair of zeros at the position itself; theirs reaches
+          ``attn_lim`` earlier positions, zeros before the first, and no own position. Keys and values are common to all
+          layers, as in the paper; in the code this is the option ``share_proj_kv``. The memory has a norm of its own;
+          with ``pre_norm`` theirs takes the norm of the queries. Queries and keys pass through an RMS norm.
+        - initialisation: theirs divides the maps out of attention and MLP by √(2L) with ``pre_norm``, where here the
+          branches have the factor 1/√L; its other maps have PyTorch's default.
+        - training: gradients flow through all positions; in theirs they stop every ``mem_sz`` positions (trainer.py).
+        - left out: adaptive attention spans.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -65,6 +83,10 @@ class FeedbackTransformer(DeepLayer):
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        shape, heads = self.shape, self.config.heads
+        if shape.layers == 1 and choose("auto", x_BTD, shape.mlp_width, heads, block=1) == "fused":
+            return self._fused(x_BTD)
+
         state, outputs = self.init_state(len(x_BTD)), []
         for x_BD in x_BTD.unbind(1):
             z_BD, state = self.step(x_BD, state)
@@ -87,6 +109,35 @@ class FeedbackTransformer(DeepLayer):
         normed_BD = self.memory_norm(memory_BD)
         k_BD = self.k_norm(self.k(normed_BD))
         return hidden[-1], with_newest(state, k_BD, self.v(normed_BD))
+
+    def _fused(self, x_BTD: Tensor) -> Tensor:
+        """Return the outputs of one layer, by the Recurrent Transformer's kernels with zeros for temporary pairs."""
+        block = cast(FeedbackBlock, self.blocks[0])
+        weights = Weights(
+            wo_DD=block.out.weight,
+            mlp_norm_D=block.mlp_norm.gain,
+            up_FD=block.mlp.up.weight,
+            down_DF=block.mlp.down.weight,
+            kv_norm_D=self.memory_norm.gain,
+            wk_DD=self.k.weight,
+            k_norm_D=self.k_norm.gain if isinstance(self.k_norm, RMSNorm) else None,
+            wv_DD=self.v.weight,
+            share=self.depth.softmax(0)[1:],
+        )
+
+        q_BTD = block.q_norm(block.q(block.attention_norm(x_BTD)))
+        nothing_BTD = torch.zeros_like(q_BTD)
+        return recurrence(
+            x_BTD=x_BTD,
+            q_BTD=q_BTD,
+            k_BTD=nothing_BTD,
+            v_BTD=nothing_BTD,
+            weights=weights,
+            slopes_H=self.slopes_H,
+            scale=self.shape.residual_scale,
+            block=1,
+            implementation="fused",
+        )
 
     @classmethod
     def growth_period(cls, config: Any) -> int:

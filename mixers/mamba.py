@@ -22,6 +22,15 @@ class Mamba(MixerLayer):
 
     Dimensions beside those of ``mixers.base``: E inner width, N states of a channel, K width of the map to the time
     steps.
+
+    Differs from the reference:
+        Gu & Dao 2023, section 3, and https://github.com/state-spaces/mamba, mamba_ssm/modules/mamba_simple.py and
+        mamba_ssm/models/mixer_seq_simple.py.
+
+        - block: theirs has no MLP: a Mamba layer stands in place of both attention and MLP.
+        - initialisation: theirs has PyTorch's default for linear maps (uniform, standard deviation 1/√(3 inputs)), and
+          for the short convolution and its bias (uniform in ±1/√W, W = 4); here the convolution is normal with 1/√W and
+          its bias zero. Theirs divides the output map by √L, where here the branch has the factor 1/√L.
     """
 
     family: ClassVar[str] = "state space"

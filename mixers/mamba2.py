@@ -39,6 +39,18 @@ class Mamba2(MixerLayer):
     B and C are shared by all heads; x, B and C go through a short causal convolution, and y through a gate and an RMS
     norm. Positions are told apart by the decays and the convolution. State: for each head a matrix (N, 2 D / H), and
     the newest inputs of the convolution.
+
+    Differs from the reference:
+        Dao & Gu 2024, section 7, and https://github.com/state-spaces/mamba, mamba_ssm/modules/mamba2.py and
+        mamba_ssm/models/mixer_seq_simple.py.
+
+        - block: theirs has no MLP: a Mamba-2 layer stands in place of both attention and MLP.
+        - sizes: 64 states and 4 heads of D/2 channels; theirs has 128 states and heads of 64 channels (the same heads
+          at D = 128).
+        - computation: the norm of the outputs has ε 1e-6; theirs has 1e-5.
+        - initialisation: theirs has PyTorch's default for linear maps (uniform, standard deviation 1/√(3 inputs)), and
+          for the short convolution and its bias (uniform in ±1/√W, W = 4); here the convolution is normal with 1/√W and
+          its bias zero. Theirs divides the output map by √L, where here the branch has the factor 1/√L.
     """
 
     family: ClassVar[str] = "state space"

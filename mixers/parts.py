@@ -139,8 +139,13 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """Return sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
-    half = (width + 1) // 2
+    """Return the sinusoidal codes (T, D) of positions 0 to T - 1."""
+    return sinusoids_at(torch.arange(length, device=device)[:, None], width)
+
+
+def sinusoids_at(position: Tensor, width: int) -> Tensor:
+    """Return the codes (..., D) of positions (..., 1), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half, device = (width + 1) // 2, position.device
     frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
-    angle = torch.arange(length, device=device)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
+    angle = position * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., :width]

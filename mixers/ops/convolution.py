@@ -20,7 +20,7 @@ def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = 
     With ``silu``, return ``silu(y_t)``.
     """
     if runs_fused(x_BTD):
-        from mixers.ops.kernels.convolution import fits_short_convolution, short_convolution_method
+        from mixers.ops.kernels.short_convolution import fits_short_convolution, short_convolution_method
 
         if fits_short_convolution(weight_DW.shape[1]):
             return over_runs(short_convolution_method(torch.bfloat16, silu), x_BTD, weight_DW, bias_D)[0]
@@ -56,6 +56,19 @@ def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, silu: 
     y_BTD = sum(taps[1:], taps[0])
     y_BTD = y_BTD if bias_D is None else y_BTD + bias_D
     return F.silu(y_BTD) if silu else y_BTD
+
+
+def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Tensor) -> Tensor:
+    """Return ``long_convolution(u, h) + skip u`` with ``u = gate v``; in bfloat16 where ``v`` is taken by kernels."""
+    if runs_fused(v_BTD):
+        from mixers.ops.kernels.long_convolution import fits_gated_convolution, gated_convolution_method
+
+        if fits_gated_convolution(len(h_TD)):
+            skipping_TD = torch.cat([h_TD[:1] + skip_D, h_TD[1:]])
+            return over_runs(gated_convolution_method(torch.bfloat16), v_BTD, gate_BTD, skipping_TD)[0]
+
+    u_BTD = at_least_float32(gate_BTD) * at_least_float32(v_BTD)
+    return long_convolution(u_BTD, h_TD) + skip_D * u_BTD
 
 
 def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:

@@ -203,6 +203,19 @@ def test_hyena_filters_know_distances_by_periods_from_4_on() -> None:
     torch.testing.assert_close(known[0], torch.tensor(want))
 
 
+def test_hyena_filters_start_at_the_frequency_of_the_settings() -> None:
+    """With zero biases, three small layers of sine(w y) are linear: the filters are w^3 times those of w = 1."""
+    filters = []
+    for frequency in (1.0, 2.0):
+        torch.manual_seed(0)
+        layer = Hyena(Hyena.Config(frequency=frequency), Shape(width=6)).double()
+        for linear in layer.filters.layers:
+            linear.bias.data.zero_()
+            linear.weight.data *= 1e-3
+        filters.append(layer.filters(9)[0])
+    torch.testing.assert_close(filters[1], 8 * filters[0], rtol=1e-4, atol=0.0)
+
+
 def test_hyena_decodes_beyond_the_length_from_which_it_uses_the_fft() -> None:
     layer, x = build(Hyena), normal(2, DIRECT + 10, 6)
     state, outputs = layer.init_state(2), []
@@ -251,6 +264,7 @@ def test_recurrences_keep_float32_under_autocast(layer: type[MixerLayer]) -> Non
         (LRU, {"max_phase": 0.0}, "max_phase: 0.0 must be positive"),
         (Hyena, {"order": 1}, "order: 1 must be at least 2"),
         (Hyena, {"reach": 0}, "reach: 0 must be at least 1"),
+        (Hyena, {"frequency": 0.0}, "frequency: 0.0 must be greater than 0"),
     ],
 )
 def test_bad_settings_are_refused(layer: type[Layer], values: dict[str, object], message: str) -> None:
