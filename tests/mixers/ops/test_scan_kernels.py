@@ -11,6 +11,11 @@ from torch.func import vmap
 
 triton = pytest.importorskip("triton")
 
+from mixers.base import Shape  # noqa: E402
+from mixers.deltanet import DeltaNet  # noqa: E402
+from mixers.lru import LRU  # noqa: E402
+from mixers.mamba import Mamba  # noqa: E402
+from mixers.mamba2 import Mamba2  # noqa: E402
 from mixers.ops.convolution import short_convolution  # noqa: E402
 from mixers.ops.diagonal_scan import diagonal_scan  # noqa: E402
 from mixers.ops.kernels.diagonal_scan import diagonal_scan_method  # noqa: E402
@@ -18,6 +23,8 @@ from mixers.ops.kernels.selective_scan import selective_scan_method  # noqa: E40
 from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
 from mixers.ops.runs import Method, over_runs  # noqa: E402
 from mixers.ops.selective_scan import selective_scan  # noqa: E402
+from mixers.parts import MixerLayer  # noqa: E402
+from mixers.s5 import S5  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -54,14 +61,14 @@ def convolution_case(R: int, B: int, T: int, D: int, taps: int, bias: bool = Tru
 
 
 def selective_case(R: int, B: int, T: int, E: int, N: int) -> Case:
-    """Steps go through a unit matrix; they and the decays are spread over those of trained layers."""
+    """Steps go through a unit matrix; they and the rates are spread from almost no decay to states that are lost."""
 
     def plain(u: Tensor, z: Tensor, dt: Tensor, b: Tensor, c: Tensor, A: Tensor, *others: Tensor) -> Tensor:
         skip, bias = others
         return selective_scan(u, z, dt, b, c, A, skip, torch.eye(E, dtype=u.dtype, device=u.device), bias)
 
     rows = [normal(R, B, T, E, seed=i) for i in range(3)] + [normal(R, B, T, N, seed=i) for i in (3, 4)]
-    parameters = [-normal(R, E, N, seed=5).exp(), normal(R, E, seed=6), normal(R, E, seed=7) - 3]
+    parameters = [-(1.5 * normal(R, E, N, seed=5)).exp(), normal(R, E, seed=6), 3 * normal(R, E, seed=7) - 3]
     return Case(plain, selective_scan_method, rows, parameters)
 
 
@@ -132,6 +139,11 @@ def exact(case: Case) -> list[Tensor]:
     return run(case, case.plain, torch.float64, torch.float64)
 
 
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("convolution", "selective_scan", "diagonal_scan"):
+        monkeypatch.setattr(f"mixers.ops.{name}.runs_fused", lambda x: False)
+
+
 @interpreted
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreted(name: str) -> None:
@@ -179,13 +191,19 @@ def test_float32(name: str) -> None:
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("name", LARGE)
-def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
+def test_bfloat16_is_as_exact_as_plain_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both against float64, which starts from the same rounded rows."""
+    without_kernels(monkeypatch)
     case = LARGE[name]()
     case = case._replace(rows=[y.bfloat16().double() for y in case.rows])
+
+    def autocast(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return case.plain(*tensors).bfloat16()
+
     want = exact(case)
     got = errors(fused(case, torch.bfloat16), want)
-    plain = errors(run(case, lambda *tensors: case.plain(*tensors).bfloat16(), torch.bfloat16, torch.float32), want)
+    plain = errors(run(case, autocast, torch.bfloat16, torch.float32), want)
     for i, (ours, theirs) in enumerate(zip(got, plain, strict=True)):
         assert ours <= 1.5 * theirs + 1e-5, (i, ours, theirs)
 
@@ -198,3 +216,22 @@ def test_bitwise_repeatable(name: str) -> None:
     first = fused(case, torch.bfloat16)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("layer", [Mamba, Mamba2, DeltaNet, S5, LRU])
+def test_layers_run_in_them_under_autocast(layer: type[MixerLayer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their outputs are those of plain operations up to bfloat16's rounding."""
+    torch.manual_seed(0)
+    built = layer(layer.Config(), Shape()).cuda()
+    x = torch.randn(4, 100, 128, device="cuda")
+    with torch.no_grad():
+        want = built.double()(x.double())
+        built.float()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        got = built(x)
+        without_kernels(monkeypatch)
+        plain = built(x)
+    assert not torch.equal(got, plain)
+    assert errors([got], [want])[0] <= 1.5 * errors([plain], [want])[0]
