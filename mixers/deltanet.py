@@ -7,7 +7,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import Shape, State
+from mixers.base import Shape, State, switch
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
@@ -23,8 +23,22 @@ The authors read with q / √K and norm with 1e-5. Here the queries are scaled b
 class DeltaNet(MixerLayer):
     """The delta rule S_t = (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T with β = sigmoid and keys of length one.
 
+    The transition matrix I - β k k^T has the eigenvalue 1 - β on the key, in (0, 1), and 1 elsewhere. With
+    ``negative_eigenvalues`` β = 2 sigmoid, and 1 - β is in (-1, 1) (Grazzi et al. 2024, arXiv:2411.12537). Where β is
+    near 2, a write changes the sign of the state along its key, as parity needs.
+
     Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by the convolution
     and by causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
+
+    Differs from the reference:
+        Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/delta_net.py and
+        fla/models/delta_net.
+
+        - block: theirs has a gated MLP (SwiGLU).
+        - sizes: 4 heads of D/4 channels, the default of their layer; their language model has 16 of 128.
+        - computation: the norm of the outputs has the ε 1e-5 of their layer's default; their language model sets 1e-6.
+        - initialisation: theirs is normal with standard deviation 0.02 for linear maps and short convolutions; here the
+          convolutions have 1/√W, W = 4.
     """
 
     family: ClassVar[str] = "delta rule"
@@ -37,10 +51,13 @@ class DeltaNet(MixerLayer):
         Attributes:
             heads: number of heads; must divide the model width.
             convolution: positions that the short convolution spans.
+            negative_eigenvalues: double the write strength, for eigenvalues of the state's transition between -1 and 1
+                in place of 0 and 1.
         """
 
         heads: int = 4
         convolution: int = 4
+        negative_eigenvalues: bool = switch(False)
 
     config: Config
 
@@ -49,7 +66,7 @@ class DeltaNet(MixerLayer):
         check_heads(config.heads, shape.width)
 
         self.qkv = linear(shape.width, 3 * shape.width)
-        self.convolution = ShortConvolution(3 * shape.width, config.convolution)
+        self.convolution = ShortConvolution(3 * shape.width, config.convolution, silu=True)
         self.strength = linear(shape.width, config.heads)
         self.norm = RMSNorm(shape.width // config.heads)
         self.out = linear(shape.width, shape.width)
@@ -72,11 +89,14 @@ class DeltaNet(MixerLayer):
 
     def _recurrence(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``."""
-        q, k, v = rearrange(F.silu(qkv), "... (n h k) -> n ... h k", n=3, h=self.config.heads)
+        q, k, v = rearrange(qkv, "... (n h k) -> n ... h k", n=3, h=self.config.heads)
         q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
         # Write strength β, on the keys, and decays.
-        strong = self.strength(x).sigmoid()[..., None] * k
+        strength = self.strength(x).sigmoid()
+        if self.config.negative_eigenvalues:
+            strength = 2 * strength
+        strong = strength[..., None] * k
         g = self._log_decay(x)
         return q, strong, v, g, -strong if g is None else -g.exp() * strong, k
 
@@ -92,8 +112,20 @@ class DeltaNet(MixerLayer):
 class GatedDeltaNet(DeltaNet):
     """The delta rule with a decay, S_t = α_t (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T, and an output gate.
 
-    The decays α are parametrised as in Mamba-2. All else is as in DeltaNet, the state included. The values are D wide
-    (the paper's language models have keys of 3/4 D and values of 3/2 D).
+    The decays α are parametrised as in Mamba-2. The transition matrix has the eigenvalues α and α (1 - β), the latter
+    in (0, 1), or in (-1, 1) with ``negative_eigenvalues``. All else is as in DeltaNet, the state included. The values
+    are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
+
+    Differs from the reference:
+        Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/gated_deltanet.py
+        and fla/models/gated_deltanet.
+
+        - block: theirs has a gated MLP (SwiGLU).
+        - sizes: 4 heads with keys and values of D/4 channels; theirs has 6 heads with keys of D/8 and values of D/4, so
+          keys are 3/4 D and values 3/2 D wide.
+        - computation: the norm of the outputs has the ε 1e-5 of their layer's default; their language model sets 1e-6.
+        - initialisation: theirs is normal with standard deviation 0.02 for linear maps and short convolutions; here the
+          convolutions have 1/√W, W = 4.
     """
 
     family: ClassVar[str] = "delta rule"

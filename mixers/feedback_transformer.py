@@ -41,8 +41,24 @@ class FeedbackTransformer(DeepLayer):
     The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
     layers. Its key and value are computed from m and are common to all layers as well (section 3.2 of the paper). A
     position attends to the memory before it, and to a pair of zeros at its own place, so that the first position has a
-    pair to attend to; the authors' code fills the whole window with zeros at first. Positions are told apart by ALiBi.
-    State: the pairs of all positions.
+    pair to attend to. Positions are told apart by ALiBi. State: the pairs of all positions.
+
+    Differs from the reference:
+        Fan et al. 2020, section 3.2, and https://github.com/facebookresearch/transformer-sequential,
+        models/feedback.py.
+
+        - block: theirs has layer norms, before the branches with ``pre_norm`` and else after the additions, a ReLU MLP
+          with biases, and dropout.
+        - sizes: 16 heads of D/16 channels; theirs has 8 heads of 128 at width 512 (experiments/feedback/enwik8.sh).
+        - positions: ALiBi; theirs learns a code of each distance, common to all layers (``key_pe``).
+        - computation: all earlier positions are in reach, and a pair of zeros at the position itself; theirs reaches
+          ``attn_lim`` earlier positions, zeros before the first, and no own position. Keys and values are common to all
+          layers, as in the paper; in the code this is the option ``share_proj_kv``. The memory has a norm of its own;
+          with ``pre_norm`` theirs takes the norm of the queries. Queries and keys pass through an RMS norm.
+        - initialisation: theirs divides the maps out of attention and MLP by √(2L) with ``pre_norm``, where here the
+          branches have the factor 1/√L; its other maps have PyTorch's default.
+        - training: gradients flow through all positions; in theirs they stop every ``mem_sz`` positions (trainer.py).
+        - left out: adaptive attention spans.
     """
 
     family: ClassVar[str] = "recurrent attention"

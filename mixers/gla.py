@@ -18,6 +18,14 @@ class GatedLinearAttention(MixerLayer):
 
     The decays are sigmoid(low-rank map of the input)^(1/16). Positions are told apart by the decays and causality
     alone. State: for each head a matrix (K, V) with H K = D/2 and H V = D.
+
+    Differs from the reference:
+        Yang et al. 2023, section 4, and https://github.com/fla-org/flash-linear-attention, fla/layers/gla.py and
+        fla/models/gla.
+
+        - block: theirs has a gated MLP (SwiGLU).
+        - initialisation: theirs is normal with standard deviation 0.02 for all linear maps, with zero biases. Here the
+          second map of the decays and its bias have PyTorch's default.
     """
 
     family: ClassVar[str] = "linear attention"

@@ -22,11 +22,38 @@ class Hyena(MixerLayer):
     distance of two positions; this tells positions apart. State: all inputs of every long convolution, so it grows
     with the length, and a step at position t costs O(t).
 
+    The filters are our own, because those of the authors depend on a maximal length N: their network reads shares t / N
+    of it, by sinusoids of at most a few periods in N. Ours reads absolute distances (``ImplicitFilters``). Theirs for
+    associative recall (experiment/synthetics/associative_recall in https://github.com/HazyResearch/safari) also has
+    order 2, a short convolution of 3 and a width of 64 in three sine layers. It reads 5 numbers (here 2 bands), its
+    sines start at frequency 10, because its inputs change slowly, and its window is that of a reach of 1.5 N. There as
+    here, weight decay leaves out the network of the filters.
+
     Dimensions beside those of ``mixers.base``: I long filters.
+
+    Differs from the reference:
+        Poli et al. 2023, section 3, and https://github.com/HazyResearch/safari, src/models/sequence/hyena.py and
+        long_conv_lm.py.
+
+        - block: theirs has layer norms, an MLP with biases and the tanh approximation of GELU, and dropout; its
+          projections have biases.
+        - positions: the filters' network reads cosines and sines of absolute distances, of periods 4, 8, 16, ...;
+          theirs reads the share t/N of a largest length N, and cosines and sines of 2π f t/N with f from 0 to F - 1, F
+          = 16 for the Pile and F = 2 for associative recall. Theirs learns these inputs unless ``lr_pos_emb`` is 0.
+        - computation: the slowest window decays to 1/100 at distance 1024 (``reach``), the fastest at a fifth of it;
+          theirs at 1.5 N and 0.3 N. The sines' frequency starts at 1, the default of their layer; theirs starts at 14
+          for the Pile and 10 for associative recall, here the option ``frequency``.
+        - initialisation: theirs is normal with standard deviation 0.02 for all linear maps, the filters' network
+          included, and 0.02/√(2L) for the output map; here the filters' network has PyTorch's default. Theirs has
+          PyTorch's default for the short convolution and its bias (uniform in ±1/√W, W = 3); here it is normal with
+          1/√W and its bias zero.
+        - training: theirs has a learning rate of its own for the filters (``lr``); weight decay leaves them out, as in
+          theirs.
     """
 
     family: ClassVar[str] = "convolution"
     paper: ClassVar[str] = "Poli et al. 2023, arXiv:2302.10866"
+    undecayed: ClassVar[tuple[str, ...]] = ("filters.",)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MixerLayer.Config):
@@ -38,6 +65,7 @@ class Hyena(MixerLayer):
             filter_width: hidden width of the network that computes the filters.
             bands: number of frequencies in the network's code of a distance, of periods 4, 8, 16, ...
             reach: distance at which the slowest channel of a filter has decayed to 1/100; the fastest needs a fifth.
+            frequency: factor of the sines' arguments at the start of training; greater than 0.
         """
 
         order: int = 2
@@ -45,6 +73,7 @@ class Hyena(MixerLayer):
         filter_width: int = 64
         bands: int = 8
         reach: int = 1024
+        frequency: float = 1.0
 
     config: Config
 
@@ -108,13 +137,15 @@ class ImplicitFilters(nn.Module):
     def __init__(self, config: Hyena.Config, width: int, filters: int) -> None:
         super().__init__()
         check_at_least(1, config, "filter_width", "bands", "reach")
+        if not config.frequency > 0:
+            raise ValueError(f"frequency: {config.frequency} must be greater than 0")
 
         self.config, self.width, self.filters = config, width, filters
         hidden = config.filter_width
         sizes = [2 * config.bands, hidden, hidden, hidden]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = nn.Linear(hidden, filters * width, bias=False)
-        self.frequency = nn.Parameter(torch.ones(hidden))
+        self.frequency = nn.Parameter(config.frequency * torch.ones(hidden))
 
     def forward(self, length: int) -> tuple[Tensor, ...]:
         """Return the filters, each (T, D), at distances 0 to T - 1; float32 also under autocast."""

@@ -1,7 +1,7 @@
 """Linear attention."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from einops import rearrange
@@ -10,13 +10,28 @@ from torch import Tensor
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
 from mixers.ops.numerics import at_least_float32
-from mixers.parts import MixerLayer, check_heads, linear
+from mixers.parts import MixerLayer, check_heads, linear, sinusoids_at
 
 
 class LinearAttention(MixerLayer):
     """Attention with the feature map elu + 1 in place of the softmax, normalised by the sum of its weights.
 
-    Positions are told apart by causality alone. State: for each head a matrix (K, K) and a vector (K).
+    Positions are told apart by sinusoids, which are added to the mixer's normed input, so that queries, keys and values
+    all read them. The authors add a position code to the embedding, which only a whole model can do; here every layer
+    adds one, and the code does not enter the residual branch. Without a code one layer sees the earlier positions as a
+    set, whatever their order. State: for each head a matrix (K, K) and a vector (K), and the position.
+
+    Differs from the reference:
+        Katharopoulos et al. 2020, section 3, and https://github.com/idiap/fast-transformers,
+        fast_transformers/attention/causal_linear_attention.py, attention_layer.py and transformers.py.
+
+        - block: theirs has layer norms after the residual additions, a ReLU MLP with biases, and dropout 0.1; its
+          projections have biases.
+        - sizes: 4 heads of D/4 channels; the builder of theirs has 4 heads of 64 by default.
+        - positions: sinusoids are added to the mixer's normed input in every layer; theirs leaves codes of positions to
+          the model, which adds them to the embedding.
+        - computation: the sum of the weights is at least 1e-6; theirs adds 1e-6 to it.
+        - initialisation: theirs has PyTorch's default (uniform, standard deviation 1/√(3 inputs)).
     """
 
     family: ClassVar[str] = "linear attention"
@@ -28,9 +43,11 @@ class LinearAttention(MixerLayer):
 
         Attributes:
             heads: number of heads; must divide the model width.
+            positions: code of the position that is added to the mixer's input.
         """
 
-        heads: int = 16
+        heads: int = 4
+        positions: Literal["none", "sinusoidal"] = "sinusoidal"
 
     config: Config
 
@@ -40,25 +57,36 @@ class LinearAttention(MixerLayer):
         self.q, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD)
+        position_T1 = torch.arange(x_BTD.shape[1], device=x_BTD.device)[:, None]
+        q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD, position_T1)
         a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK)
         return self.out(normalised(a_BTHK, q_BTHK, k_BTHK.cumsum(1)).flatten(2))
 
     def init_state(self, batch: int) -> State:
         heads, weight = self.config.heads, self.q.weight
         size = self.shape.width // heads
-        return {"S": weight.new_zeros(batch, heads, size, size), "k": weight.new_zeros(batch, heads, size)}
+        state = {"S": weight.new_zeros(batch, heads, size, size), "k": weight.new_zeros(batch, heads, size)}
+        return {**state, "position": weight.new_zeros(batch, 1, dtype=torch.int64)}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        q_BHK, k_BHK, v_BHK = self._project(x_BD)
+        q_BHK, k_BHK, v_BHK = self._project(x_BD, state["position"])
 
         a_BHK, S_BHKK = matrix_step(state["S"], q_BHK, k_BHK, v_BHK)
         sum_BHK = state["k"] + k_BHK
 
-        return self.out(normalised(a_BHK, q_BHK, sum_BHK).flatten(1)), {"S": S_BHKK, "k": sum_BHK}
+        after = {"S": S_BHKK, "k": sum_BHK, "position": state["position"] + 1}
+        return self.out(normalised(a_BHK, q_BHK, sum_BHK).flatten(1)), after
 
-    def _project(self, x: Tensor) -> list[Tensor]:
-        """Return features of queries and keys, and values (..., H, K)."""
+    def _project(self, x: Tensor, position: Tensor) -> list[Tensor]:
+        """Return features of queries and keys, and values (..., H, K).
+
+        Args:
+            x: Inputs (..., D).
+            position: Their positions, integers, which broadcast to (..., 1).
+        """
+        if self.config.positions == "sinusoidal":
+            x = x + sinusoids_at(position, x.shape[-1]).to(x)
+
         q, k, v = features(self.q(x)), features(self.k(x)), self.v(x)
         return [rearrange(y, "... (h k) -> ... h k", h=self.config.heads) for y in (q, k, v)]
 

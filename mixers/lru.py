@@ -18,6 +18,14 @@ class LRU(DiagonalLayer):
     At the start the decays are uniform over a ring of the complex plane, and gamma normalises the states for their
     moduli (sections 3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Positions are told
     apart by the rotation and decay of the states. State: N complex numbers.
+
+    Differs from the reference:
+        Orvieto et al. 2023, arXiv:2303.06349, figure 1 and the code of appendix A.
+
+        - block: theirs is norm, recurrence, GLU and skip, with batch or layer norms; here the MLP takes the place of
+          the GLU.
+        - sizes: 64 complex states, with r_min, r_max and the largest phase of appendix A (0, 1, 2π); in the paper's
+          experiments these are settings of each task.
     """
 
     family: ClassVar[str] = "recurrent net"

@@ -15,6 +15,16 @@ class LSTM(MixerLayer):
 
     Gates depend on the previous output, so positions are computed one after the other; products with the inputs are
     computed for all positions at once. Positions are told apart by the recurrence alone. State: D cells and D outputs.
+
+    Differs from the reference:
+        ``torch.nn.LSTM`` with one layer.
+
+        - block: theirs is the recurrence alone, without norm, residual branch and MLP.
+        - computation: one bias for each gate; theirs has two, which are added.
+        - initialisation: matrices are normal with standard deviation 1/√D, the bias of the forget gate is 1, the others
+          are 0; theirs is uniform in ±1/√D for all, biases included.
+        - left out: dropout, projections (``proj_size``), the reverse direction.
+        - added: a linear map of the outputs, as the other mixers have.
     """
 
     family: ClassVar[str] = "recurrent net"

@@ -39,6 +39,18 @@ class Mamba2(MixerLayer):
     B and C are shared by all heads; x, B and C go through a short causal convolution, and y through a gate and an RMS
     norm. Positions are told apart by the decays and the convolution. State: for each head a matrix (N, 2 D / H), and
     the newest inputs of the convolution.
+
+    Differs from the reference:
+        Dao & Gu 2024, section 7, and https://github.com/state-spaces/mamba, mamba_ssm/modules/mamba2.py and
+        mamba_ssm/models/mixer_seq_simple.py.
+
+        - block: theirs has no MLP: a Mamba-2 layer stands in place of both attention and MLP.
+        - sizes: 64 states and 4 heads of D/2 channels; theirs has 128 states and heads of 64 channels (the same heads
+          at D = 128).
+        - computation: the norm of the outputs has ε 1e-6; theirs has 1e-5.
+        - initialisation: theirs has PyTorch's default for linear maps (uniform, standard deviation 1/√(3 inputs)), and
+          for the short convolution and its bias (uniform in ±1/√W, W = 4); here the convolution is normal with 1/√W and
+          its bias zero. Theirs divides the output map by √L, where here the branch has the factor 1/√L.
     """
 
     family: ClassVar[str] = "state space"
@@ -73,7 +85,7 @@ class Mamba2(MixerLayer):
 
         # One map gives the gate, then x, B and C, then the step sizes.
         self.inputs = linear(shape.width, sum(self.sizes))
-        self.convolution = ShortConvolution(convolved, config.convolution, bias=True)
+        self.convolution = ShortConvolution(convolved, config.convolution, bias=True, silu=True)
         self.decay = ScalarDecay(config.heads)
         self.skip_H = nn.Parameter(torch.ones(config.heads))
         self.norm = RMSNorm(inner)
@@ -103,7 +115,7 @@ class Mamba2(MixerLayer):
     def _recurrence(self, xBC: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
         heads, state_size = self.config.heads, self.config.state_size
-        x, B, C = F.silu(xBC).split([self.sizes[0], state_size, state_size], dim=-1)
+        x, B, C = xBC.split([self.sizes[0], state_size, state_size], dim=-1)
         x = rearrange(x, "... (h v) -> ... h v", h=heads)
         step, log_decay = self.decay(step)
 

@@ -47,19 +47,21 @@ class MLP(nn.Module):
 class ShortConvolution(nn.Module):
     """Causal convolution ``y_t = sum_w weight_w x_{t-W+1+w}`` of each channel, with zeros before the first position.
 
-    Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white inputs; a bias starts at zero.
+    With ``silu``, a SiLU follows. Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white
+    inputs; a bias starts at zero.
     """
 
-    def __init__(self, width: int, size: int = 4, bias: bool = False) -> None:
+    def __init__(self, width: int, size: int = 4, bias: bool = False, silu: bool = False) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"convolution size: {size} must be at least 1")
 
         self.weight_DW = nn.Parameter(torch.randn(width, size) * size**-0.5)
         self.bias_D = nn.Parameter(torch.zeros(width)) if bias else None
+        self.silu = silu
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return short_convolution(x_BTD, self.weight_DW, self.bias_D)
+        return short_convolution(x_BTD, self.weight_DW, self.bias_D, silu=self.silu)
 
     def init_state(self, batch: int) -> Tensor:
         """Return the W - 1 newest inputs (B, W-1, D), oldest first: zeros."""
@@ -68,7 +70,7 @@ class ShortConvolution(nn.Module):
 
     def step(self, x_BD: Tensor, newest_BWD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output (B, D) at one position, and the newest inputs."""
-        return short_convolution_step(x_BD, newest_BWD, self.weight_DW, self.bias_D)
+        return short_convolution_step(x_BD, newest_BWD, self.weight_DW, self.bias_D, silu=self.silu)
 
 
 class MixerLayer(Layer):
@@ -137,8 +139,13 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """Return sinusoidal position codes (T, D), sines then cosines (Vaswani et al. 2017, section 3.5)."""
-    half = (width + 1) // 2
+    """Return the sinusoidal codes (T, D) of positions 0 to T - 1."""
+    return sinusoids_at(torch.arange(length, device=device)[:, None], width)
+
+
+def sinusoids_at(position: Tensor, width: int) -> Tensor:
+    """Return the codes (..., D) of positions (..., 1), sines then cosines (Vaswani et al. 2017, section 3.5)."""
+    half, device = (width + 1) // 2, position.device
     frequency = torch.exp(torch.arange(half, device=device) * (-torch.log(torch.tensor(10_000.0)).item() / half))
-    angle = torch.arange(length, device=device)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
+    angle = position * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., :width]

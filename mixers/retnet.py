@@ -16,10 +16,21 @@ from mixers.parts import MixerLayer, check_heads, linear
 class RetNet(MixerLayer):
     """Multi-scale retention: linear attention without a softmax, in which head h decays by 1 - 2^(-5-h) a position.
 
-    Positions are told apart by that decay and by the rotation of queries and keys, as in xPos. The score normalisations
-    of section 2.1 are left out, because the group norm removes every scale of a head. The values are D wide (equation
-    8; the paper's language models double them and make the MLP narrower by as much). State: for each head a matrix
-    (K, K), and the position.
+    Positions are told apart by that decay and by the rotation of queries and keys, as in xPos. State: for each head a
+    matrix (K, K), and the position.
+
+    Differs from the reference:
+        Sun et al. 2023, section 2, and https://github.com/microsoft/torchscale,
+        torchscale/component/multiscale_retention.py and torchscale/architecture/retnet.py.
+
+        - block: theirs has a gated MLP (``GLU``), whose hidden width is smaller by as much as the values are wider.
+        - sizes: 4 heads of D/4 channels for keys and for values, as in equation 8; theirs takes the width of the values
+          as a setting (``decoder_value_embed_dim``), which is 2 D in the paper's language models.
+        - computation: the norm of a head subtracts the mean and has gains and biases (the paper's group norm, ε 1e-5);
+          in the code it is an RMS norm without gain. The score normalisations of section 2.1 are left out: up to ε the
+          norm removes them.
+        - initialisation: theirs is Xavier-uniform, with gain 2^-2.5 for queries, keys, values and gate, and 1 for the
+          output.
     """
 
     family: ClassVar[str] = "linear attention"

@@ -1,15 +1,18 @@
 """The Recurrent Memory Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
-from mixers.parts import check_at_least
+from mixers.ops.attention import masked_alibi
+from mixers.ops.block_attention import block_attention
+from mixers.parts import RMSNorm, check_at_least
+from mixers.transformer import Transformer
 
 
 class RecurrentMemoryTransformer(DeepLayer):
@@ -18,6 +21,28 @@ class RecurrentMemoryTransformer(DeepLayer):
     Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
     memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
     and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
+
+    The paper does not say at what scale the memory comes back. Here an RMS norm with a gain stands before every
+    segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
+    without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
+    weights), so that what a later segment adds is small beside it.
+
+    Differs from the reference:
+        Bulatov et al. 2022, section 3.2, and https://github.com/booydar/recurrent-memory-transformer,
+        modeling_rmt/language_modeling.py, with a GPT-2 as its model.
+
+        - block: theirs is that of the model it wraps: GPT-2 has layer norms, biases, and the tanh approximation of
+          GELU.
+        - sizes: segments of 8 and 4 memory tokens, for sequences of 128; both are settings of each experiment in
+          theirs.
+        - positions: ALiBi over memory and segment; theirs are those of the model: learned codes of absolute positions
+          for GPT-2.
+        - computation: an RMS norm with a gain of its own stands before the memory of every segment, the first one
+          included; in theirs a memory that comes back has passed the model's final norm, and the first one no norm.
+          Queries and keys pass through an RMS norm.
+        - initialisation: theirs starts from a trained model; the memory is drawn with the standard deviation of the
+          embeddings, as here, where that is 1.
+        - training: gradients flow through all segments; theirs can stop them after ``k2`` segments.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -45,20 +70,63 @@ class RecurrentMemoryTransformer(DeepLayer):
 
         self.stack = TransformerStack(config, shape)
         self.memory_MD = nn.Parameter(torch.randn(config.memory, shape.width))
+        self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if len(self.stack.blocks) == 1:
+            return self._through_one_layer(x_BTD)
+
         tokens = self.config.memory
-        memory_BMD, outputs = self.memory_MD.expand(len(x_BTD), -1, -1), []
+        memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 
         *complete, last_BCD = x_BTD.split(self.config.segment, dim=1)
         for x_BCD in complete:
             z = self.stack(torch.cat([memory_BMD, x_BCD, memory_BMD], dim=1))
             outputs.append(z[:, tokens:-tokens])
-            memory_BMD = z[:, -tokens:]
+            memory_BMD = self.memory_norm(z[:, -tokens:])
 
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
+
+    def _through_one_layer(self, x_BTD: Tensor) -> Tensor:
+        """Return the same as ``forward``: in a single layer, only the memory needs the segments one after another."""
+        layer = cast(Transformer, self.stack.blocks[0])
+        q_BTD, k_BTD, v_BTD = layer.project(x_BTD)
+        size, segments = self.config.segment, -(-x_BTD.shape[1] // self.config.segment)
+        bias_HCJ, bias_HMJ = self._biases(layer.slopes_H)
+
+        # The memory's pairs for each segment.
+        memory_BMD = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1)
+        keys, values = [], []
+        for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
+            q_BMD, k_BMD, v_BMD = layer.project(memory_BMD)
+            keys.append(k_BMD)
+            values.append(v_BMD)
+            if n + 1 < segments:
+                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
+                memory_BMD = self.memory_norm(layer.finish(memory_BMD, a_BMD))
+
+        # All positions at once.
+        memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+        return layer.finish(x_BTD, block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ))
+
+    def _biases(self, slopes_H: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the biases of attention to the memory, then to the segment: of positions and of tokens behind it."""
+        tokens, size = self.config.memory, self.config.segment
+        place = torch.arange(tokens + size + tokens, device=slopes_H.device)
+        distance = place[:, None] - place
+        bias = masked_alibi(slopes_H, distance, distance >= 0)
+        bias_HCJ, bias_HMJ = bias[:, tokens:-tokens, :-tokens], bias[:, -tokens:, :-tokens]
+
+        # Tokens behind the segment have the pairs of those before it, so that the weights of both add up.
+        behind_HMM = bias[:, -tokens:, -tokens:]
+        both_HMM = torch.logaddexp(bias_HMJ[..., :tokens], behind_HMM)
+        return bias_HCJ, torch.cat([both_HMM, bias_HMJ[..., tokens:]], dim=2)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.segment >= length else None
 
     def init_state(self, batch: int) -> State:
         return self._begin(self.memory_MD.expand(batch, -1, -1))
@@ -72,7 +140,8 @@ class RecurrentMemoryTransformer(DeepLayer):
         return z_BD, {"memory": state["memory"], **pairs}
 
     def _begin(self, memory_BMD: Tensor) -> State:
-        """Return the state before the first position of a segment."""
+        """Return the state before the first position of a segment, from a memory that is not normed yet."""
+        memory_BMD = self.memory_norm(memory_BMD)
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:

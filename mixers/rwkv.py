@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import Shape, State
+from mixers.base import Shape, State, switch
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
 from mixers.parts import MixerLayer, check_at_least, check_heads, linear
@@ -52,7 +52,7 @@ class RWKV(MixerLayer):
         check_heads(config.heads, shape.width)
         if shape.width // config.heads < 2:
             raise ValueError(f"heads: {config.heads} leave heads of size 1, whose norm is always 0")
-        check_at_least(1, config, *vars(config))
+        check_at_least(1, config, *(name for name, value in vars(config).items() if not isinstance(value, bool)))
 
         self.r, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
         self.norm = nn.GroupNorm(config.heads, shape.width, eps=64e-5)
@@ -76,6 +76,20 @@ class RWKV6(RWKV):
 
     o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. d is at most 5, where a
     decay is 0 in float32. Positions are told apart by the decays and the token shift.
+
+    Differs from the reference:
+        Peng et al. 2024, section 4, and https://github.com/BlinkDL/RWKV-LM, RWKV-v5/src/model.py (``RWKV_Tmix_x060``).
+
+        - block: theirs has layer norms, one more behind the embedding, and channel mixing in place of the MLP: a token
+          shift, squared ReLU, and a sigmoid gate.
+        - sizes: 4 heads of D/4 channels; theirs has heads of 64.
+        - computation: the logarithm d of the decay's rate is at most 5, where a decay is 0 in float32.
+        - initialisation: theirs is orthogonal for receptance and values, a tenth of it for keys and gate, and zero for
+          the output map. Its low-rank maps start with a first factor of zero and a second one uniform in ±0.01; here
+          they start within about a tenth of their biases. Its shifts, decays, bonus and the gain of the head norm
+          depend on the depth; here every layer starts as the first of several does, but with gain 1.
+        - training: theirs trains the biases of the decays with twice the learning rate (``layerwise_lr``), and weight
+          decay leaves out the low-rank maps.
     """
 
     family: ClassVar[str] = "linear attention"
@@ -140,6 +154,34 @@ class RWKV7(RWKV):
     S_t = (diag(w_t) - (a_t κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = r_t^T S_t, here with keys as rows of S. Positions are
     told apart by the decays and the token shift. The paper mixes the values of the first layer into those of deeper
     layers; this is left out, because a single layer has no layer below it.
+
+    The transition matrix is similar to the symmetric diag(w) - u u^T with u_i = √a_i κ̂_i. Its eigenvalues are real,
+    below 1, and above min(w) - max(a). With w in (e^(-1/√e), 1) = (0.545, 1) and a in (0, 1) they lie in (-0.455, 1);
+    none is negative if no decay w is below a learning rate a.
+
+    With ``negative_eigenvalues`` a is in (0, 1 + w), also in k̃, and the eigenvalues lie in (-1, 1), because
+    diag(1 + w) - u u^T is positive definite for a < 1 + w. Grazzi et al. 2024, arXiv:2411.12537, double the learning
+    rate, which is the same without decay. With decay, 2 a would allow -1.455, and states would grow.
+
+    Differs from the reference:
+        Peng et al. 2025, section 4, and https://github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py
+        (``RWKV_Tmix_x070``).
+
+        - block: theirs has layer norms, one more behind the embedding, and channel mixing in place of the MLP: a token
+          shift and squared ReLU.
+        - sizes: 4 heads of D/4 channels; theirs has heads of 64. The ranks 32 and 64 are theirs at D = 128; theirs grow
+          as √D.
+        - computation: a removal key is divided by the root of its square plus 1e-6; theirs by its length, at least
+          1e-12.
+        - initialisation: theirs is uniform in ±0.5/√D for receptance and values and in ±0.05/√D for keys, and zero for
+          the output map. Its low-rank maps, the gate's included, start with a first factor of zero and an orthogonal
+          second one times 0.1; here they start within about a tenth of their biases, and the gate's two maps normal as
+          other linear maps. Its shifts and decays depend on the depth; here every layer starts as the first of several
+          does.
+        - training: theirs trains the bias of the decays with twice the learning rate, and weight decay leaves out the
+          low-rank maps.
+        - left out: the values of the first layer, which theirs mixes into those of deeper layers.
+        - added: negative eigenvalues as an option, off by default.
     """
 
     family: ClassVar[str] = "delta rule"
@@ -153,10 +195,13 @@ class RWKV7(RWKV):
             heads: number of heads; must divide the model width.
             rank: rank of the maps that give decays and learning rates.
             gate_rank: rank of the map that gives the gate.
+            negative_eigenvalues: multiply the learning rate by 1 + w, for eigenvalues of the state's transition between
+                -1 and 1 in place of -0.455 and 1.
         """
 
         rank: int = 32
         gate_rank: int = 64
+        negative_eigenvalues: bool = switch(False)
 
     config: Config
 
@@ -204,6 +249,8 @@ class RWKV7(RWKV):
         # Learning rates, decays, removal keys and replacement keys.
         rate = rate.sigmoid()
         log_decay = -(torch.e**-0.5) * decay.sigmoid()
+        if self.config.negative_eigenvalues:
+            rate = rate * (1 + log_decay.exp())
         removal = unit(self.heads(k * self.removal_D))
         replacement = k * (1 + (rate - 1) * self.replacement_D)
 

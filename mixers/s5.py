@@ -20,10 +20,32 @@ class S5(DiagonalLayer):
     HiPPO-N system in the basis of its eigenvectors. The eigenvalues are conjugate pairs: one of each is kept, and a
     factor 2 in ``C`` stands for the other's share of y (section 3). Positions are told apart by the rotation and decay
     of the states. State: P = N/2 complex numbers.
+
+    Weight decay leaves out ``B``, as in the standard setting of the authors' code; it applies to ``C``. Their learning
+    rate of the state-space parameters is another one than that of the rest; here all parameters have the same.
+
+    Differs from the reference:
+        Smith et al. 2022, section 3, and https://github.com/lindermanlab/S5, s5/ssm.py, ssm_init.py, layers.py
+        (``half_glu1``) and run_train.py.
+
+        - block: theirs is a batch norm, the mixer and a skip, without an MLP; its GELU is the tanh approximation, and
+          its gate has a bias.
+        - sizes: 64 real states in one block at the start; theirs has 256 in 8 blocks by default (``ssm_size_base``,
+          ``blocks``).
+        - computation: real parts of the eigenvalues are -exp of a parameter, so always negative; theirs are parameters
+          themselves, which ``clip_eigs`` keeps below -1e-4. The factor 2 of the conjugate pairs is part of C; theirs
+          stands outside.
+        - initialisation: B is drawn real with standard deviation 1/√D; theirs is truncated normal with 1/√N, because
+          ``lecun_normal`` takes the first axis of (N, D) for the inputs. C is drawn real and normal with standard
+          deviation 1/√N; theirs is complex and truncated normal, with 1/√N for each part. Theirs has Flax's default for
+          the gate, truncated normal with standard deviation 1/√D.
+        - training: one learning rate; theirs has one for B, eigenvalues and time steps (``ssm_lr_base``) and one for
+          the rest. Weight decay leaves out B, as theirs does, and the skip, which theirs decays.
     """
 
     family: ClassVar[str] = "state space"
     paper: ClassVar[str] = "Smith et al. 2022, arXiv:2208.04933"
+    undecayed: ClassVar[tuple[str, ...]] = ("B.",)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(DiagonalLayer.Config):

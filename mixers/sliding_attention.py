@@ -1,14 +1,13 @@
 """Sliding-window attention."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
-from mixers.ops.attention import attend, attention, attention_step, masked_alibi
+from mixers.base import NO_WINDOW, Shape, State
+from mixers.ops.attention import attention, attention_step
 from mixers.parts import check_at_least
 
 
@@ -16,6 +15,20 @@ class SlidingAttention(AttentionLayer):
     """The Transformer layer with attention to the last positions only, the position itself included.
 
     Positions are told apart by ALiBi. State: the pairs of the window.
+
+    Differs from the reference:
+        Beltagy et al. 2020, section 3.1, and https://github.com/allenai/longformer, longformer/longformer.py
+        (``LongformerSelfAttention`` in RoBERTa).
+
+        - block: theirs is RoBERTa's: layer norms after the residual additions, a GELU MLP and projections with biases,
+          dropout.
+        - sizes: one window of 8 positions, a query's own included; theirs has a window for each layer, counted on each
+          side of the query (``attention_window``).
+        - positions: ALiBi; theirs adds learned codes of absolute positions to the embedding.
+        - computation: queries see no later position; theirs sees both sides unless ``autoregressive`` is set. Queries
+          and keys pass through an RMS norm.
+        - initialisation: theirs is normal with standard deviation 0.02 (RoBERTa's ``initializer_range``).
+        - left out: dilated windows; global attention with projections of its own.
     """
 
     family: ClassVar[str] = "attention"
@@ -41,14 +54,11 @@ class SlidingAttention(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
-        if x_BTD.shape[1] <= self.config.window:
-            return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H))
+        return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H, self.config.window))
 
-        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        distance_TT = position_T[:, None] - position_T
-        seen_TT = (distance_TT >= 0) & (distance_TT < self.config.window)
-        bias_HTT = masked_alibi(self.slopes_H, distance_TT, seen_TT)
-        return self.finish(x_BTD, attend(q_BTD, k_BTD, v_BTD, bias_HTT))
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_WINDOW if config.window >= length else None
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BD, k_BD, v_BD = self.project(x_BD)

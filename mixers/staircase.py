@@ -1,13 +1,13 @@
 """The Staircase Transformer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.parts import check_at_least
 
@@ -18,6 +18,21 @@ class Staircase(DeepLayer):
     A new chunk enters the window before each pass and leaves it after ``steps`` passes. In each pass it attends
     causally to itself and to the earlier chunks in the window, which have had more passes. Positions are told apart by
     ALiBi. State: the pairs of all passes that the current chunk takes part in.
+
+    Differs from the reference:
+        Ju et al. 2021, and https://github.com/facebookresearch/transformer-sequential, models/staircase.py.
+
+        - block: theirs has layer norms, before the branches with ``pre_norm`` and else after the additions, a ReLU MLP
+          with biases, and dropout.
+        - sizes: chunks of 16, 4 passes, 16 heads; theirs has chunks of 64, 2 passes and 4 heads of 64
+          (experiments/staircase/algorithmic_3var.sh).
+        - positions: ALiBi; theirs learns a code of each distance, common to all layers (``key_pe``).
+        - computation: the window holds only the chunks that there are; theirs is filled with a cache, at first zeros,
+          which is attended to. Queries and keys pass through an RMS norm.
+        - initialisation: theirs divides the maps out of attention and MLP by √(2L) with ``pre_norm``, where here the
+          branches have the factor 1/√L; its other maps have PyTorch's default.
+        - training: theirs carries the cache from one training sequence to the next, without gradients.
+        - left out: the paper's Cached and Global Cached Staircase. Its Ladder is this layer with one chunk.
     """
 
     family: ClassVar[str] = "recurrent attention"
@@ -57,6 +72,10 @@ class Staircase(DeepLayer):
                 outputs.append(window.pop(0))
 
         return torch.cat(outputs, dim=1)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return NO_RECURRENCE if config.chunk >= length else None
 
     def init_state(self, batch: int) -> State:
         """Return the pairs ``k0``, ``v0``, ``k1``, ... of the passes, the chunk's first pass first."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.runs import over_runs
 
 CHUNK = 16
 STRONGEST = -60.0
@@ -44,6 +45,14 @@ def matrix_recurrence(
         b_BTHK: Right factors; given together with ``a_BTHK``.
         bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
     """
+    if runs_fused(q_BTHK):
+        from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
+
+        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
+            q, k, v, a, b = (None if y is None else y.bfloat16() for y in (q_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK))
+            g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
+            return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
+
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
     library = library_kernels(q_BTHK)

@@ -1,10 +1,18 @@
-"""Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R."""
+"""Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R.
 
-from collections.abc import Callable, Sequence
+A compiler must not look into an operation that launches kernels. While ``as_operators`` is in effect, each operation
+enters a trace as the two operators ``mixers::forward`` and ``mixers::backward``, of which a tracer learns the shapes of
+the results only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd.function import once_differentiable
 
 Tensors = tuple[Tensor, ...]
@@ -38,6 +46,8 @@ class _OverRuns(torch.autograd.Function):
     @staticmethod
     def forward(method: Method, *tensors: Tensor | None) -> Tensors:
         with _no_autocast(*tensors):
+            if _tracing:
+                return tuple(torch.ops.mixers.forward(_operator(method), tensors))
             outputs, saved = method.forward(*tensors)
         return (*outputs, *saved)
 
@@ -61,6 +71,9 @@ class _OverRuns(torch.autograd.Function):
         known = tuple(torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
 
         with _no_autocast(*tensors):
+            if _tracing:
+                computed = iter(torch.ops.mixers.backward(_operator(ctx.method), known, tensors, outputs, saved))
+                return None, *(next(computed) if _differentiable(y) else None for y in tensors)
             return None, *ctx.method.backward(known, tensors, outputs, saved)
 
     @staticmethod
@@ -74,6 +87,106 @@ class _OverRuns(torch.autograd.Function):
         outputs = (y.unflatten(0, (info.batch_size, -1)) for y in results[: method.outputs])
         saved = results[method.outputs :]
         return (*outputs, *saved), (*(0 for _ in range(method.outputs)), *(None for _ in saved))
+
+
+_METHODS: list[Method] = []
+"""Methods of the operators in traces; the operators name them by their index."""
+
+_tracing = False
+"""Whether ``as_operators`` is in effect."""
+
+
+@contextmanager
+def as_operators() -> Iterator[None]:
+    """Make operations enter a trace as single operators (see the module's docstring)."""
+    global _tracing
+    _tracing = True
+    try:
+        yield
+    finally:
+        _tracing = False
+
+
+def _operator(method: Method) -> int:
+    """Return the number by which an operator names the method."""
+    _METHODS.append(method)
+    return len(_METHODS) - 1
+
+
+@torch.library.custom_op("mixers::forward", mutates_args=())
+def _forward(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the outputs of a method, then what it saves."""
+    return _forward_results(method, tensors)
+
+
+@torch.library.custom_op("mixers::backward", mutates_args=())
+def _backward(
+    method: int,
+    gradients: Sequence[Tensor],
+    tensors: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    saved: Sequence[Tensor],
+) -> list[Tensor]:
+    """Return the gradients of those tensors that have one."""
+    return _backward_results(method, gradients, tensors, outputs, saved)
+
+
+@_forward.register_fake
+def _(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    with _shapes_alone(tensors):
+        return _forward_results(method, tensors)
+
+
+@_backward.register_fake
+def _(
+    method: int, gradients: Sequence[Tensor], tensors: Sequence[Tensor | None], *kept: Sequence[Tensor]
+) -> list[Tensor]:
+    with _shapes_alone(tensors):
+        return _backward_results(method, gradients, tensors, *kept)
+
+
+def _forward_results(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    outputs, saved = _METHODS[method].forward(*tensors)
+    return _apart((*outputs, *saved), tensors)
+
+
+def _backward_results(
+    method: int,
+    gradients: Sequence[Tensor],
+    tensors: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    saved: Sequence[Tensor],
+) -> list[Tensor]:
+    results = _METHODS[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
+    return _apart((y for y in results if y is not None), (*gradients, *tensors, *outputs, *saved))
+
+
+def _apart(results: Iterable[Tensor], tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Return results that share no memory with the tensors or with each other, as operators must not."""
+    taken = {y.untyped_storage()._cdata for y in tensors if y is not None}
+    apart = []
+    for y in results:
+        place = y.untyped_storage()._cdata
+        apart.append(y.clone() if place in taken else y)
+        taken.add(place)
+    return apart
+
+
+@contextmanager
+def _shapes_alone(tensors: Sequence[Tensor | None]) -> Iterator[None]:
+    """Skip the launches of Triton kernels, and let tensors that a method holds itself meet those of a tracer."""
+    import triton  # not there on every platform
+
+    tracer = next(y for y in tensors if isinstance(y, FakeTensor)).fake_mode
+    with (
+        patch.object(triton.JITFunction, "run", lambda *arguments, **settings: None),
+        patch.object(tracer, "allow_non_fake_inputs", True),
+    ):
+        yield
+
+
+def _differentiable(y: Tensor | None) -> bool:
+    return y is not None and y.is_floating_point()
 
 
 def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

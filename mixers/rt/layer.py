@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attention_step
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
@@ -22,8 +22,18 @@ class RecurrentTransformer(AttentionLayer):
 
     With ``block = 1`` the Recurrent Transformer; with ``block`` at least the sequence length exactly the Transformer
     layer with the same parameters.
+
+    Differs from the reference:
+        Oncescu et al. 2026, section 2.2, from which the layer with ``block = 1`` does not differ, and the authors'
+        code, https://github.com/geniucos/recurrent-transformer, to which the points refer.
+
+        - block: theirs has layer norms in place of RMS norms, and no factor 1/√L on the residual branches.
+        - initialisation: theirs draws the maps out of attention and MLP in layer l = 0, 1, ... with standard deviation
+          1/√(2 inputs (l + 1)).
+        - added: blocks of several positions, which the paper's conclusion proposes; off by default.
     """
 
+    compiled: ClassVar[bool] = False
     family: ClassVar[str] = "recurrent attention"
     paper: ClassVar[str] = "Oncescu et al. 2026, arXiv:2604.21215"
 
@@ -77,6 +87,10 @@ class RecurrentTransformer(AttentionLayer):
     @classmethod
     def loop_period(cls, config: Config) -> int:
         return config.block
+
+    @classmethod
+    def remark(cls, config: Config, length: int) -> str | None:
+        return NO_RECURRENCE if config.block >= length else None
 
     @classmethod
     def plain_config(cls, config: Config) -> Config:

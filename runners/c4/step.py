@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mixers.base import decayed
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_autocast
 from runners.c4.config import Config
@@ -81,12 +82,13 @@ class Stepper:
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices and embeddings, not on gains."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    gains = [p for p in model.parameters() if p.ndim <= 1]
+    """Return AdamW with weight decay where ``mixers.base.decayed`` says so."""
+    pairs = list(zip(model.parameters(), decayed(model), strict=True))
+    matrices = [p for p, decays in pairs if decays]
+    others = [p for p, decays in pairs if not decays]
 
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,

@@ -32,6 +32,7 @@ def study(
     width: int = Options.width,
     mlp_width: int = Options.mlp_width,
     layers: int = Options.layers,
+    short_convolution: int = Options.short_convolution,
     difficulty: str = "baseline",
     mixer_options: Mapping[str, Any] | None = None,
     task_options: Mapping[str, Any] | None = None,
@@ -61,6 +62,7 @@ def study(
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
+        short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
         difficulty: ``baseline``, or the name of a sweep's setting such as ``vocab-size-32``.
         mixer_options: settings of the layer, by the names of its ``Config``.
         task_options: settings of the task, by the names of its ``Config``.
@@ -91,6 +93,7 @@ def study(
         width=width,
         mlp_width=mlp_width,
         layers=layers,
+        short_convolution=short_convolution,
         together=together,
         device=device,
         out=Path(out),

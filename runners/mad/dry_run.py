@@ -129,7 +129,7 @@ def print_forecast(
     found = []
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
-            status.update(f"counting {experiment.mixer} on {experiment.task}")
+            status.update(f"counting {experiment.label} on {experiment.task}")
             if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
                 table.add_row(Text(experiment.setting, "bold"))
@@ -137,7 +137,8 @@ def print_forecast(
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
             found.append(forecast(experiment, grid, storage, folder))
-            table.add_row(f"  {experiment.mixer}", *found[-1].cells())
+            remark = f"\n    {experiment.remark}" if experiment.remark else ""
+            table.add_row(f"  {experiment.label}{remark}", *found[-1].cells())
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, switch, switched_off
 from mixers.models import BACKBONES, Backbone
 from mixers.registry import building, find_mixer
+from mixers.short_convolution import mixer_label, with_short_convolution
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
@@ -34,6 +35,7 @@ class Experiment:
         shape: widths and number of layers.
         protocol: length and settings of training.
         precision: dtype of the matrix products.
+        short_convolution: positions that the convolution before each layer spans; 0 is none.
         revision: number, from 1, of the study among those with equal settings but code that trains differently
             (``runners.mad.search.identity``).
     """
@@ -46,17 +48,23 @@ class Experiment:
     shape: Shape
     protocol: Protocol
     precision: str
+    short_convolution: int = switch(0)
     revision: int = 1
 
     @cached_property
     def layer(self) -> type[Layer]:
         """The layer's class."""
-        return find_mixer(self.mixer)
+        return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
 
     @cached_property
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
         return _task(TASKS[self.task], self.task_config)
+
+    @property
+    def remark(self) -> str | None:
+        """What tables must say beside results of the layer at the length of the training sequences."""
+        return self.layer.remark(self.mixer_config, self.instance.split("train").inputs_ST.shape[1])
 
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
@@ -64,8 +72,12 @@ class Experiment:
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that decide the result, as JSON-able values."""
-        return {name: value for name, value in asdict(self).items() if name != "revision"}
+        """Return the settings that decide the result, as JSON-able values; without switches that are off."""
+        left_out = ["revision", *switched_off(self)]
+        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
+        for name in switched_off(self.mixer_config):
+            del settings["mixer_config"][name]
+        return settings
 
     @cached_property
     def fingerprint(self) -> str:
@@ -76,13 +88,18 @@ class Experiment:
     @cached_property
     def code(self) -> str:
         """SHA-256 over the code of the layer, the task and the trainer (``runners.provenance.code_version``)."""
-        return code_version("runners.mad.training.loop", self.layer, TASKS[self.task])
+        return code_version("runners.mad.training.loop", self.layer, find_mixer(self.mixer), TASKS[self.task])
+
+    @property
+    def label(self) -> str:
+        """Name of the layer in tables."""
+        return mixer_label(self.mixer, self.short_convolution)
 
     @property
     def name(self) -> str:
-        """Name of the study: mixer, task, difficulty, start of the fingerprint, revision unless it is the first."""
+        """Name of the study: label, task, difficulty, start of the fingerprint, revision unless it is the first."""
         revision = "" if self.revision == 1 else f" r{self.revision}"
-        return f"{self.mixer} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
+        return f"{self.label} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
 
     @property
     def setting(self) -> str:

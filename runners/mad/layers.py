@@ -1,7 +1,7 @@
 """The layers of a command line and their costs: the table of ``--list``, the widths of ``--match``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich import box
@@ -13,6 +13,7 @@ from rich.text import Text
 from mixers.base import Layer, Shape
 from mixers.costs import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
 from mixers.registry import building, find_mixer
+from mixers.short_convolution import mixer_label, with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable, override
 
@@ -25,16 +26,23 @@ class Choice:
         mixer: registered name, or ``package.module:Class``.
         config: the layer's ``Config``.
         shape: widths and number of layers.
+        short_convolution: positions that the convolution before the layer spans; 0 is none.
     """
 
     mixer: str
     config: Any
     shape: Shape
+    short_convolution: int
 
     @property
     def layer(self) -> type[Layer]:
         """The layer's class."""
-        return find_mixer(self.mixer)
+        return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
+
+    @property
+    def label(self) -> str:
+        """Name of the layer in tables."""
+        return mixer_label(self.mixer, self.short_convolution)
 
     def costs(self) -> Costs:
         """Count the costs of one layer.
@@ -50,6 +58,7 @@ def choose_layers(
     mixers: Sequence[str],
     values: dict[str, Any],
     shape: Shape,
+    short_convolution: int,
     figure: Figure | None,
     say: Callable[[str], None],
     strict: bool,
@@ -62,6 +71,7 @@ def choose_layers(
         mixers: names of layers.
         values: options of layers; each layer takes those that it has.
         shape: widths and number of layers, of the Transformer if there is a ``figure``.
+        short_convolution: positions that a convolution before each layer spans, the Transformer included; 0 is none.
         figure: cost to match, or None.
         say: prints a line.
         strict: whether a layer that cannot match is an error instead of being left out.
@@ -71,15 +81,19 @@ def choose_layers(
     """
     configs = {mixer: find_mixer(mixer).Config for mixer in mixers}
     own = applicable("mixer", values, configs, say)
-    choices = [Choice(mixer=name, config=override(config, own[name]), shape=shape) for name, config in configs.items()]
+    choices = [
+        Choice(mixer=name, config=override(config, own[name]), shape=shape, short_convolution=short_convolution)
+        for name, config in configs.items()
+    ]
     if figure is None:
         return choices
 
-    target = _transformer_cost(figure, values, shape, say)
+    transformer = with_short_convolution(Transformer, short_convolution)
+    target = _transformer_cost(transformer, figure, values, shape, say)
     matched = []
     for choice in choices:
         try:
-            matched.append(choice if choice.layer is Transformer else _matched(choice, figure, target, say))
+            matched.append(choice if choice.layer is transformer else _matched(choice, figure, target, say))
         except ValueError as error:
             if strict:
                 raise
@@ -87,7 +101,9 @@ def choose_layers(
     return matched
 
 
-def _transformer_cost(figure: Figure, values: dict[str, Any], shape: Shape, say: Callable[[str], None]) -> int:
+def _transformer_cost(
+    transformer: type[Layer], figure: Figure, values: dict[str, Any], shape: Shape, say: Callable[[str], None]
+) -> int:
     """Count and print the cost of the Transformer that the other layers match.
 
     Raises:
@@ -97,7 +113,7 @@ def _transformer_cost(figure: Figure, values: dict[str, Any], shape: Shape, say:
     reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
 
     try:
-        target = count(figure, Transformer, reference, shape)
+        target = count(figure, transformer, reference, shape)
     except ValueError as error:
         raise ValueError(
             f"--match {figure}: no Transformer of width {shape.width} to meet: {error}; give another --width, or name "
@@ -123,7 +139,7 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
         f"{choice.mixer}: width {shape.width}, MLP {shape.mlp_width}: {found:,} {FIGURES[figure][0]}, "
         f"{found / target - 1:+.1%}"
     )
-    return Choice(mixer=choice.mixer, config=choice.config, shape=shape)
+    return replace(choice, shape=shape)
 
 
 Counted = dict[str, list[tuple[Choice, list[str]]]]
@@ -138,7 +154,7 @@ def print_layers(choices: Sequence[Choice], console: Console) -> None:
     families: Counted = {}
     with console.status("counting") as status:
         for choice in choices:
-            status.update(f"counting {choice.mixer}")
+            status.update(f"counting {choice.label}")
             families.setdefault(choice.layer.family, []).append((choice, choice.costs().cells()))
 
     # The table is wide if it fits without the papers, which may be broken into lines.
@@ -169,7 +185,7 @@ def _table(families: Counted, wide: bool, papers: bool) -> Table:
             width = f"{choice.shape.width} / {choice.shape.mlp_width}"
             paper = (f"\n{choice.layer.paper}", "dim") if papers and choice.layer.paper else ""
             if wide:
-                table.add_row(Text.assemble(choice.mixer, paper), width, *cells)
+                table.add_row(Text.assemble(choice.label, paper), width, *cells)
             else:
-                table.add_row(Text.assemble(f"{choice.mixer}\n{width}", paper), *cells)
+                table.add_row(Text.assemble(f"{choice.label}\n{width}", paper), *cells)
     return table

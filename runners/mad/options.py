@@ -45,6 +45,7 @@ class Options:
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
+        short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
         match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs.
         together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
@@ -71,6 +72,7 @@ class Options:
     width: int = Shape.width
     mlp_width: int = Shape.mlp_width
     layers: int = Shape.layers
+    short_convolution: int = 0
     match: Figure | None = None
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -151,6 +153,8 @@ def check_options(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"{_flag(name)} {value} must be at least 1")
+    if options.short_convolution < 0 or options.short_convolution == 1:
+        raise ValueError(f"--short-convolution {options.short_convolution} must be at least 2, or 0 for none")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
             raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")

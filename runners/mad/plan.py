@@ -54,6 +54,7 @@ def plan_experiments(
                     task_config=task_config,
                     difficulty=difficulty,
                     shape=layer.shape,
+                    short_convolution=layer.short_convolution,
                     protocol=protocol,
                     precision=precision,
                 )
@@ -70,7 +71,8 @@ def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choi
     """
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
     names = expand(options.mixer, MIXERS)
-    return choose_layers(names, values, shape, options.match, say, strict="all" not in options.mixer)
+    strict = "all" not in options.mixer
+    return choose_layers(names, values, shape, options.short_convolution, options.match, say, strict)
 
 
 def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:

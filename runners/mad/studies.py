@@ -157,11 +157,11 @@ def look_into(experiment: Experiment, summary: Summary, settings: Settings, say:
             say(f"no diagnosis: {error}")
             return
         except UnreadableError as error:
-            say(f"no diagnosis: {experiment.mixer} on {experiment.setting} cannot be read on the test split: {error}")
+            say(f"no diagnosis: {experiment.label} on {experiment.setting} cannot be read on the test split: {error}")
             return
 
     for name, reason in read_json(record).get("unreadable_sets", {}).items():
-        say(f"diagnosis without {name!r}: {experiment.mixer} on {experiment.setting} cannot be read there: {reason}")
+        say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
     say(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}")
 
 

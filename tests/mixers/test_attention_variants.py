@@ -1,5 +1,6 @@
 """What the attention variants must equal, written out independently of them."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -202,28 +203,31 @@ def test_a_model_of_several_layers_is_one_deep_layer_and_decodes_as_it_reads(nam
     same(torch.stack(logits, 1), model(tokens))
 
 
-def test_rmt_of_one_segment_is_the_transformer_behind_prefix_tokens() -> None:
-    layer, x = build(RecurrentMemoryTransformer, segment=LENGTH, memory=2), inputs()
-    y = torch.cat([layer.memory_MD.expand(2, -1, -1), x], dim=1)
+@pytest.mark.parametrize("shape", [ONE, SHAPE])
+def test_rmt_of_one_segment_is_the_transformer_behind_prefix_tokens(shape: Shape) -> None:
+    layer, x = build(RecurrentMemoryTransformer, shape, segment=LENGTH, memory=2), inputs()
+    y = torch.cat([rms_norm(layer.memory_MD, layer.memory_norm.gain).expand(2, -1, -1), x], dim=1)
     for block in layer.stack.blocks:
         y = block(y)
     same(layer(x), y[:, 2:])
 
 
-def test_rmt_hands_on_what_its_layers_make_of_the_tokens_behind_a_segment() -> None:
-    layer, x = build(RecurrentMemoryTransformer, segment=4, memory=2), inputs()
+@pytest.mark.parametrize("shape", [ONE, SHAPE])
+@pytest.mark.parametrize("length", [LENGTH, 8, 3])
+def test_rmt_hands_on_what_its_layers_make_of_the_tokens_behind_a_segment(shape: Shape, length: int) -> None:
+    layer, x = build(RecurrentMemoryTransformer, shape, segment=4, memory=2), inputs(length)
 
     def layers(y: Tensor) -> Tensor:
         for block in layer.stack.blocks:
             y = block(y)
         return y
 
-    memory, expected = layer.memory_MD.expand(2, -1, -1), []
-    for first in range(0, LENGTH, 4):
+    memory, expected = layer.memory_norm(layer.memory_MD).expand(2, -1, -1), []
+    for first in range(0, length, 4):
         here = x[:, first : first + 4]
         z = layers(torch.cat([memory, here, memory], 1))
         expected.append(z[:, 2:-2])
-        memory = z[:, -2:]
+        memory = rms_norm(z[:, -2:], layer.memory_norm.gain)
     same(layer(x), torch.cat(expected, 1))
 
 
@@ -262,7 +266,8 @@ def test_transformer_fam_block_by_block(earlier: int) -> None:
     block, tokens = 3, 2
     layer, x = build(TransformerFAM, block=block, earlier=earlier, memory=tokens), inputs()
     q, k, v = layer.project(x)
-    memory, scale, z = layer.memory_MD.expand(2, -1, -1), SHAPE.residual_scale, layer(x)
+    memory = rms_norm(layer.memory_MD, layer.memory_norm.gain).expand(2, -1, -1)
+    scale, z = SHAPE.residual_scale, layer(x)
     for first in range(0, LENGTH, block):
         q_m, k_m, v_m = layer.project(memory)
         held = [(0.0, k_m[:, i], v_m[:, i]) for i in range(tokens)]
@@ -273,7 +278,40 @@ def test_transformer_fam_block_by_block(earlier: int) -> None:
             same(z[:, t], branches(x[:, t], a, layer, scale))
         pairs = [*held, *((here.stop - 1 - j, k[:, j], v[:, j]) for j in here)]
         attended = torch.stack([attend_each(q_m[:, i], pairs) for i in range(tokens)], 1)
-        memory = branches(memory, attended, layer, scale)
+        memory = rms_norm(branches(memory, attended, layer, scale), layer.memory_norm.gain)
+
+
+def memories(layer: Layer, blocks: int, length: int) -> list[Tensor]:
+    """The memory before each of some blocks, and behind the last, over random inputs."""
+    x = inputs(blocks * length)
+    state = layer.init_state(2)
+    found = [state["memory"]]
+    with torch.no_grad():
+        for t in range(blocks * length):
+            _, state = layer.step(x[:, t], state)
+            if (t + 1) % length == 0:
+                found.append(state["memory"])
+    return found
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize(
+    ("layer", "values"), [(RecurrentMemoryTransformer, {"segment": 2}), (TransformerFAM, {"block": 2})]
+)
+def test_the_memory_stays_at_one_scale_and_takes_in_late_blocks(layer: Any, values: Any, scale: float) -> None:
+    """Over 64 blocks, also under larger weights, as training may make them; unnormed it grew 50 times."""
+    built = build(layer, **values, memory=2)
+    for parameter in built.parameters():
+        if parameter.ndim > 1:
+            parameter.data *= scale
+    found = memories(built, 64, 2)
+    sizes = torch.stack([memory.square().mean().sqrt() for memory in found])
+    assert sizes.max() < 1.5 * built.memory_norm.gain.square().mean().sqrt()
+    assert sizes.min() > 0.5 * built.memory_norm.gain.square().mean().sqrt()
+
+    # The change from one block to the next is as large at the end as at the start.
+    changes = torch.stack([(b - a).norm() / a.norm() for a, b in pairwise(found)])
+    assert changes[-8:].mean() > 0.3 * changes[:8].mean()
 
 
 BAD: list[tuple[type[Layer], dict[str, int], str]] = [

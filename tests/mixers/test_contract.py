@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape, State
+from mixers.base import NO_RECURRENCE, NO_WINDOW, Layer, Shape, State, decayed
 from mixers.costs import count_state
 from mixers.models import AutoEncoder, LanguageModel
 from mixers.parts import linear
@@ -36,13 +36,16 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         {"heads": 4, "block": 13},
     ],
     "rmt": [{"heads": 4, "segment": 3, "memory": 2}, {"heads": 4, "segment": 1, "memory": 1}, {"heads": 4}],
+    "linear-attention": [{}, {"heads": 2, "positions": "none"}],
     "retnet": [{}, {"heads": 2}],
     "mamba2": [{}, {"heads": 2, "state_size": 5, "convolution": 2}],
+    "deltanet": [{}, {"negative_eigenvalues": True}],
     "gated-deltanet": [{}, {"heads": 8, "convolution": 1}],
+    "rwkv7": [{}, {"negative_eigenvalues": True}],
     "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
     "s5": [{}, {"state_size": 2}],
     "lru": [{}, {"state_size": 3, "r_min": 0.9, "r_max": 0.99, "max_phase": 0.3}],
-    "hyena": [{}, {"order": 3, "convolution": 1, "bands": 2, "reach": 5}],
+    "hyena": [{}, {"order": 3, "convolution": 1, "bands": 2, "reach": 5, "frequency": 10.0}],
 }
 REACH: dict[str, Callable[[Any, int], int]] = {
     "sliding-attention": lambda config, position: position + config.window,
@@ -70,6 +73,55 @@ def inputs(length: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Te
 def test_names_the_paper_it_follows(name: str) -> None:
     cited = re.search(r"arXiv:\S|doi:\S|https?://|new here", MIXERS[name].paper)
     assert cited, "``paper`` cites a source, or says that the layer is new here"
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_each_start_of_a_name_that_is_left_out_of_weight_decay_is_one_of_matrices(name: str) -> None:
+    layer = build(name, VARIANTS.get(name, [{}])[0])
+    matrices = [label for label, p in layer.named_parameters() if p.ndim > 1]
+    for start in layer.undecayed:
+        assert any(label.startswith(start) for label in matrices)
+    kept = [label for label in matrices if not label.startswith(layer.undecayed)]
+    assert [label for (label, _), d in zip(layer.named_parameters(), decayed(layer), strict=True) if d] == kept
+
+
+SPANS = {
+    "rt": "block",
+    "sliding-attention": "window",
+    "transformer-xl": "segment",
+    "staircase": "chunk",
+    "transformer-fam": "block",
+    "rmt": "segment",
+}
+"""Options of layers whose recurrence or window begins beyond so many positions."""
+
+
+@pytest.mark.parametrize(("name", "option"), SPANS.items())
+def test_a_layer_says_up_to_which_length_its_recurrence_or_window_does_nothing(name: str, option: str) -> None:
+    """There it gives the outputs and gradients of a span of 64, and at one more position it does not.
+
+    Transformer-XL gives the same outputs there, but passes no gradient to the segment before.
+    """
+    short, long = (build(name, {"heads": 4, option: span}) for span in (6, 64))
+
+    def same(length: int) -> bool:
+        found = []
+        for layer in (short, long):
+            x = inputs(length).requires_grad_()
+            z = layer(x)
+            found.append(torch.cat([z, *torch.autograd.grad(z[:, -1].square().sum(), x)]))
+        return torch.allclose(*found, rtol=1e-9, atol=1e-9)
+
+    for length in (5, 6):
+        assert short.remark(short.config, length) in (NO_RECURRENCE, NO_WINDOW)
+        assert same(length)
+    assert short.remark(short.config, 7) is None
+    assert not same(7)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXERS if name not in SPANS])
+def test_other_layers_have_nothing_to_say_of_short_sequences(name: str) -> None:
+    assert [MIXERS[name].remark(MIXERS[name].Config(), length) for length in (1, 8, 1024)] == [None] * 3
 
 
 @each_layer

@@ -253,6 +253,33 @@ def test_linear_attention_is_finite_where_all_features_of_a_head_vanish(dtype: t
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("positions", ["none", "sinusoidal"])
+def test_linear_attention_equals_weights_of_features_over_their_sum(positions: str) -> None:
+    layer, x = build(LinearAttention, positions=positions), sequence()
+    if positions == "sinusoidal":
+        angle = torch.arange(LENGTH)[:, None] / 10_000 ** (torch.arange(WIDTH // 2) / (WIDTH // 2))
+        x = x + torch.cat([angle.sin(), angle.cos()], dim=1)
+    q, k, v = (x @ p.weight.T for p in (layer.q, layer.k, layer.v))
+    outputs = []
+    for h in range(HEADS):
+        weights = ((F.elu(head(q, h)) + 1) @ (F.elu(head(k, h)) + 1).T).tril()
+        outputs.append(weights / weights.sum(1, keepdim=True) @ head(v, h))
+    want = torch.cat(outputs, dim=1) @ layer.out.weight.T
+    # The codes are float32.
+    torch.testing.assert_close(layer.mix(sequence()[None])[0], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("positions", "told_apart"), [("none", False), ("sinusoidal", True)])
+def test_one_layer_of_linear_attention_knows_the_order_of_tokens_by_its_positions(
+    positions: str, told_apart: bool
+) -> None:
+    layer, x = build(LinearAttention, positions=positions), sequence()[None]
+    swapped = x[:, [1, 0, *range(2, LENGTH)]]
+    difference = (layer(x) - layer(swapped))[:, 2:].abs().amax()
+    assert (difference.item() > 1e-3) == told_apart
+    assert told_apart or difference < 1e-12
+
+
 def test_rwkv6_has_finite_gradients_at_the_strongest_decays() -> None:
     layer = build(RWKV6)
     layer.decay.bias_D.data.fill_(1000.0)

@@ -12,8 +12,9 @@ from mixers.base import Layer, Shape
 from mixers.hyena import Hyena
 from mixers.lru import LRU
 from mixers.lstm import LSTM
-from mixers.mamba import Mamba, selective_scan
+from mixers.mamba import Mamba
 from mixers.ops.convolution import DIRECT, direct_convolution, fft_convolution
+from mixers.ops.selective_scan import naive_scan
 from mixers.parts import MixerLayer
 from mixers.s5 import S5, hippo_normal
 
@@ -132,12 +133,12 @@ def test_selective_scan_is_the_loop_of_the_paper() -> None:
             for t in range(length):
                 h = torch.exp(dt[b, t, e] * A[e]).numpy() * h + (dt[b, t, e] * B[b, t] * u[b, t, e]).numpy()
                 want[b, t, e] = C[b, t].numpy() @ h
-    torch.testing.assert_close(selective_scan(u, dt, A, B, C), torch.tensor(want))
+    torch.testing.assert_close(naive_scan(u, dt, A, B, C), torch.tensor(want))
 
 
 def test_mamba_starts_with_the_published_decays_and_time_steps() -> None:
     layer = build(Mamba, state_size=5)
-    torch.testing.assert_close(layer._A(), -torch.arange(1.0, 6).double().expand(12, 5), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layer._dynamics()[0], -torch.arange(1.0, 6).double().expand(12, 5), rtol=1e-6, atol=0)
     dt = torch.nn.functional.softplus(layer.dt.bias)
     assert (dt > 0.0009).all()
     assert (dt < 0.1001).all()
@@ -202,6 +203,19 @@ def test_hyena_filters_know_distances_by_periods_from_4_on() -> None:
     torch.testing.assert_close(known[0], torch.tensor(want))
 
 
+def test_hyena_filters_start_at_the_frequency_of_the_settings() -> None:
+    """With zero biases, three small layers of sine(w y) are linear: the filters are w^3 times those of w = 1."""
+    filters = []
+    for frequency in (1.0, 2.0):
+        torch.manual_seed(0)
+        layer = Hyena(Hyena.Config(frequency=frequency), Shape(width=6)).double()
+        for linear in layer.filters.layers:
+            linear.bias.data.zero_()
+            linear.weight.data *= 1e-3
+        filters.append(layer.filters(9)[0])
+    torch.testing.assert_close(filters[1], 8 * filters[0], rtol=1e-4, atol=0.0)
+
+
 def test_hyena_decodes_beyond_the_length_from_which_it_uses_the_fft() -> None:
     layer, x = build(Hyena), normal(2, DIRECT + 10, 6)
     state, outputs = layer.init_state(2), []
@@ -250,6 +264,7 @@ def test_recurrences_keep_float32_under_autocast(layer: type[MixerLayer]) -> Non
         (LRU, {"max_phase": 0.0}, "max_phase: 0.0 must be positive"),
         (Hyena, {"order": 1}, "order: 1 must be at least 2"),
         (Hyena, {"reach": 0}, "reach: 0 must be at least 1"),
+        (Hyena, {"frequency": 0.0}, "frequency: 0.0 must be greater than 0"),
     ],
 )
 def test_bad_settings_are_refused(layer: type[Layer], values: dict[str, object], message: str) -> None:

@@ -47,6 +47,12 @@ def gelu_slope(h: tl.tensor, below: tl.tensor, bell: tl.tensor):
 
 
 @triton.jit
+def sigmoid(y: tl.tensor):
+    """Logistic function; without overflow."""
+    return 1.0 / (1.0 + tl.exp2(y * -LOG2E))
+
+
+@triton.jit
 def rms(y_MD: tl.tensor, D: tl.constexpr):
     """Reciprocal root mean square of each row."""
     return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)
@@ -97,3 +103,16 @@ def product(
 def rows_of(x: Tensor) -> int:
     """Number of rows of one run of x (R, ..., D)."""
     return x[0].numel() // x.shape[-1]
+
+
+def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:
+    """x (R, ..., D) with all its rows at equal distances, and that distance in elements.
+
+    A slice of wider rows stays as it is; other layouts are copied.
+    """
+    distance = step = x.stride(-2)
+    even = x.stride(-1) == 1
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        even &= size == 1 or stride == step
+        step *= size
+    return (x, distance) if even else (x.contiguous(), x.shape[-1])

@@ -62,6 +62,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "options": dict(entry.options),
         "layers": entry.layers,
         "family": summary.family,
+        "remark": summary.remark,
         "task": config["task"],
         "task_config": config["task_config"],
         "protocol": config["protocol"],

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
+from mixers.short_convolution import mixer_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import fits, print_intervals
 from tasks import TASKS
@@ -30,6 +31,7 @@ class Standing:
     Attributes:
         mixer: label of the study's row.
         family: kind of layer.
+        remark: what the table says below the label.
         task: name of the task.
         difficulty: name of the task's setting.
         test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
@@ -42,6 +44,7 @@ class Standing:
 
     mixer: str
     family: str
+    remark: str | None
     task: str
     difficulty: str
     test: dict[str, Estimate] | None
@@ -58,8 +61,9 @@ class Standing:
         chosen = summary.chosen_point
         estimates = (chosen and chosen.estimates) or {}
         return Standing(
-            mixer=config["mixer"],
+            mixer=_label(config),
             family=summary.family,
+            remark=summary.remark,
             task=config["task"],
             difficulty=config["difficulty"],
             test=None if chosen is None else {n: estimates[n] for n in TEST_METRICS if n in estimates},
@@ -103,7 +107,8 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     configs = [summary.config for summary in summaries]
 
     # Words for the settings in which layers of one name, or the training of all, differ.
-    layers = _differences([config["mixer"] for config in configs], [_of_layer(config) for config in configs])
+    labels = [_label(config) for config in configs]
+    layers = _differences(labels, [_of_layer(config) for config in configs])
     trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
 
@@ -114,11 +119,11 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     standings = [
         replace(
             Standing.of(summary),
-            mixer=f"{config['mixer']} ({mixer})" if mixer else config["mixer"],
+            mixer=f"{layer} ({mixer})" if mixer else layer,
             difficulty=", ".join(filter(None, (config["difficulty"], task))),
             place=_place(config),
         )
-        for summary, config, mixer, task in zip(summaries, configs, mixers, tasks, strict=True)
+        for summary, config, layer, mixer, task in zip(summaries, configs, labels, mixers, tasks, strict=True)
     ]
 
     # Rows that are still the same differ in code or data: their fingerprints and revisions tell them apart.
@@ -132,6 +137,11 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
 def _tail(summary: Summary) -> str:
     """Return the end of a study's name, from its fingerprint on."""
     return summary.study[summary.study.rindex(summary.fingerprint[:8]) :]
+
+
+def _label(config: dict[str, Any]) -> str:
+    """Return the name of an experiment's layer in tables."""
+    return mixer_label(config["mixer"], config.get("short_convolution", 0))
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +163,8 @@ def _of_task(config: dict[str, Any]) -> dict[str, Any]:
 
 def _place(config: dict[str, Any]) -> tuple[Any, ...]:
     """Return the sort key of an experiment's layer and training."""
-    return _registered(config["mixer"], MIXERS), _sortable(_of_layer(config)), _sortable(_of_training(config))
+    layer = _registered(config["mixer"], MIXERS), config.get("short_convolution", 0)
+    return *layer, _sortable(_of_layer(config)), _sortable(_of_training(config))
 
 
 def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
@@ -249,7 +260,9 @@ def _comparison_rows(standings: Sequence[Standing], levels: Sequence[str]) -> li
             if "family" in levels:
                 rows.append((f"  {family}", [], []))
             indent = "  " * (len(levels) - 1)
-            rows += [(indent + s.mixer, s.accuracies(), s.costs.cells(short)) for s in of_family]
+            for s in of_family:
+                label = indent + s.mixer + (f"\n{indent}  {s.remark}" if s.remark else "")
+                rows.append((label, s.accuracies(), s.costs.cells(short)))
 
         for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
             rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))

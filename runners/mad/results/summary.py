@@ -86,6 +86,7 @@ class Summary:
         config: settings of the experiment (``Experiment.to_dict``).
         fingerprint: of settings and data.
         family: kind of layer.
+        remark: what tables say beside the result, such as that the layer has no recurrence on so short sequences.
         points: the grid points.
         chosen: index of the point with the best mean validation score; None if all diverged.
         best_seed: the chosen point's seed with the best validation score.
@@ -104,6 +105,7 @@ class Summary:
     config: dict[str, Any]
     fingerprint: str
     family: str
+    remark: str | None
     points: list[Point]
     chosen: int | None
     best_seed: int | None
@@ -177,6 +179,7 @@ def summarise(
         config=experiment.to_dict(),
         fingerprint=experiment.fingerprint,
         family=experiment.layer.family,
+        remark=experiment.remark,
         points=points,
         chosen=None if chosen is None else index(chosen),
         best_seed=best,

@@ -33,6 +33,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     print_intervals([summary.seeds], console)
 
     print_choice(summary, console)
+    if summary.remark:
+        console.print(f"{summary.config['mixer']}: {summary.remark}")
     ceiling, chance = summary.ceiling, summary.chance
     console.print(
         f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "

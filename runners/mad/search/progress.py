@@ -43,7 +43,7 @@ class Display(Watcher):
         self._close()
 
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-        description = " · ".join((experiment.task, experiment.mixer, experiment.difficulty, count))
+        description = " · ".join((experiment.task, experiment.label, experiment.difficulty, count))
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
         self._evaluation = ""
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE

@@ -81,7 +81,7 @@ def note(experiment: Experiment) -> str:
         for title, values in sections.items()
     )
 
-    return f"""# {experiment.mixer} on {experiment.task}, {experiment.difficulty}
+    return f"""# {experiment.label} on {experiment.task}, {experiment.difficulty}
 
 {steps} steps of {protocol.batch_size} sequences, cosine schedule, {experiment.precision} products;
 {protocol.evaluations} evaluations on the validation split, whose best parameters are kept.

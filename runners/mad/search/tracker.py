@@ -31,7 +31,7 @@ class Tracker(Watcher):
                 self.folder,
                 project=PROJECT,
                 group=experiment.name,
-                name=f"{experiment.mixer} {experiment.task} lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}",
+                name=f"{experiment.label} {experiment.task} lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}",
                 run_id=experiment.run_id(run),
                 config={**experiment.to_dict(), **asdict(run)},
             )

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixers.base import ContractError
+from mixers.base import ContractError, decayed
 from mixers.contract import explain_vmap_error
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
+from runners.mad.training.compiled import Step, compiled
 from runners.mad.training.loss import mean_cross_entropy
 from runners.mad.training.optimizer import AdamW
 from runners.mad.training.protocol import Optimizer, Run
@@ -57,12 +58,12 @@ class Ensemble:
             buffers = _same_buffers(buffers, model)
 
         self.model = model.to(device)
+        self.gradient: Step = self._gradient
         self.shapes = {name: p.shape for name, p in model.named_parameters()}
         self.params_RP = torch.stack(rows).to(device)
 
-        # Weight decay applies to matrices and embeddings, not to gains.
-        decayed_P = torch.cat([torch.full((p.numel(),), p.ndim > 1) for p in model.parameters()]).to(device)
-        self.optimizer = AdamW(settings, runs, decayed_P, total_steps)
+        parts = [torch.full((p.numel(),), decays) for p, decays in zip(model.parameters(), decayed(model), strict=True)]
+        self.optimizer = AdamW(settings, runs, torch.cat(parts).to(device), total_steps)
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -112,13 +113,22 @@ class Ensemble:
         Returns:
             Losses (R,): means over the targets of each run.
         """
-        params_RP = self.params_RP.detach().requires_grad_()
-        loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
-        (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
-
-        loss_R = loss_R.detach()
+        loss_R, gradient_RP = self.gradient(self.params_RP, inputs_RBT, targets_RBT)
         self.optimizer.update(self.params_RP, gradient_RP, loss_R)
         return loss_R
+
+    def compile(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> None:
+        """Compile the gradient for batches such as this one, unless kernels compute all of the layer."""
+        layer = type(self.model.stack[0])
+        if layer.compiled:
+            self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), layer.__name__)
+
+    def _gradient(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses (R,) and their gradients (R, P)."""
+        params_RP = params_RP.detach().requires_grad_()
+        loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
+        (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
+        return loss_R.detach(), gradient_RP
 
 
 def _same_buffers(expected: dict[str, Tensor] | None, model: Backbone) -> dict[str, Tensor]:

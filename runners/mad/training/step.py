@@ -47,7 +47,9 @@ class Stepper:
         return taken_R
 
     def capture(self) -> None:
-        """Capture a step as a CUDA graph; parameters, optimizer and losses are left as they are."""
+        """Compile a step and capture it as a CUDA graph; parameters, optimizer and losses are left as they are."""
+        self.ensemble.compile(*self._batches())
+
         touched = [*self.ensemble.rows.values(), self.ensemble.optimizer.step, self.loss_sum_R]
         before = [tensor.clone() for tensor in touched]
 
@@ -81,6 +83,10 @@ class Stepper:
         self.epoch = epoch
 
     def _take_step(self) -> None:
+        self.loss_sum_R += self.ensemble.train_step(*self._batches())
+
+    def _batches(self) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets (R, B, T) of the next step."""
         within_epoch = (self.ensemble.optimizer.step % self.steps_per_epoch)[None]
         index_RB = self.order_NRB.index_select(0, within_epoch).squeeze(0)
-        self.loss_sum_R += self.ensemble.train_step(self.inputs_ST[index_RB], self.targets_ST[index_RB])
+        return self.inputs_ST[index_RB], self.targets_ST[index_RB]

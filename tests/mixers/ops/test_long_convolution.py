@@ -14,7 +14,7 @@ from mixers.base import Shape  # noqa: E402
 from mixers.hyena import Hyena  # noqa: E402
 from mixers.ops.convolution import long_convolution  # noqa: E402
 from mixers.ops.kernels import convolution as kernels  # noqa: E402
-from mixers.ops.kernels.convolution import gated_convolution_method  # noqa: E402
+from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 

@@ -499,6 +499,7 @@ def standings_of(
             Standing(
                 mixer=mixer,
                 family=MIXERS[mixer].family,
+                remark=None,
                 task=task,
                 difficulty="baseline",
                 test=None if (mixer, task) in diverged else estimates,

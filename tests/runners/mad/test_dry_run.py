@@ -219,3 +219,11 @@ def test_a_layer_that_cannot_be_trained_with_others_fails_as_it_would_in_trainin
     for error in (caught, in_training):
         assert error.traceback[-1].name == "forward"
         assert error.value.__notes__[-1] == "while mixer 'lonely' was called for all runs at once, as in training"
+
+
+def test_it_says_where_a_layer_has_no_recurrence(dry_run: Callable[..., Any], tmp_path: Path) -> None:
+    """The task has 16 tokens."""
+    for segment, said in (("15", False), ("16", True)):
+        mixers = ["--mixer", "transformer", "rmt", "--mixer.segment", segment]
+        rows, _ = dry_run(*COMMAND, *mixers, "--lr", "1e-3", "--out", str(tmp_path))
+        assert ("no recurrence at this length" in rows) == said

@@ -89,7 +89,7 @@ def test_list_respects_the_options_of_the_layers_that_it_is_given(capsys: pytest
     for heads in ("2", "4"):
         mad.main(["--list", "--mixer", "linear-attention", "--mixer.heads", heads, *SMALL])
         states.append(rows(capsys.readouterr().out)["linear-attention"][2])
-    assert states == [str(16 * 8 + 16), str(16 * 4 + 16)]
+    assert states == [str(16 * 8 + 16 + 1), str(16 * 4 + 16 + 1)]
 
 
 def test_a_list_has_each_family_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_a_list_says_which_layers_an_option_leaves_as_they_are(capsys: pytest.Ca
     mad.main(["--list", "--mixer", "linear-attention", "lstm", *HEADS, *SMALL])
     text = capsys.readouterr().out
     assert "--mixer.heads does not apply to mixer lstm" in text
-    assert rows(text)["linear-attention"][2] == str(16 * 8 + 16)
+    assert rows(text)["linear-attention"][2] == str(16 * 8 + 16 + 1)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp
     assert re.search(r"2\.11k │ +4\.10k │ +32\.8k │ +12\.3k │$", last["transformer"])
     (path,) = tmp_path.glob("studies/linear-attention*/summary.json")
     costs = json.loads(path.read_text())["costs"]
-    assert costs["state_floats"] == {"128": 144, "1024": 144}
+    assert costs["state_floats"] == {"128": 145, "1024": 145}
     assert costs["parameters"] == 4 * 16**2 + 2 * 16 * 32 + 2 * 16
     assert list(costs["flops_per_token"]) == ["128"]
 

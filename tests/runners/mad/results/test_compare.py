@@ -17,7 +17,7 @@ from runners.mad.results import compare
 from runners.mad.results.charts import draw_bars, draw_heat_map
 from runners.mad.results.standings import Standing, in_order, print_comparison, told_apart
 from runners.mad.results.summary import Estimate, Point, Summary, read_summary, summarise
-from runners.mad.results.tables import span
+from runners.mad.results.tables import print_summary, span
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 
@@ -129,6 +129,34 @@ def test_tables_and_charts_are_in_that_order_also_where_layers_are_on_different_
     assert [text.get_text() for text in legend.get_texts()][: len(LAYERS)] == list(LAYERS)
     labels = [label.get_text() for label in draw_heat_map(standings).axes[0].get_yticklabels()]
     assert labels == ["ceiling", *LAYERS, "chance"]
+
+
+def test_a_layer_that_is_plain_attention_on_so_short_sequences_has_a_remark_in_file_and_tables(tmp_path: Path) -> None:
+    """s5-permutations has 16 tokens, parity 40."""
+    layers = [("rmt", "segment"), ("sliding-attention", "window")]
+    summaries = [
+        summary_of("--mixer", mixer, "--task", task, *SMALL, f"--mixer.{option}", "16")
+        for mixer, option in layers
+        for task in ("s5-permutations", "parity")
+    ]
+    remarks = ["no recurrence at this length", None, "window spans the sequence", None]
+    assert [summary.remark for summary in summaries] == remarks
+    write(tmp_path / "study" / "summary.json", json.dumps(summaries[0].to_dict()))
+    assert read_summary(tmp_path / "study").remark == remarks[0]
+
+    # The comparison, and each study's table.
+    console = Console(width=200, file=io.StringIO())
+    print_comparison(told_apart(in_order(summaries)), console)
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    shown = [row for row in rows if row not in ("ceiling", "chance")]
+    at_parity, at_s5 = ["sliding-attention", "rmt"], ["sliding-attention", remarks[2], "rmt", remarks[0]]
+    assert shown == ["parity", *at_parity, "s5-permutations", *at_s5]
+    for summary, remark in zip(summaries, remarks, strict=True):
+        console = Console(width=200, file=io.StringIO())
+        print_summary(summary, console)
+        assert isinstance(console.file, io.StringIO)
+        assert (f"{summary.config['mixer']}: {remark}" in console.file.getvalue()) == (remark is not None)
 
 
 def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:

@@ -65,6 +65,24 @@ def test_one_run_follows_torch_adamw_with_clipping_and_cosine() -> None:
         torch.testing.assert_close(got[0], expected.detach(), rtol=1e-4, atol=2e-5, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("mixer", "left_out"),
+    [("transformer", ()), ("rt", ()), ("s5", ("layers.0.B.",)), ("hyena", ("layers.0.filters.",))],
+)
+def test_weight_decay_shrinks_matrices_but_those_that_the_layer_leaves_out(
+    mixer: str, left_out: tuple[str, ...]
+) -> None:
+    """Without a gradient, decay alone changes parameters: each by the factor 1 - lr decay."""
+    members = ensemble(RUNS[:1], mixer)
+    before = {name: y.clone() for name, y in members.named(members.params_RP).items()}
+    members.optimizer.update(members.params_RP, torch.zeros_like(members.params_RP), torch.zeros(1))
+
+    for name, y in members.named(members.params_RP).items():
+        decays = y[0].ndim > 1 and not name.startswith(left_out)
+        torch.testing.assert_close(y, before[name] * (1 - 1e-2 * 0.1 * decays), rtol=1e-6, atol=0.0)
+    assert all(any(name.startswith(start) for name in before) for start in left_out)
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_run_trains_alone_as_in_company(mixer: str) -> None:
     """Batched products of another size may round otherwise: float32 losses agree to 1e-5 relative."""

@@ -1,0 +1,524 @@
+"""Kernels of the recurrence of linear-attention layers, which walk over the positions with the state in registers.
+
+    S_t = exp(g_t) S_{t-1} + a_t u_t^T + k_t v_t^T,   u_t = S_{t-1}^T b_t          o_t = S_t^T q_t
+
+With a bonus, o_t = S_{t-1}^T q_t + ((bonus k_t) . q_t) v_t. Heads are small here: a state fits into the registers of a
+warp, and a position costs a few multiplications for each number of the state. Nothing is divided by a decay, so decays
+may be as strong as they like.
+
+    name           shape               written by         read by
+    q, k           (R, B, T, H, K)     caller             all kernels
+    v              (R, B, T, H, V)     caller             all kernels
+    g              (R, B, T, H, G)     caller             all kernels           log decays, G = K or 1, float32
+    a, b           (R, B, T, H, K)     caller             all kernels
+    bonus          (R, H, K)           caller             all kernels           float32
+    o              (R, B, T, H, V)     recurrence_fwd     caller
+    u              (R, B, T, H, V)     recurrence_fwd     recurrence_*_bwd      float32
+    do             (R, B, T, H, V)     caller             recurrence_*_bwd      gradient of o
+    dv             (R, B, T, H, V)     value_bwd          caller
+    du             (R, B, T, H, V)     value_bwd          key_bwd, query_bwd    gradient of u, float32
+    dk, da         (R, B, T, H, K)     key_bwd            caller
+    pairs          (R, B, T, H, K)     key_bwd            query_bwd             a da + k dk, float32
+    dq, db         (R, B, T, H, K)     query_bwd          caller
+    dg             (R, B, T, H, G)     query_bwd          caller                float32
+    dbonus         (R, B, H, K)        query_bwd          caller                of one sequence, float32
+
+The gradients, with dS_t the gradient of S_t, are
+
+    dS_{t-1} = exp(g_t) dS_t + b_t du_t^T + q_{t-1} do_{t-1}^T,   du_t = dS_t^T a_t,   dv_t = dS_t^T k_t
+    dk_t = dS_t v_t,   da_t = dS_t u_t,   db_t = S_{t-1} du_t,   dq_t = S_t do_t
+
+and the gradient of g_t is the sum of exp(g_t) S_{t-1} dS_t over the values. Neither the states nor their gradients are
+kept: let P_t be the sum of S_t dS_t over the values. Then P_t = dg_t + a_t da_t + k_t dk_t and
+P_{t-1} = dg_t + b_t db_t + q_{t-1} dq_{t-1}, so that dg follows from running sums of gradients that are known anyway.
+
+A program walks through one head of one sequence. A thread holds a column of the state, and sums over the rows of the
+state stay within threads. This is why the backward pass has three walks: the sums for dv and du run over key channels
+(state gradients as (K, V), newest position first), those for dk and da over value channels (state gradients as (V, K),
+newest first), and so do those for dq and db (states as (V, K), oldest first). The rows of the next position are read
+while those of the current one are used, which halves the time.
+
+Sizes of rows: I is K and J is V, padded to powers of two.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixers.ops.runs import Method, Optionals, Tensors
+
+MOST_CHANNELS = 64
+"""Widest heads, in keys and in values, whose state fits into registers."""
+
+
+@triton.jit
+def _load(pointer: tl.tensor, row: tl.tensor, N: tl.constexpr, E: tl.constexpr):
+    """Row of N numbers in float32, filled up to E with zeros; zeros without a tensor."""
+    if pointer is None:
+        y_E = tl.zeros([E], tl.float32)
+    else:
+        e = tl.arange(0, E)
+        y_E = tl.load(pointer + row * N + e, e < N, 0.0).to(tl.float32)
+    return y_E
+
+
+@triton.jit
+def _read(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    row: tl.tensor,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+):
+    """Inputs of a position; zeros in place of those that are None."""
+    q_I = _load(q_ptr, row, K, I)
+    k_I = _load(k_ptr, row, K, I)
+    v_J = _load(v_ptr, row, V, J)
+    g_I = _load_decay(g_ptr, row, G, I)
+    a_I = _load(a_ptr, row, K, I)
+    b_I = _load(b_ptr, row, K, I)
+    return q_I, k_I, v_J, g_I, a_I, b_I
+
+
+@triton.jit
+def _read_back(
+    do_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    du_ptr: tl.tensor,
+    row: tl.tensor,
+    V: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Gradient of the outputs, u and its gradient, at a position; zeros in place of those that are None."""
+    do_J = _load(do_ptr, row, V, J)
+    u_J = _load(u_ptr, row, V, J)
+    du_J = _load(du_ptr, row, V, J)
+    return do_J, u_J, du_J
+
+
+@triton.jit
+def _store(pointer: tl.tensor, row: tl.tensor, y_E: tl.tensor, N: tl.constexpr, E: tl.constexpr):
+    e = tl.arange(0, E)
+    tl.store(pointer + row * N + e, y_E, e < N)
+
+
+@triton.jit
+def _load_decay(g_ptr: tl.tensor, row: tl.tensor, G: tl.constexpr, E: tl.constexpr):
+    """Logarithms of the decays of the key channels: of each channel, one of the head (G = 1), or zeros (G = 0)."""
+    g_E = _load(g_ptr, row, G, 1 if G == 1 else E)
+    return g_E + tl.zeros([E], tl.float32)
+
+
+@triton.jit(do_not_specialize=["T"])
+def recurrence_fwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    o_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    T: tl.tensor,
+    sequences: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    RANK_ONE: tl.constexpr,
+    BONUS: tl.constexpr,
+):
+    """Outputs of one head of one sequence, oldest position first.
+
+    1. Start with a state of zeros.
+    2. At each position, while the next one is read:
+       a. with a bonus, write o = S^T q + ((bonus k) . q) v, before the state changes;
+       b. with a rank-one part, write u = S^T b;
+       c. S <- exp(g) S + a u^T + k v^T;
+       d. without a bonus, write o = S^T q.
+    """
+    # 1. State.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    first = sequence * T * H + head
+    q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, first, K, V, I, J, G)
+    S_IJ = tl.zeros([I, J], tl.float32)
+    if BONUS:
+        bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
+
+    for t in range(T):
+        row = first + t * H
+        ahead = first + tl.minimum(t + 1, T - 1) * H
+        following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
+
+        # 2a. Outputs that do not see their own pair but for the bonus.
+        if BONUS:
+            o_J = tl.sum(S_IJ * q_I[:, None], 0) + tl.sum(bonus_I * k_I * q_I, 0) * v_J
+
+        # 2b, 2c. The next state.
+        pair_IJ = k_I[:, None] * v_J[None, :]
+        if RANK_ONE:
+            u_J = tl.sum(S_IJ * b_I[:, None], 0)
+            _store(u_ptr, row, u_J, V, J)
+            pair_IJ += a_I[:, None] * u_J[None, :]
+        if G > 0:
+            S_IJ *= tl.exp(g_I)[:, None]
+        S_IJ += pair_IJ
+
+        # 2d. Outputs that see it.
+        if not BONUS:
+            o_J = tl.sum(S_IJ * q_I[:, None], 0)
+        _store(o_ptr, row, o_J, V, J)
+
+        q_I, k_I, v_J, g_I, a_I, b_I = following
+
+
+@triton.jit(do_not_specialize=["T"])
+def recurrence_value_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    du_ptr: tl.tensor,
+    T: tl.tensor,
+    sequences: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    RANK_ONE: tl.constexpr,
+    BONUS: tl.constexpr,
+):
+    """Gradients of the values of one head of one sequence, newest position first.
+
+    1. Start with a state gradient of zeros.
+    2. At each position, while the next one is read:
+       a. without a bonus, dS += q do^T;
+       b. write dv = dS^T k, with a bonus + ((bonus k) . q) do;
+       c. with a rank-one part, write du = dS^T a;
+       d. dS <- exp(g) dS + b du^T, with a bonus + q do^T.
+    """
+    # 1. State gradient.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    dS_IJ = tl.zeros([I, J], tl.float32)
+    if BONUS:
+        bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
+    first = sequence * T * H + head
+    last = first + (T - 1) * H
+    q_I, k_I, _, g_I, a_I, b_I = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
+    do_J = _load(do_ptr, last, V, J)
+
+    for back in range(T):
+        row = last - back * H
+        ahead = tl.maximum(row - H, first)
+        following = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
+        following_do_J = _load(do_ptr, ahead, V, J)
+
+        # 2a, 2b. Values.
+        if not BONUS:
+            dS_IJ += q_I[:, None] * do_J[None, :]
+        dv_J = tl.sum(dS_IJ * k_I[:, None], 0)
+        if BONUS:
+            dv_J += tl.sum(bonus_I * k_I * q_I, 0) * do_J
+        _store(dv_ptr, row, dv_J, V, J)
+
+        # 2c. Rank-one part.
+        if RANK_ONE:
+            du_J = tl.sum(dS_IJ * a_I[:, None], 0)
+            _store(du_ptr, row, du_J, V, J)
+
+        # 2d. The gradient of the state before.
+        if G > 0:
+            dS_IJ *= tl.exp(g_I)[:, None]
+        if RANK_ONE:
+            dS_IJ += b_I[:, None] * du_J[None, :]
+        if BONUS:
+            dS_IJ += q_I[:, None] * do_J[None, :]
+
+        q_I, k_I, _, g_I, a_I, b_I = following
+        do_J = following_do_J
+
+
+@triton.jit(do_not_specialize=["T"])
+def recurrence_key_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    du_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
+    da_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    T: tl.tensor,
+    sequences: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    RANK_ONE: tl.constexpr,
+    BONUS: tl.constexpr,
+):
+    """Gradients of the keys of one head of one sequence, newest position first.
+
+    1. Start with a state gradient of zeros.
+    2. At each position, while the next one is read:
+       a. without a bonus, dS += q do^T;
+       b. compute dk = dS v, and with a rank-one part write da = dS u;
+       c. with decays, write their share of the gradient of g, pairs = k dk + a da;
+       d. write dk, with a bonus + bonus q (v . do);
+       e. dS <- exp(g) dS + b du^T, with a bonus + q do^T.
+    """
+    # 1. State gradient.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    dS_JI = tl.zeros([J, I], tl.float32)
+    if BONUS:
+        bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
+
+    first = sequence * T * H + head
+    last = first + (T - 1) * H
+    q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
+    do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, last, V, J)
+
+    for back in range(T):
+        row = last - back * H
+        ahead = tl.maximum(row - H, first)
+        following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
+        following_back = _read_back(do_ptr, u_ptr, du_ptr, ahead, V, J)
+
+        # 2a, 2b. Keys and left factors.
+        if not BONUS:
+            dS_JI += do_J[:, None] * q_I[None, :]
+        dk_I = tl.sum(dS_JI * v_J[:, None], 0)
+        if RANK_ONE:
+            da_I = tl.sum(dS_JI * u_J[:, None], 0)
+            _store(da_ptr, row, da_I, K, I)
+
+        # 2c. Decays.
+        if G > 0:
+            pairs_I = k_I * dk_I
+            if RANK_ONE:
+                pairs_I += a_I * da_I
+            _store(pairs_ptr, row, pairs_I, K, I)
+
+        # 2d. Keys.
+        if BONUS:
+            dk_I += bonus_I * q_I * tl.sum(v_J * do_J, 0)
+        _store(dk_ptr, row, dk_I, K, I)
+
+        # 2e. The gradient of the state before.
+        if G > 0:
+            dS_JI *= tl.exp(g_I)[None, :]
+        if RANK_ONE:
+            dS_JI += du_J[:, None] * b_I[None, :]
+        if BONUS:
+            dS_JI += do_J[:, None] * q_I[None, :]
+
+        q_I, k_I, v_J, g_I, a_I, b_I = following
+        do_J, u_J, du_J = following_back
+
+
+@triton.jit(do_not_specialize=["T"])
+def recurrence_query_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    du_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    db_ptr: tl.tensor,
+    dg_ptr: tl.tensor,
+    dbonus_ptr: tl.tensor,
+    T: tl.tensor,
+    sequences: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    RANK_ONE: tl.constexpr,
+    BONUS: tl.constexpr,
+):
+    """Gradients of the queries and decays of one head of one sequence, oldest position first.
+
+    1. Start with a state and a running sum P of zeros.
+    2. At each position, while the next one is read:
+       a. with a bonus, compute dq = S do and take q dq from P, before the state changes;
+       b. with a rank-one part, write db = S du and take b db from P;
+       c. with decays, write dg = P, and add pairs to P;
+       d. S <- exp(g) S + a u^T + k v^T;
+       e. without a bonus, compute dq = S do and take q dq from P;
+       f. write dq, with a bonus + bonus k (v . do), and add q k (v . do) to the gradient of the bonus.
+    3. With a bonus, write its gradient.
+    """
+    # 1. State.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    S_JI = tl.zeros([J, I], tl.float32)
+    P_I = tl.zeros([I], tl.float32)
+    if BONUS:
+        bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
+        dbonus_I = tl.zeros([I], tl.float32)
+
+    first = sequence * T * H + head
+    q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, first, K, V, I, J, G)
+    do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, first, V, J)
+    pairs_I = _load(pairs_ptr, first, K, I)
+
+    for t in range(T):
+        row = first + t * H
+        ahead = first + tl.minimum(t + 1, T - 1) * H
+        following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
+        following_back = _read_back(do_ptr, u_ptr, du_ptr, ahead, V, J)
+        following_pairs_I = _load(pairs_ptr, ahead, K, I)
+
+        # 2a. Queries that do not see their own pair.
+        if BONUS:
+            dq_I = tl.sum(S_JI * do_J[:, None], 0)
+            P_I -= q_I * dq_I
+
+        # 2b. Rank-one part.
+        if RANK_ONE:
+            db_I = tl.sum(S_JI * du_J[:, None], 0)
+            _store(db_ptr, row, db_I, K, I)
+            P_I -= b_I * db_I
+
+        # 2c. Decays.
+        if G == 1:
+            tl.store(dg_ptr + row, tl.sum(P_I, 0))
+        elif G > 0:
+            _store(dg_ptr, row, P_I, K, I)
+        if G > 0:
+            P_I += pairs_I
+            S_JI *= tl.exp(g_I)[None, :]
+
+        # 2d. The next state.
+        S_JI += v_J[:, None] * k_I[None, :]
+        if RANK_ONE:
+            S_JI += u_J[:, None] * a_I[None, :]
+
+        # 2e. Queries that see it.
+        if not BONUS:
+            dq_I = tl.sum(S_JI * do_J[:, None], 0)
+            P_I -= q_I * dq_I
+
+        # 2f. Queries and bonus.
+        if BONUS:
+            weight = tl.sum(v_J * do_J, 0)
+            dq_I += bonus_I * k_I * weight
+            dbonus_I += q_I * k_I * weight
+        _store(dq_ptr, row, dq_I, K, I)
+
+        q_I, k_I, v_J, g_I, a_I, b_I = following
+        do_J, u_J, du_J = following_back
+        pairs_I = following_pairs_I
+
+    # 3. Bonus.
+    if BONUS:
+        _store(dbonus_ptr, sequence * H + head, dbonus_I, K, I)
+
+
+def fits_recurrence(key_channels: int, value_channels: int) -> bool:
+    """Return whether the kernels take heads of these sizes."""
+    return max(key_channels, value_channels) <= MOST_CHANNELS
+
+
+def recurrence_method(dtype: torch.dtype) -> Method:
+    """``mixers.ops.linear_recurrence.matrix_recurrence`` with outputs in ``dtype``.
+
+    Tensors: q, k (R, B, T, H, K), v (R, B, T, H, V); g (R, B, T, H, K or 1) float32, a and b (R, B, T, H, K), and the
+    bonus (R, H, K) float32, each of which may be None.
+    """
+
+    def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
+        q, k, v, g, a, b, bonus = _contiguous(*tensors)
+        o = torch.empty_like(v, dtype=dtype)
+        u = None if b is None else torch.empty_like(v, dtype=torch.float32)
+        grid, settings = _launch(q, v, g, b, bonus)
+        recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, o, u, **settings)
+        return (o,), () if u is None else (u,)
+
+    def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
+        q, k, v, g, a, b, bonus = _contiguous(*tensors)
+        do = gradients[0].contiguous()
+        u = saved[0] if saved else None
+        grid, settings = _launch(q, v, g, b, bonus)
+
+        # Values.
+        dv = torch.empty_like(v)
+        du = None if u is None else torch.empty_like(u)
+        recurrence_value_bwd_kernel[grid](q, k, g, a, b, bonus, do, dv, du, **settings)
+
+        # Keys and left factors.
+        dk, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, a, b, g))
+        pairs = None if g is None else torch.empty_like(k, dtype=torch.float32)
+        recurrence_key_bwd_kernel[grid](q, k, v, g, a, b, bonus, do, u, du, dk, da, pairs, **settings)
+
+        # Queries, right factors, decays and bonus.
+        dq = torch.empty_like(q)
+        dbonus = None if bonus is None else bonus.new_empty(*q.shape[:2], *bonus.shape[1:])
+        recurrence_query_bwd_kernel[grid](q, k, v, g, a, b, bonus, do, u, du, pairs, dq, db, dg, dbonus, **settings)
+        return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
+
+    return Method(forward, backward)
+
+
+def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
+    return tuple(y if y is None else y.contiguous() for y in tensors)
+
+
+def _launch(
+    q: Tensor, v: Tensor, g: Tensor | None, b: Tensor | None, bonus: Tensor | None
+) -> tuple[tuple[int], dict[str, Any]]:
+    """Return the grid and the settings that all kernels share."""
+    R, B, T, H, K = q.shape
+    V = v.shape[-1]
+    settings = {
+        "T": T,
+        "sequences": B,
+        "H": H,
+        "K": K,
+        "V": V,
+        "I": triton.next_power_of_2(K),
+        "J": triton.next_power_of_2(V),
+        "G": 0 if g is None else g.shape[-1],
+        "RANK_ONE": b is not None,
+        "BONUS": bonus is not None,
+        "num_warps": 1,
+    }
+    return (R * B * H,), settings

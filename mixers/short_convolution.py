@@ -1,0 +1,90 @@
+"""A short causal convolution before any layer, as a switch: the layer around a given layer class."""
+
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mixers.base import Layer, Shape, State
+from mixers.deep import DeepLayer
+from mixers.parts import ShortConvolution
+
+NEWEST = "short_convolution.newest"
+"""Name of the convolution's newest inputs in the state, beside the names that the given layer chooses."""
+
+
+class ConvolvedLayer(Layer):
+    """``z = layer(x + s conv(x))``: a given layer that also reads the newest W - 1 inputs of each channel.
+
+    The convolution is a residual branch of its own, with s = 1/sqrt(L), before the layer and so before the layer's norm
+    ("Canon layers", Allen-Zhu 2025, arXiv:2512.17351, stand behind that norm; H3, Based and Mamba convolve
+    inside the mixer). Before the norm, the switch means the same for every layer, wherever it has its norms and if it
+    has none, and kernels that compute a norm themselves run as they are. A norm before the convolution is not needed:
+    the branch is linear, and the layer's own norm scales the sum. State: that of the layer, and the newest inputs. A
+    ``DeepLayer``, which holds all L layers of a model, has one convolution, before its first layer.
+
+    ``with_short_convolution`` makes the subclasses, whose settings are those of the given layer.
+    """
+
+    layer_class: ClassVar[type[Layer]]
+    size: ClassVar[int]
+    """Positions W that the convolution spans."""
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.layer = self.layer_class(config, shape)
+        self.convolution = ShortConvolution(shape.width, self.size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.layer(x_BTD + self.shape.residual_scale * self.convolution(x_BTD))
+
+    def init_state(self, batch: int) -> State:
+        return {**self.layer.init_state(batch), NEWEST: self.convolution.init_state(batch)}
+
+    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
+        y_BD, newest_BWD = self.convolution.step(x_BD, state[NEWEST])
+        of_layer = {name: y for name, y in state.items() if name != NEWEST}
+
+        z_BD, of_layer = self.layer.step(x_BD + self.shape.residual_scale * y_BD, of_layer)
+        return z_BD, {**of_layer, NEWEST: newest_BWD}
+
+    @classmethod
+    def loop_period(cls, config: Any) -> int | None:
+        return cls.layer_class.loop_period(config)
+
+    @classmethod
+    def remark(cls, config: Any, length: int) -> str | None:
+        return cls.layer_class.remark(config, length)
+
+    @classmethod
+    def plain_config(cls, config: Any) -> Any:
+        return cls.layer_class.plain_config(config)
+
+
+@cache
+def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
+    """Return the layer class around ``layer_class`` with a convolution over ``size`` positions; 0 is the class itself.
+
+    Each class is made once in a process.
+    """
+    if size == 0:
+        return layer_class
+
+    members = {
+        "layer_class": layer_class,
+        "size": size,
+        "Config": layer_class.Config,
+        "family": layer_class.family,
+        "paper": layer_class.paper,
+    }
+    # A layer answers for its own class alone (``Layer.growth_period``); the newest inputs do not grow.
+    if "growth_period" in vars(layer_class):
+        members["growth_period"] = layer_class.growth_period
+
+    bases = (ConvolvedLayer, DeepLayer) if issubclass(layer_class, DeepLayer) else (ConvolvedLayer,)
+    return type(f"{layer_class.__name__}WithShortConvolution", bases, members)
+
+
+def mixer_label(mixer: str, size: int) -> str:
+    """Return the name under which tables show a layer: ``rt``, or ``rt+conv4`` with a convolution over 4 positions."""
+    return f"{mixer}+conv{size}" if size else mixer

@@ -1,0 +1,56 @@
+"""Training steps compiled by TorchInductor: what the kernels of the project do not compute is fused.
+
+A plain PyTorch layer under ``torch.func.vmap`` is a long chain of small operations on large tensors, and each reads and
+writes memory. The step is recorded once, gradient included, with the operations that launch kernels as single
+operators (``mixers.ops.runs``). The record holds neither ``vmap`` nor autograd, and so nothing at which
+``torch.compile`` would break the graph. The compiled step takes tensors of one shape.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from mixers.base import log_once
+from mixers.ops.runs import as_operators
+
+log = logging.getLogger(__name__)
+
+Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps parameters (R, P), inputs and targets (R, B, T) to losses (R,) and gradients (R, P)."""
+
+
+def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) -> Step:
+    """Return a step compiled for tensors such as these, and log how long this took.
+
+    Args:
+        step: what is compiled; it must do the same operations whatever the numbers are.
+        arguments: parameters, inputs and targets.
+        name: of the layer, for the log.
+
+    Returns:
+        The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
+    """
+
+    def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
+
+    began = time.monotonic()
+    try:
+        with as_operators():
+            graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        fast: Step = torch.compile(graph, fullgraph=True, dynamic=False)
+        with torch.no_grad():
+            fast(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler may fail in any way
+        (reason, *_) = str(error).strip().splitlines() or [""]
+        log_once(f"mixer {name} is trained without torch.compile, which failed: {type(error).__name__}: {reason}")
+        return step
+
+    log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
+    return fast

@@ -1,0 +1,61 @@
+"""Operations on all runs: as they are, and as operators in a trace."""
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from mixers.ops.runs import Method, as_operators, over_runs
+
+
+def scaled_sum(factor: Tensor) -> Method:
+    """``factor (x w + y)``; y may be None. Two of the tensors saved share memory, and so do two gradients."""
+
+    def forward(x: Tensor, w: Tensor, y: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        product = x * w[:, None]
+        return (factor * (product if y is None else product + y),), (product, product[:, :1])
+
+    def backward(gradients, tensors, outputs, saved):  # type: ignore[no-untyped-def]
+        (d,), (x, w, y) = gradients, tensors
+        both = torch.stack([factor * d * w[:, None], factor * d])
+        return both[0], (both[1] * x).sum(1), None if y is None else both[1]
+
+    return Method(forward, backward)
+
+
+def step(factor: Tensor, x_RBD: Tensor, w_RD: Tensor, y_RBD: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients of all tensors over R runs."""
+    tensors = [z.detach().requires_grad_() for z in (x_RBD, w_RD, y_RBD) if z is not None]
+
+    def loss_of_one_run(x: Tensor, w: Tensor, y: Tensor | None = None) -> Tensor:
+        (z,) = over_runs(scaled_sum(factor), x, w, y)
+        return (z * z).sum()
+
+    loss_R = vmap(loss_of_one_run)(*tensors)
+    return torch.autograd.grad(loss_R.sum(), tensors)
+
+
+def test_operators_in_a_trace_compute_what_the_operation_computes() -> None:
+    """Also with a tensor that the method holds, with None among the tensors, and with results that share memory."""
+    generator = torch.Generator().manual_seed(0)
+    x_RBD, y_RBD = (torch.randn(3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    w_RD, factor = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 5), (1,)))
+
+    for y in (y_RBD, None):
+        arguments = (x_RBD, w_RD) if y is None else (x_RBD, w_RD, y)
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return step(factor, tensors[0], tensors[1], tensors[2] if len(tensors) > 2 else None)
+
+        with as_operators():
+            graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+
+        names = [str(node.target) for node in graph.graph.nodes]
+        assert names.count("mixers.forward.default") == names.count("mixers.backward.default") == 1
+        for got, want in zip(graph(*arguments), run(*arguments), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_outside_of_a_trace_there_are_no_operators() -> None:
+    graph = make_fx(lambda x, w: step(torch.ones(1), x, w, None))(torch.ones(1, 2, 3), torch.ones(1, 3))
+    assert not any("mixers" in str(node.target) for node in graph.graph.nodes)

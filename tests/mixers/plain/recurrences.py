@@ -1,0 +1,278 @@
+"""Every recurrence, position by position in NumPy, from its paper's equations and the layer's parameters alone.
+
+Vectors are columns; S has keys as rows, unless a paper's equation is quoted otherwise.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tests.mixers.plain.common import (
+    LENGTH,
+    WIDTH,
+    Array,
+    Parameters,
+    PlainForm,
+    finish,
+    gelu,
+    part,
+    rms,
+    sigmoid,
+    silu,
+    sinusoid,
+    softplus,
+)
+
+
+def in_its_layer(mix: PlainForm) -> PlainForm:
+    """The layer around a mixer: norm before it, residual branches and MLP behind it."""
+
+    def layer(p: Parameters, config: Any, x: Array) -> Array:
+        y = mix(p, config, rms(x, p["mixer_norm.gain"]))
+        return np.stack([finish(p, x[t], y[t]) for t in range(LENGTH)])
+
+    return layer
+
+
+def head(y: Array, h: int, heads: int) -> Array:
+    """Head h of a vector of all heads, as a view."""
+    return np.split(y, heads)[h]
+
+
+def head_norm(p: Parameters, o: Array, heads: int, eps: float) -> Array:
+    """Each head minus its mean, over its standard deviation; then gains and biases of the channels."""
+    normed = [(y - y.mean()) / np.sqrt(y.var() + eps) for y in np.split(o, heads)]
+    return p["norm.weight"] * np.concatenate(normed) + p["norm.bias"]
+
+
+def convolve(p: Parameters, x: Array) -> Array:
+    """y_t = bias + sum_w weight_w x_{t-W+1+w}, with zeros before the first position."""
+    weight = p["convolution.weight_DW"]
+    size = weight.shape[1]
+    y = np.tile(p.get("convolution.bias_D", np.zeros(len(weight))), (len(x), 1))
+    for t in range(len(x)):
+        for w in range(size):
+            if t - size + 1 + w >= 0:
+                y[t] += weight[:, w] * x[t - size + 1 + w]
+    return y
+
+
+@in_its_layer
+def linear_attention(p: Parameters, config: Any, x: Array) -> Array:
+    """Katharopoulos et al. 2020, equations 16 to 20: s += φ(k) v^T, z += φ(k), y = φ(q)^T s / φ(q)^T z."""
+    heads, y = config.heads, np.zeros_like(x)
+    s, z = np.zeros((heads, WIDTH // heads, WIDTH // heads)), np.zeros((heads, WIDTH // heads))
+    for t in range(LENGTH):
+        coded = x[t] + sinusoid(t)
+        q, k, v = (p[f"{name}.weight"] @ coded for name in "qkv")
+        phi_q, phi_k = (np.where(f > 0, f + 1, np.exp(f)) for f in (q, k))
+        for h in range(heads):
+            q_h, k_h, v_h = (head(f, h, heads) for f in (phi_q, phi_k, v))
+            s[h] += np.outer(k_h, v_h)
+            z[h] += k_h
+            head(y[t], h, heads)[:] = q_h @ s[h] / (q_h @ z[h])
+    return y @ p["out.weight"].T
+
+
+@in_its_layer
+def retnet(p: Parameters, config: Any, x: Array) -> Array:
+    """Sun et al. 2023, equations 3, 6 and 8: S = γ S + K^T V, O = Q S, with Q and K rotated in opposite directions."""
+    heads, y = config.heads, np.zeros_like(x)
+    half = WIDTH // heads // 2
+    theta = 10_000.0 ** -np.linspace(0, 1, half)
+    S = np.zeros((heads, half, 2 * half), complex)
+    for t in range(LENGTH):
+        o = np.zeros(WIDTH)
+        for h in range(heads):
+            q, k, v = (head(p[f"{name}.weight"] @ x[t], h, heads) for name in "qkv")
+            Q = (q[:half] + 1j * q[half:]) * np.exp(1j * t * theta) / (2 * half) ** 0.5
+            K = (k[:half] - 1j * k[half:]) * np.exp(-1j * t * theta)
+            S[h] = (1 - 2.0 ** (-5 - h)) * S[h] + np.outer(K, v)
+            head(o, h, heads)[:] = (Q @ S[h]).real
+        y[t] = p["out.weight"] @ (silu(p["gate.weight"] @ x[t]) * head_norm(p, o, heads, 1e-5))
+    return y
+
+
+@in_its_layer
+def gla(p: Parameters, config: Any, x: Array) -> Array:
+    """Yang et al. 2023, section 4: S = diag(α) S + k v^T, o = q^T S / √K, α = sigmoid(low-rank map)^(1/16)."""
+    heads, y = config.heads, np.zeros_like(x)
+    S = np.zeros((heads, WIDTH // heads // 2, WIDTH // heads))
+    for t in range(LENGTH):
+        logits = p["decay.1.weight"] @ p["decay.0.weight"] @ x[t] + p["decay.1.bias"]
+        alpha, o = sigmoid(logits) ** (1 / 16), np.zeros(WIDTH)
+        for h in range(heads):
+            q, k, v = (head(p[f"{name}.weight"] @ x[t], h, heads) for name in "qkv")
+            S[h] = head(alpha, h, heads)[:, None] * S[h] + np.outer(k, v)
+            head(o, h, heads)[:] = rms(q @ S[h] / len(q) ** 0.5, p["norm.gain"])
+        y[t] = p["out.weight"] @ (silu(p["gate.weight"] @ x[t]) * o)
+    return y
+
+
+def low_rank(p: Parameters, name: str, x: Array, f: Any = np.tanh) -> Array:
+    return p[f"{name}.bias_D"] + p[f"{name}.up.weight"] @ f(p[f"{name}.down.weight"] @ x)
+
+
+@in_its_layer
+def rwkv6(p: Parameters, config: Any, x: Array) -> Array:
+    """Peng et al. 2024, section 4: o = r^T (S + diag(u) k v^T), then S = diag(w) S + k v^T."""
+    heads, y, before = config.heads, np.zeros_like(x), np.zeros(WIDTH)
+    S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
+    for t in range(LENGTH):
+        change = before - x[t]
+        guide = x[t] + change * p["shift_D"]
+        shifted = {n: x[t] + change * low_rank(p, f"shifts.{n}", guide) for n in ("r", "k", "v", "gate", "decay")}
+        r, k, v, g = (p[f"{n}.weight"] @ shifted[n] for n in ("r", "k", "v", "gate"))
+        w, o = np.exp(-np.exp(low_rank(p, "decay", shifted["decay"]))), np.zeros(WIDTH)
+        for h in range(heads):
+            r_h, k_h, v_h, w_h, u_h = (head(f, h, heads) for f in (r, k, v, w, p["bonus_D"]))
+            head(o, h, heads)[:] = r_h @ (S[h] + np.outer(u_h * k_h, v_h))
+            S[h] = w_h[:, None] * S[h] + np.outer(k_h, v_h)
+        y[t] = p["out.weight"] @ (head_norm(p, o, heads, 64e-5) * silu(g))
+        before = x[t]
+    return y
+
+
+@in_its_layer
+def rwkv7(p: Parameters, config: Any, x: Array) -> Array:
+    """Peng et al. 2025, section 4: S = S (diag(w) - κ̂ (a κ̂)^T) + v k̃^T with values as rows, o = S r, bonus ρ."""
+    heads, y, before = config.heads, np.zeros_like(x), np.zeros(WIDTH)
+    S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
+    for t in range(LENGTH):
+        mixed = {n: x[t] + (before - x[t]) * mu for n, mu in part(p, "shifts_D.").items()}
+        r, k, v = (p[f"{n}.weight"] @ mixed[n] for n in "rkv")
+        w = np.exp(-np.exp(-0.5) * sigmoid(low_rank(p, "decay", mixed["decay"])))
+        a = sigmoid(low_rank(p, "rate", mixed["rate"], lambda z: z)) * (1 + w if config.negative_eigenvalues else 1)
+        g = p["gate.2.weight"] @ sigmoid(p["gate.0.weight"] @ mixed["gate"])
+        kappa, k = k * p["removal_D"], k * (1 + (a - 1) * p["replacement_D"])
+        o, bonus = np.zeros(WIDTH), np.zeros(WIDTH)
+        for h in range(heads):
+            r_h, k_h, v_h, w_h, a_h, c, rho = (head(f, h, heads) for f in (r, k, v, w, a, kappa, p["bonus_D"]))
+            c = c / np.sqrt(c @ c + 1e-6)
+            S[h] = S[h] @ (np.diag(w_h) - np.outer(c, a_h * c)) + np.outer(v_h, k_h)
+            head(o, h, heads)[:] = S[h] @ r_h
+            head(bonus, h, heads)[:] = (r_h * rho) @ k_h * v_h
+        y[t] = p["out.weight"] @ (g * (head_norm(p, o, heads, 64e-5) + bonus))
+        before = x[t]
+    return y
+
+
+@in_its_layer
+def deltanet(p: Parameters, config: Any, x: Array) -> Array:
+    """Yang et al. 2024, arXiv:2406.06484 and arXiv:2412.06464: S = α S (I - β k k^T) + β v k^T with values as rows.
+
+    Without the maps of a decay, α is 1 and there is no gate. As in the authors' code, o = S q / √K, and ε is 1e-5.
+    """
+    heads, y = config.heads, np.zeros_like(x)
+    qkv = silu(convolve(p, x @ p["qkv.weight"].T))
+    S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
+    for t in range(LENGTH):
+        beta = sigmoid(p["strength.weight"] @ x[t]) * (2 if config.negative_eigenvalues else 1)
+        alpha, gate, o = np.ones(heads), 1.0, np.zeros(WIDTH)
+        if "gate.weight" in p:
+            step = softplus(p["step_size.weight"] @ x[t] + p["decay.bias_H"])
+            alpha, gate = np.exp(-np.exp(p["decay.log_rate_H"]) * step), silu(p["gate.weight"] @ x[t])
+        for h in range(heads):
+            q, k, v = (head(f, h, heads) for f in np.split(qkv[t], 3))
+            q, k = (f / np.sqrt(f @ f + 1e-6) for f in (q, k))
+            S[h] = alpha[h] * S[h] @ (np.eye(len(k)) - beta[h] * np.outer(k, k)) + beta[h] * np.outer(v, k)
+            head(o, h, heads)[:] = rms(S[h] @ q / len(q) ** 0.5, p["norm.gain"], 1e-5)
+        y[t] = p["out.weight"] @ (gate * o)
+    return y
+
+
+@in_its_layer
+def mamba(p: Parameters, config: Any, x: Array) -> Array:
+    """Gu & Dao 2023, algorithm 2, each channel by itself: h = exp(Δ A) h + Δ B u, y = C h + D u."""
+    inner, states = config.expand * WIDTH, config.state_size
+    u, z = np.split(x @ p["project.weight"].T, 2, axis=1)
+    u, A = silu(convolve(p, u)), -np.exp(p["A_log"].reshape(inner, states))
+    h, y = np.zeros((inner, states)), np.zeros_like(x)
+    for t in range(LENGTH):
+        selected = p["select.weight"] @ u[t]
+        low, B, C = selected[: -2 * states], selected[-2 * states : -states], selected[-states:]
+        delta, o = softplus(p["dt.weight"] @ low + p["dt.bias"]), np.zeros(inner)
+        for e in range(inner):
+            h[e] = np.exp(delta[e] * A[e]) * h[e] + delta[e] * B * u[t, e]
+            o[e] = C @ h[e] + p["skip"][e] * u[t, e]
+        y[t] = p["out.weight"] @ (o * silu(z[t]))
+    return y
+
+
+@in_its_layer
+def mamba2(p: Parameters, config: Any, x: Array) -> Array:
+    """Dao & Gu 2024, section 7: h = exp(Δ A) h + Δ B x^T, y = C^T h + D x, with one A, Δ and D a head."""
+    heads, states, inner = config.heads, config.state_size, config.expand * WIDTH
+    projected, y = x @ p["inputs.weight"].T, np.zeros_like(x)
+    convolved = silu(convolve(p, projected[:, inner:-heads]))
+    S = np.zeros((heads, states, inner // heads))
+    for t in range(LENGTH):
+        u, B, C = convolved[t, :inner], convolved[t, inner : inner + states], convolved[t, inner + states :]
+        delta, o = softplus(projected[t, -heads:] + p["decay.bias_H"]), np.zeros(inner)
+        for h in range(heads):
+            u_h, A = head(u, h, heads), -np.exp(p["decay.log_rate_H"][h])
+            S[h] = np.exp(A * delta[h]) * S[h] + delta[h] * np.outer(B, u_h)
+            head(o, h, heads)[:] = C @ S[h] + p["skip_H"][h] * u_h
+        y[t] = p["out.weight"] @ rms(o * silu(projected[t, :inner]), p["norm.gain"])
+    return y
+
+
+def diagonal(p: Parameters, decay: Array, gain: Array, x: Array) -> Array:
+    """h = decay h + gain B x, y = Re(C h) + skip x over complex states, of which B and C hold two real parts each."""
+    B_real, B_imaginary = np.split(p["B.weight"], 2)
+    C_real, C_imaginary = np.split(p["C.weight"], 2, axis=1)
+    h, y = np.zeros(len(decay), complex), np.zeros_like(x)
+    for t in range(LENGTH):
+        h = decay * h + gain * (B_real @ x[t] + 1j * B_imaginary @ x[t])
+        y[t] = ((C_real - 1j * C_imaginary) @ h).real + p["skip"] * x[t]
+    return y
+
+
+@in_its_layer
+def s5(p: Parameters, config: Any, x: Array) -> Array:
+    """Smith et al. 2022, equation 6 (zero-order hold), then GELU and a gate."""
+    eigenvalue = -np.exp(p["log_decay"]) + 1j * p["frequency"]
+    decay = np.exp(eigenvalue * np.exp(p["log_dt"]))
+    y = gelu(diagonal(p, decay, (decay - 1) / eigenvalue, x))
+    return y * sigmoid(y @ p["gate.weight"].T)
+
+
+@in_its_layer
+def lru(p: Parameters, config: Any, x: Array) -> Array:
+    """Orvieto et al. 2023, appendix A."""
+    return diagonal(p, np.exp(-np.exp(p["nu"]) + 1j * np.exp(p["theta"])), np.exp(p["gamma"]), x)
+
+
+@in_its_layer
+def lstm(p: Parameters, config: Any, x: Array) -> Array:
+    """The equations of torch.nn.LSTM, in its order of the gates: input, forget, cell, output."""
+    c, h, y = np.zeros(WIDTH), np.zeros(WIDTH), np.zeros_like(x)
+    for t in range(LENGTH):
+        i, f, g, o = np.split(p["input.weight"] @ x[t] + p["recurrent.weight"] @ h + p["bias"], 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        y[t] = p["out.weight"] @ h
+    return y
+
+
+def hyena_filter(p: Parameters, config: Any, distance: int) -> list[Array]:
+    """The filters' values (D,) at a distance."""
+    phase = 2 * np.pi * distance / 2.0 ** np.arange(2, 2 + config.bands)
+    z = np.concatenate([np.cos(phase), np.sin(phase)])
+    for n in range(3):
+        z = np.sin(p["frequency"] * (p[f"layers.{n}.weight"] @ z + p[f"layers.{n}.bias"]))
+    window = 0.01 ** (distance / config.reach * np.linspace(1, 5, WIDTH))
+    return [window * h for h in np.split(p["out.weight"] @ z, config.order - 1)]
+
+
+@in_its_layer
+def hyena(p: Parameters, config: Any, x: Array) -> Array:
+    """Poli et al. 2023, definition 3.1, as a double loop over positions: v <- h * (gate v) + skip (gate v)."""
+    v, *gates = np.split(convolve(p, x @ p["project.weight"].T), config.order + 1, axis=1)
+    for n, skip in enumerate(np.split(p["skip"], config.order - 1)):
+        gated = gates[n] * v
+        v = skip * gated
+        for t in range(LENGTH):
+            for s in range(t + 1):
+                v[t] += hyena_filter(part(p, "filters."), config, t - s)[n] * gated[s]
+    return (gates[-1] * v) @ p["out.weight"].T
