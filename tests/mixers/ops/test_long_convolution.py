@@ -14,7 +14,9 @@ from mixers.base import Shape  # noqa: E402
 from mixers.hyena import Hyena  # noqa: E402
 from mixers.ops.convolution import long_convolution  # noqa: E402
 from mixers.ops.kernels import long_convolution as kernels  # noqa: E402
+from mixers.ops.kernels import short_convolution as short_kernels  # noqa: E402
 from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
+from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
@@ -94,8 +96,7 @@ def test_rows_of_any_layout_and_runs_alone() -> None:
 
 @interpreted
 def test_the_layer_trains_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with a skip in each of several filters; the kernels' dtype is float32 here, the short convolution plain."""
-    monkeypatch.setattr("mixers.ops.kernels.short_convolution.fits_short_convolution", lambda size: False)
+    """Also with a skip in each of several filters; the kernels' dtype is float32 here."""
     torch.manual_seed(0)
     layer = Hyena(Hyena.Config(order=3), Shape(width=16, mlp_width=16))
     x = torch.randn(2, 2, 40, 16)
@@ -104,6 +105,11 @@ def test_the_layer_trains_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -
     for fast in (False, True):
         monkeypatch.setattr("mixers.ops.convolution.runs_fused", lambda x, fast=fast: fast)
         monkeypatch.setattr(kernels, "gated_convolution_method", lambda dtype: gated_convolution_method(torch.float32))
+        monkeypatch.setattr(
+            short_kernels,
+            "short_convolution_method",
+            lambda dtype, silu: short_convolution_method(torch.float32, silu),
+        )
         z = vmap(lambda p, y: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients.append([z.detach(), *torch.autograd.grad(z.square().sum(), list(params.values()))])
     for want, got in zip(*gradients, strict=True):
