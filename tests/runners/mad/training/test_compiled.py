@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch._inductor
 from torch import Tensor
 
 from mixers import MIXERS
 from mixers.base import Shape, log_once
 from mixers.models import LanguageModel
-from runners.mad.training import compiled as compiled_module
 from runners.mad.training.compiled import compiled
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -38,7 +38,7 @@ def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog
 
     loss_R, gradient_RP = members.gradient(members.params_RP, inputs, targets)
     members.compile(inputs, targets)
-    assert "without torch.compile" not in caplog.text
+    assert "without TorchInductor" not in caplog.text
     got_R, got_RP = members.gradient(members.params_RP, inputs, targets)
 
     torch.testing.assert_close(got_R, loss_R, rtol=5e-3, atol=5e-3)
@@ -51,10 +51,10 @@ def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog
 
 
 def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def failing(graph: object, **settings: object) -> object:
+    def failing(graph: object, arguments: object) -> object:
         raise RuntimeError("no compiler\nand more lines")
 
-    monkeypatch.setattr(torch, "compile", failing)
+    monkeypatch.setattr(torch._inductor, "compile", failing)
     log_once.cache_clear()
     members, inputs, targets = ensemble("gla", torch.device("cpu"))
     step = members.gradient
@@ -64,13 +64,13 @@ def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, cap
     assert members.gradient == step
     (record,) = caplog.records
     assert record.message == (
-        "mixer GatedLinearAttention is trained without torch.compile, which failed: RuntimeError: no compiler"
+        "mixer GatedLinearAttention is trained without TorchInductor, which failed: RuntimeError: no compiler"
     )
 
 
 def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``torch.compile`` left out: losses, gradients, and parameters that are not those of the record."""
-    monkeypatch.setattr(compiled_module.torch, "compile", lambda graph, **settings: graph)
+    """With TorchInductor left out: losses, gradients, and parameters that are not those of the record."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
     members, inputs, targets = ensemble("retnet", torch.device("cpu"))
     record = compiled(members.gradient, (members.params_RP, inputs, targets), "retnet")
     assert record is not members.gradient
@@ -81,7 +81,7 @@ def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layers_of_kernels_alone_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda *arguments, **settings: pytest.fail("compiled"))
+    monkeypatch.setattr(torch._inductor, "compile", lambda *arguments: pytest.fail("compiled"))
     for mixer in ("rt", "transformer"):
         members, inputs, targets = ensemble(mixer, torch.device("cpu"))
         step = members.gradient
