@@ -38,8 +38,8 @@ def block_attention(
         from mixers.ops.kernels.block_attention import block_attention_method, fits_block_attention
 
         if fits_block_attention(q_BTD.shape[-1], heads):
-            method = block_attention_method(bias_HIJ, tokens, earlier)
-            return over_runs(method, q_BTD, k_BTD, v_BTD, *memory)[0]
+            method = block_attention_method(heads, queries, keys, tokens, earlier)
+            return over_runs(method, q_BTD, k_BTD, v_BTD, *memory, bias_HIJ)[0]
 
     # Keys and values of each block, zeros in place of blocks before the first.
     size = (keys - tokens) // (earlier + 1)

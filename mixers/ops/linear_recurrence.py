@@ -21,6 +21,8 @@ from mixers.ops.numerics import at_least_float32, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
+WIDE = 32
+"""Widest heads, in keys and in values, whose state a kernel carries from position to position if it has a choice."""
 STRONGEST = -60.0
 """Logarithm of the strongest decay told apart from zero: running sums of stronger ones would lose the weaker ones."""
 
@@ -46,11 +48,19 @@ def matrix_recurrence(
         bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
     """
     if runs_fused(q_BTHK):
+        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
 
         if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
-            q, k, v, a, b = (None if y is None else y.bfloat16() for y in (q_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK))
+            q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
+            a, b = (None if y is None else y.bfloat16() for y in (a_BTHK, b_BTHK))
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
+
+            # Wide states are slow to walk with; where a head has one decay, products of chunks are exact.
+            wide = max(q.shape[-1], v.shape[-1]) > WIDE
+            if wide and a is None and bonus is None and (g is None or g.shape[-1] == 1):
+                g = None if g is None else g.clamp(min=STRONGEST)
+                return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)

@@ -22,10 +22,12 @@ Optionals = Sequence[Tensor | None]
 class Method(NamedTuple):
     """An operation with a backward pass of its own, on tensors that all have a leading run axis.
 
+    A method holds no tensor that the model computes, because it outlives the trace in which that tensor appears.
+
     Attributes:
         forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
-            tensors that are None or integers.
+            tensors that have none.
         outputs: Number of outputs.
     """
 
@@ -72,8 +74,8 @@ class _OverRuns(torch.autograd.Function):
 
         with _no_autocast(*tensors):
             if _tracing:
-                computed = iter(torch.ops.mixers.backward(_operator(ctx.method), known, tensors, outputs, saved))
-                return None, *(next(computed) if _differentiable(y) else None for y in tensors)
+                computed = torch.ops.mixers.backward(_operator(ctx.method), known, tensors, outputs, saved)
+                return None, *(y if y.numel() else None for y in computed)
             return None, *ctx.method.backward(known, tensors, outputs, saved)
 
     @staticmethod
@@ -127,7 +129,7 @@ def _backward(
     outputs: Sequence[Tensor],
     saved: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the gradients of those tensors that have one."""
+    """Return the gradients of the tensors, without elements in place of None."""
     return _backward_results(method, gradients, tensors, outputs, saved)
 
 
@@ -158,7 +160,8 @@ def _backward_results(
     saved: Sequence[Tensor],
 ) -> list[Tensor]:
     results = _METHODS[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
-    return _apart((y for y in results if y is not None), (*gradients, *tensors, *outputs, *saved))
+    present = (gradients[0].new_empty(0) if y is None else y for y in results)
+    return _apart(present, (*gradients, *tensors, *outputs, *saved))
 
 
 def _apart(results: Iterable[Tensor], tensors: Iterable[Tensor | None]) -> list[Tensor]:
@@ -183,10 +186,6 @@ def _shapes_alone(tensors: Sequence[Tensor | None]) -> Iterator[None]:
         patch.object(tracer, "allow_non_fake_inputs", True),
     ):
         yield
-
-
-def _differentiable(y: Tensor | None) -> bool:
-    return y is not None and y.is_floating_point()
 
 
 def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -311,14 +311,13 @@ def fits_block_attention(D: int, H: int) -> bool:
     return D % H == 0 and D // H in (8, 16, 32, 64, 128)
 
 
-def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Method:
+def block_attention_method(heads: int, queries: int, keys: int, memory: int, earlier: int) -> Method:
     """Attention of blocks to ``memory`` tokens and to the positions of the own block and ``earlier`` blocks.
 
-    Tensors: q (R, B, Q, D), k, v (R, B, T, D), memory_k, memory_v (R, B, N M, D), heads concatenated.
+    Tensors: q (R, B, Q, D), k, v (R, B, T, D), memory_k, memory_v (R, B, N M, D), heads concatenated; bias
+    (R, heads, queries, keys), the same in all runs, which gets no gradient.
     """
-    heads, queries, keys = bias_HIJ.shape
     block = (keys - memory) // (earlier + 1)
-    bias = bias_HIJ.float().permute(2, 1, 0).contiguous()
 
     def grid(q: Tensor, size: int) -> tuple[tuple[int, int], dict[str, int]]:
         """Grid, and compile-time settings of a kernel that serves ``size`` rows of each block."""
@@ -330,11 +329,12 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
         programs = R * B * heads // G, triton.cdiv(Q, queries) * triton.cdiv(size, X)
         return programs, {"D": D, "K": K, "X": X, "G": G, "num_warps": warps}
 
-    def prepared(q: Tensor, k: Tensor, v: Tensor, *memory: Tensor) -> Tensors:
+    def prepared(q: Tensor, k: Tensor, v: Tensor, memory_k: Tensor, memory_v: Tensor, bias: Tensor) -> Tensors:
         """Tensors as the kernels read them."""
         if k.stride() != v.stride() or k.stride()[2:] != (k.shape[3], 1):
             k, v = k.contiguous(), v.contiguous()
-        return q.contiguous(), k, v, *(y.contiguous() for y in memory)
+        bias = bias[0].float().permute(2, 1, 0)
+        return q.contiguous(), k, v, *(y.contiguous() for y in (memory_k, memory_v, bias))
 
     def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
         q, k, *_ = tensors = prepared(*tensors)
@@ -344,19 +344,19 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
 
         sizes = Q, k.shape[2], queries, memory, block, earlier
         programs, tile = grid(q, queries)
-        block_fwd_kernel[programs](*tensors, bias, a, lse, B, *k.stride()[:2], *sizes, **tile)
+        block_fwd_kernel[programs](*tensors, a, lse, B, *k.stride()[:2], *sizes, **tile)
         return (a,), (lse,)
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
         da, a, lse = (y.contiguous() for y in (*gradients, *outputs, *saved))
-        q, k, v, *tokens = tensors = prepared(*tensors)
+        q, k, v, *tokens, bias = tensors = prepared(*tensors)
         B, Q, T = q.shape[1], q.shape[2], k.shape[2]
 
         # Queries.
         dq, delta = torch.empty_like(q), torch.empty_like(lse)
         sizes = Q, T, queries, memory, block, earlier
         programs, tile = grid(q, queries)
-        block_query_bwd_kernel[programs](*tensors, bias, da, a, lse, dq, delta, B, *k.stride()[:2], *sizes, **tile)
+        block_query_bwd_kernel[programs](*tensors, da, a, lse, dq, delta, B, *k.stride()[:2], *sizes, **tile)
 
         # Positions, then memory tokens.
         dpairs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (k, v, *tokens)]
@@ -368,6 +368,6 @@ def block_attention_method(bias_HIJ: Tensor, memory: int, earlier: int) -> Metho
             programs, tile = grid(q, size)
             block_pair_bwd_kernel[programs](q, *pair, bias, da, lse, delta, *dpair, B, *strides, *sizes, **tile)
 
-        return dq, *dpairs
+        return dq, *dpairs, None
 
     return Method(forward, backward)

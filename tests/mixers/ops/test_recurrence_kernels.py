@@ -9,6 +9,7 @@ from torch.func import vmap
 
 triton = pytest.importorskip("triton")
 
+from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
@@ -56,8 +57,14 @@ def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Ten
     return [normal(R, B, T, H, K), normal(R, B, T, H, K), normal(R, B, T, H, V), g, a, b, bonus]
 
 
-def results(tensors: list[Tensor | None], dtype: torch.dtype | None) -> list[Tensor]:
-    """Output and gradients: in kernels with rows in ``dtype``, or in plain PyTorch in float64 if that is None."""
+def results(tensors: list[Tensor | None], dtype: torch.dtype | None, chunked: bool = False) -> list[Tensor]:
+    """Output and gradients: in kernels with rows in ``dtype``, or in plain PyTorch in float64 if that is None.
+
+    Args:
+        tensors: arguments with a run axis.
+        dtype: of the rows.
+        chunked: take the kernels that multiply chunks.
+    """
     rows = torch.float64 if dtype is None else dtype
     wide = torch.float64 if dtype is None else torch.float32
     kinds = (rows, rows, rows, wide, rows, rows, wide)
@@ -66,8 +73,12 @@ def results(tensors: list[Tensor | None], dtype: torch.dtype | None) -> list[Ten
 
     def recurrence(*given: Tensor) -> Tensor:
         some = iter(given)
-        arguments = (y if y is None else next(some) for y in leaves)
-        return matrix_recurrence(*arguments) if dtype is None else over_runs(recurrence_method(dtype), *arguments)[0]
+        arguments = [y if y is None else next(some) for y in leaves]
+        if dtype is None:
+            return matrix_recurrence(*arguments)
+        if chunked:
+            return over_runs(chunked_recurrence_method(dtype), *arguments[:4])[0]
+        return over_runs(recurrence_method(dtype), *arguments)[0]
 
     o = vmap(recurrence)(*present)
     do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(o)
@@ -84,6 +95,20 @@ def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
 def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
     tensors = draw(KINDS[kind], *shape)
     assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
+
+
+CHUNKED = ("linear attention", "RetNet, Mamba-2")
+"""Kinds that the kernels for chunks take."""
+ROUNDED_SUMS = 1e-4
+"""Tolerance of the kernels for chunks: sums of up to 64 strong decays reach hundreds, which float32 holds to 1e-5."""
+
+
+@interpreted
+@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize("shape", [(2, 2, 150, 2), (1, 1, 1, 1)], ids=["several chunks", "one position"])
+def test_chunks_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
+    tensors = draw(KINDS[kind], *shape)
+    assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
 @interpreted
@@ -116,8 +141,29 @@ def test_bfloat16_rounds_rows_alone(kind: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-def test_repeats_bitwise() -> None:
-    tensors = draw(KINDS["everything"], 3, 16, 100, 4, 8)
-    first = results(tensors, torch.bfloat16)
+@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize("shape", [(3, 5, 63, 4), (1, 2, 100, 3), (2, 1, 300, 1)], ids=str)
+@pytest.mark.parametrize("scale", [1, 4, 8])
+def test_chunks_in_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
+    tensors = draw(KINDS[kind], *shape, scale)
+    assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_chunks_in_bfloat16(kind: str) -> None:
+    """Weights and states are rounded for the products, too."""
+    tensors = draw(KINDS[kind], 2, 5, 200, 4, 8)
+    tensors = [None if y is None else y.bfloat16().double() for y in tensors]
+    assert max(errors(results(tensors, torch.bfloat16, chunked=True), results(tensors, None))) <= 2**-6
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("chunked", [False, True])
+def test_repeats_bitwise(chunked: bool) -> None:
+    tensors = draw(KINDS["RetNet, Mamba-2" if chunked else "everything"], 3, 16, 100, 4, 8)
+    first = results(tensors, torch.bfloat16, chunked)
     for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, results(tensors, torch.bfloat16), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first, results(tensors, torch.bfloat16, chunked), strict=True))

@@ -66,7 +66,14 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     count = T if queries == block else blocks * queries
     rows = [draw(R, B, count, D), *(draw(R, B, T, D) for _ in range(2))]
     rows += [draw(R, B, blocks * memory, D) for _ in range(2)]
-    return Case(plain, block_attention_method(bias_HIJ, memory, earlier), rows, [])
+
+    # Without the bias, which has no gradient, among the tensors.
+    full, bias = block_attention_method(*bias_HIJ.shape, memory, earlier), bias_HIJ[None]
+    method = full._replace(
+        forward=lambda *tensors: full.forward(*tensors, bias),
+        backward=lambda gradients, tensors, *kept: full.backward(gradients, (*tensors, bias), *kept)[:-1],
+    )
+    return Case(plain, method, rows, [])
 
 
 SMALL = {

@@ -1,0 +1,286 @@
+"""Kernels of the recurrence with one decay a head and wide heads, as products of chunks of positions in tensor cores.
+
+    S_t = exp(g_t) S_{t-1} + k_t v_t^T          o_t = S_t^T q_t
+
+    name           shape               written by        read by
+    q, k           (R, B, T, H, K)     caller            all kernels
+    v              (R, B, T, H, V)     caller            all kernels
+    g              (R, B, T, H, 1)     caller            all kernels         log decays, float32; may be absent
+    o              (R, B, T, H, V)     chunked_fwd       caller
+    do             (R, B, T, H, V)     caller            both backward kernels
+    dq             (R, B, T, H, K)     query_bwd         caller
+    share          (R, B, T, H)        query_bwd         pair_bwd            q . dq, float32
+    dk             (R, B, T, H, K)     pair_bwd          caller
+    dv             (R, B, T, H, V)     pair_bwd          caller
+    dg             (R, B, T, H, 1)     pair_bwd          caller              float32
+
+Inside a chunk of C positions, position i reads pair j <= i with the weight exp(c_i - c_j) q_i . k_j, where c are
+running sums of g; these factors are at most 1. A program walks over the chunks of one head of one sequence with the
+state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, g gets its gradient from sums that
+are known anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
+
+Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows behind the last position are zeros.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixers.ops.kernels.common import MASKED
+from mixers.ops.runs import Method, Optionals, Tensors
+
+CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
+LEAST_CHANNELS = 16
+"""Least channels that the tensor cores take."""
+
+
+@triton.jit
+def _load(pointer: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, N: tl.constexpr, E: tl.constexpr):
+    """Rows of N numbers, filled up to E with zeros."""
+    e = tl.arange(0, E)
+    return tl.load(pointer + row_C[:, None] * N + e[None, :], live_C[:, None] & (e < N)[None, :], 0.0)
+
+
+@triton.jit
+def _store(pointer: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, y_CE: tl.tensor, N: tl.constexpr, E: tl.constexpr):
+    e = tl.arange(0, E)
+    tl.store(pointer + row_C[:, None] * N + e[None, :], y_CE, live_C[:, None] & (e < N)[None, :])
+
+
+@triton.jit
+def _decays(g_ptr: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, C: tl.constexpr, G: tl.constexpr):
+    """Decays between positions (C, C), from the chunk's start (C), and to its end (C), and of the whole chunk."""
+    c = tl.arange(0, C)
+    seen_CC = c[:, None] >= c[None, :]
+    g_C = tl.zeros([C], tl.float32)
+    if G > 0:
+        g_C += tl.load(g_ptr + row_C, live_C, 0.0)
+    sum_C = tl.cumsum(g_C, 0)
+    total = tl.sum(g_C, 0)
+    between_CC = tl.exp(tl.where(seen_CC, sum_C[:, None] - sum_C[None, :], MASKED))
+    return between_CC, tl.exp(sum_C), tl.exp(total - sum_C), tl.exp(total)
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunked_fwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    o_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Outputs of one head of one sequence.
+
+    1. Start with a state of zeros.
+    2. For each chunk, the oldest first:
+       a. read its rows and decays;
+       b. write o = (decayed q k^T) v + (decay from the start) q S;
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
+    """
+    # 1. State.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    S_IJ = tl.zeros([I, J], tl.float32)
+
+    for start in range(0, T, C):
+        # 2a. Rows and decays.
+        t = start + tl.arange(0, C)
+        live_C = t < T
+        row_C = (sequence * T + t) * H + head
+        q_CI = _load(q_ptr, row_C, live_C, K, I)
+        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+
+        # 2b. Outputs.
+        w_CC = tl.dot(q_CI, tl.trans(k_CI), input_precision="ieee") * between_CC
+        o_CJ = tl.dot(q_CI, S_IJ.to(q_CI.dtype), input_precision="ieee") * from_start_C[:, None]
+        o_CJ = tl.dot(w_CC.to(v_CJ.dtype), v_CJ, o_CJ, input_precision="ieee")
+        _store(o_ptr, row_C, live_C, o_CJ, V, J)
+
+        # 2c. State.
+        k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
+        S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunked_query_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    share_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Gradients of the queries of one head of one sequence.
+
+    1. Start with a state of zeros.
+    2. For each chunk, the oldest first:
+       a. read its rows and decays;
+       b. write dq = (decayed do v^T) k + (decay from the start) do S^T, and with decays share = q . dq;
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
+    """
+    # 1. State.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    S_IJ = tl.zeros([I, J], tl.float32)
+
+    for start in range(0, T, C):
+        # 2a. Rows and decays.
+        t = start + tl.arange(0, C)
+        live_C = t < T
+        row_C = (sequence * T + t) * H + head
+        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+        do_CJ = _load(do_ptr, row_C, live_C, V, J)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+
+        # 2b. Queries.
+        dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
+        dq_CI = tl.dot(do_CJ, tl.trans(S_IJ).to(do_CJ.dtype), input_precision="ieee") * from_start_C[:, None]
+        dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
+        _store(dq_ptr, row_C, live_C, dq_CI, K, I)
+        if G > 0:
+            q_CI = _load(q_ptr, row_C, live_C, K, I).to(tl.float32)
+            tl.store(share_ptr + row_C, tl.sum(q_CI * dq_CI, 1), live_C)
+
+        # 2c. State.
+        k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
+        S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunked_pair_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    share_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    dg_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    I: tl.constexpr,
+    J: tl.constexpr,
+    G: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Gradients of the pairs and decays of one head of one sequence.
+
+    1. Start with a state gradient and a gradient of later decays of zeros.
+    2. For each chunk, the newest first:
+       a. read its rows and decays;
+       b. write dv = (decayed q k^T)^T do + (decay to the end) k dS;
+       c. write dk = (decayed do v^T)^T q + (decay to the end) v dS^T;
+       d. with decays, write dg: sums over this and all later positions of share - k . dk;
+       e. dS <- (decay of the chunk) dS + ((decay from the start) q)^T do.
+    """
+    # 1. Gradients of what comes later.
+    head = tl.program_id(0) % H
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    dS_IJ = tl.zeros([I, J], tl.float32)
+    later = 0.0
+
+    for back in range(tl.cdiv(T, C)):
+        # 2a. Rows and decays.
+        t = (tl.cdiv(T, C) - 1 - back) * C + tl.arange(0, C)
+        live_C = t < T
+        row_C = (sequence * T + t) * H + head
+        q_CI = _load(q_ptr, row_C, live_C, K, I)
+        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+        do_CJ = _load(do_ptr, row_C, live_C, V, J)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+
+        # 2b. Values.
+        w_CC = tl.dot(q_CI, tl.trans(k_CI), input_precision="ieee") * between_CC
+        dv_CJ = tl.dot(k_CI, dS_IJ.to(k_CI.dtype), input_precision="ieee") * to_end_C[:, None]
+        dv_CJ = tl.dot(tl.trans(w_CC.to(do_CJ.dtype)), do_CJ, dv_CJ, input_precision="ieee")
+        _store(dv_ptr, row_C, live_C, dv_CJ, V, J)
+
+        # 2c. Keys.
+        dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
+        dk_CI = tl.dot(v_CJ, tl.trans(dS_IJ).to(v_CJ.dtype), input_precision="ieee") * to_end_C[:, None]
+        dk_CI = tl.dot(tl.trans(dw_CC.to(q_CI.dtype)), q_CI, dk_CI, input_precision="ieee")
+        _store(dk_ptr, row_C, live_C, dk_CI, K, I)
+
+        # 2d. Decays.
+        if G > 0:
+            dg_C = tl.load(share_ptr + row_C, live_C, 0.0) - tl.sum(k_CI.to(tl.float32) * dk_CI, 1)
+            tl.store(dg_ptr + row_C, later + tl.cumsum(dg_C, 0, reverse=True), live_C)
+            later += tl.sum(dg_C, 0)
+
+        # 2e. State gradient.
+        q_CI = (q_CI.to(tl.float32) * from_start_C[:, None]).to(q_CI.dtype)
+        dS_IJ = tl.dot(tl.trans(q_CI), do_CJ, dS_IJ * whole, input_precision="ieee")
+
+
+def chunked_recurrence_method(dtype: torch.dtype) -> Method:
+    """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay a head, and outputs in ``dtype``.
+
+    Tensors: q, k (R, B, T, H, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
+    """
+
+    def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
+        q, k, v, g = _contiguous(*tensors)
+        o = torch.empty_like(v, dtype=dtype)
+        grid, settings = _launch(q, v, g)
+        chunked_fwd_kernel[grid](q, k, v, g, o, **settings)
+        return (o,), ()
+
+    def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
+        do, q, k, v, g = _contiguous(*gradients, *tensors)
+        dq, dk, dv = (torch.empty_like(y) for y in (q, k, v))
+        dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
+        grid, settings = _launch(q, v, g)
+        chunked_query_bwd_kernel[grid](q, k, v, g, do, dq, share, **settings)
+        chunked_pair_bwd_kernel[grid](q, k, v, g, do, share, dk, dv, dg, **settings)
+        return dq, dk, dv, dg
+
+    return Method(forward, backward)
+
+
+def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
+    return tuple(y if y is None else y.contiguous() for y in tensors)
+
+
+def _launch(q: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], dict[str, Any]]:
+    """Return the grid and the settings that all kernels share."""
+    R, B, T, H, K = q.shape
+    V = v.shape[-1]
+    settings = {
+        "T": T,
+        "H": H,
+        "K": K,
+        "V": V,
+        "I": max(LEAST_CHANNELS, triton.next_power_of_2(K)),
+        "J": max(LEAST_CHANNELS, triton.next_power_of_2(V)),
+        "G": 0 if g is None else 1,
+        **CHUNK,
+    }
+    return (R * B * H,), settings
