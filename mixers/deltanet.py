@@ -66,7 +66,7 @@ class DeltaNet(MixerLayer):
         check_heads(config.heads, shape.width)
 
         self.qkv = linear(shape.width, 3 * shape.width)
-        self.convolution = ShortConvolution(3 * shape.width, config.convolution)
+        self.convolution = ShortConvolution(3 * shape.width, config.convolution, silu=True)
         self.strength = linear(shape.width, config.heads)
         self.norm = RMSNorm(shape.width // config.heads)
         self.out = linear(shape.width, shape.width)
@@ -89,7 +89,7 @@ class DeltaNet(MixerLayer):
 
     def _recurrence(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``."""
-        q, k, v = rearrange(F.silu(qkv), "... (n h k) -> n ... h k", n=3, h=self.config.heads)
+        q, k, v = rearrange(qkv, "... (n h k) -> n ... h k", n=3, h=self.config.heads)
         q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
         # Write strength β, on the keys, and decays.

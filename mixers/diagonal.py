@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.base import Shape, State
-from mixers.ops.numerics import at_least_float32
-from mixers.ops.scan import linear_scan
+from mixers.ops.diagonal_scan import diagonal_scan, diagonal_step, to_pairs
 from mixers.parts import MixerLayer, linear
 
 
@@ -36,23 +35,16 @@ class DiagonalLayer(MixerLayer):
         return y
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        decay_N, gain_N = self.dynamics()
-        decay_BTN = decay_N.expand(1, x_BTD.shape[1], -1)
-        return self._read(linear_scan(decay_BTN, gain_N * self._drive(x_BTD)), x_BTD)
+        return self._read(diagonal_scan(self.B(x_BTD), *self.dynamics()), x_BTD)
 
     def init_state(self, batch: int) -> State:
         weight = self.C.weight
         return {"h": weight.new_zeros(batch, weight.shape[1] // 2, dtype=weight.dtype.to_complex())}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        decay_N, gain_N = self.dynamics()
-        h_BN = decay_N * state["h"] + gain_N * self._drive(x_BD)
-        return self._read(h_BN, x_BD), {"h": h_BN}
-
-    def _drive(self, x: Tensor) -> Tensor:
-        """Return the complex inputs B x (..., N) of the states."""
-        return torch.complex(*at_least_float32(self.B(x)).chunk(2, dim=-1))
+        h_BN = diagonal_step(self.B(x_BD), *self.dynamics(), state["h"])
+        return self._read(to_pairs(h_BN), x_BD), {"h": h_BN}
 
     def _read(self, h: Tensor, x: Tensor) -> Tensor:
-        """Return the mixer's output from states (..., N) and inputs (..., D)."""
-        return self.activate(self.C(torch.cat([h.real, h.imag], dim=-1)) + self.skip * x)
+        """Return the mixer's output from pairs of states (..., 2 N) and inputs (..., D)."""
+        return self.activate(self.C(h) + self.skip * x)

@@ -1,6 +1,6 @@
 """The Feedback Transformer."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from mixers.deep import DeepLayer
 from mixers.ops.attention import alibi_slopes, attend
 from mixers.ops.mlp import residual_mlp
 from mixers.parts import MLP, RMSNorm, check_heads, linear
+from mixers.rt.dispatch import choose, recurrence
+from mixers.rt.naive import Weights
 
 
 class FeedbackBlock(nn.Module):
@@ -81,6 +83,10 @@ class FeedbackTransformer(DeepLayer):
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        shape, heads = self.shape, self.config.heads
+        if shape.layers == 1 and choose("auto", x_BTD, shape.mlp_width, heads, block=1) == "fused":
+            return self._fused(x_BTD)
+
         state, outputs = self.init_state(len(x_BTD)), []
         for x_BD in x_BTD.unbind(1):
             z_BD, state = self.step(x_BD, state)
@@ -103,6 +109,35 @@ class FeedbackTransformer(DeepLayer):
         normed_BD = self.memory_norm(memory_BD)
         k_BD = self.k_norm(self.k(normed_BD))
         return hidden[-1], with_newest(state, k_BD, self.v(normed_BD))
+
+    def _fused(self, x_BTD: Tensor) -> Tensor:
+        """Return the outputs of one layer, by the Recurrent Transformer's kernels with zeros for temporary pairs."""
+        block = cast(FeedbackBlock, self.blocks[0])
+        weights = Weights(
+            wo_DD=block.out.weight,
+            mlp_norm_D=block.mlp_norm.gain,
+            up_FD=block.mlp.up.weight,
+            down_DF=block.mlp.down.weight,
+            kv_norm_D=self.memory_norm.gain,
+            wk_DD=self.k.weight,
+            k_norm_D=self.k_norm.gain if isinstance(self.k_norm, RMSNorm) else None,
+            wv_DD=self.v.weight,
+            share=self.depth.softmax(0)[1:],
+        )
+
+        q_BTD = block.q_norm(block.q(block.attention_norm(x_BTD)))
+        nothing_BTD = torch.zeros_like(q_BTD)
+        return recurrence(
+            x_BTD=x_BTD,
+            q_BTD=q_BTD,
+            k_BTD=nothing_BTD,
+            v_BTD=nothing_BTD,
+            weights=weights,
+            slopes_H=self.slopes_H,
+            scale=self.shape.residual_scale,
+            block=1,
+            implementation="fused",
+        )
 
     @classmethod
     def growth_period(cls, config: Any) -> int:

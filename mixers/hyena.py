@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.base import Shape, State
-from mixers.ops.convolution import long_convolution
+from mixers.ops.convolution import gated_convolution
 from mixers.ops.numerics import at_least_float32
 from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
 
@@ -91,8 +91,7 @@ class Hyena(MixerLayer):
         v_BTD, *gates, last_BTD = self._split(self.convolution(self.project(x_BTD)))
 
         for gate_BTD, h_TD, skip_D in zip(gates, self.filters(x_BTD.shape[1]), self._skips(), strict=True):
-            v_BTD = gate_BTD * v_BTD
-            v_BTD = long_convolution(v_BTD, h_TD) + skip_D * v_BTD
+            v_BTD = gated_convolution(v_BTD, gate_BTD, h_TD, skip_D)
 
         return self.out(last_BTD * v_BTD)
 
@@ -103,7 +102,7 @@ class Hyena(MixerLayer):
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         y, newest_BWC = self.convolution.step(self.project(x_BD), state["convolution"])
-        v_BD, *gates, last_BD = self._split(y)
+        v_BD, *gates, last_BD = self._split(at_least_float32(y))
 
         # Each filter over the inputs kept, and over the newest one.
         filters, inputs = self.filters(state["past"].shape[1] + 1), []
@@ -122,7 +121,7 @@ class Hyena(MixerLayer):
 
     def _split(self, y: Tensor) -> tuple[Tensor, ...]:
         """Return v, the gates of the filters, and the last gate."""
-        return at_least_float32(y).chunk(self.config.order + 1, dim=-1)
+        return y.chunk(self.config.order + 1, dim=-1)
 
     def _skips(self) -> tuple[Tensor, ...]:
         """Return the weights (D,) of the inputs that bypass each filter."""

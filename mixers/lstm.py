@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.base import Shape, State
-from mixers.ops.numerics import at_least_float32
+from mixers.ops.lstm import lstm, lstm_step
 from mixers.parts import MixerLayer, linear
 
 
@@ -44,31 +44,16 @@ class LSTM(MixerLayer):
         self.bias = nn.Parameter(forget_open.repeat_interleave(width))
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        state, outputs = self.init_state(len(x_BTD)), []
-        for driven_B4D in self._drive(x_BTD).unbind(1):
-            state = self._cell(driven_B4D, state)
-            outputs.append(state["h"])
-        return self.out(torch.stack(outputs, dim=1))
+        return self.out(lstm(self.input(x_BTD), self.recurrent.weight, self.bias))
 
     def init_state(self, batch: int) -> State:
         """Return the cells ``c`` and the outputs ``h`` (B, D), zeros."""
         return {name: self.bias.new_zeros(batch, self.shape.width) for name in ("c", "h")}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        state = self._cell(self._drive(x_BD), state)
-        return self.out(state["h"]), state
+        c_BD, h_BD = lstm_step(self.input(x_BD), state["c"], state["h"], self.recurrent.weight, self.bias)
+        return self.out(h_BD), {"c": c_BD, "h": h_BD}
 
     @classmethod
     def loop_period(cls, config: Any) -> int:
         return 1
-
-    def _drive(self, x: Tensor) -> Tensor:
-        """Return the share (..., 4D) of the inputs in the gates."""
-        return at_least_float32(self.input(x)) + self.bias
-
-    def _cell(self, driven_B4D: Tensor, state: State) -> State:
-        """Return the state after a position."""
-        with torch.autocast(driven_B4D.device.type, enabled=False):
-            i_BD, f_BD, g_BD, o_BD = (driven_B4D + self.recurrent(state["h"])).chunk(4, dim=-1)
-        c_BD = f_BD.sigmoid() * state["c"] + i_BD.sigmoid() * g_BD.tanh()
-        return {"c": c_BD, "h": o_BD.sigmoid() * c_BD.tanh()}

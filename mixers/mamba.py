@@ -6,11 +6,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mixers.base import Shape, State
-from mixers.ops.numerics import at_least_float32
-from mixers.ops.scan import linear_scan
+from mixers.ops.selective_scan import selective_scan, selective_scan_step
 from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
 
 DT_MIN, DT_MAX = 0.001, 0.1
@@ -22,7 +20,8 @@ class Mamba(MixerLayer):
     Positions are told apart by the short convolution and the decay of the states. State: E N numbers and the newest
     inputs of the convolution.
 
-    Dimensions beside those of ``mixers.base``: E inner width, N states of a channel.
+    Dimensions beside those of ``mixers.base``: E inner width, N states of a channel, K width of the map to the time
+    steps.
 
     Differs from the reference:
         Gu & Dao 2023, section 3, and https://github.com/state-spaces/mamba, mamba_ssm/modules/mamba_simple.py and
@@ -59,7 +58,7 @@ class Mamba(MixerLayer):
 
         inner, rank = config.expand * shape.width, math.ceil(shape.width / 16)
         self.project, self.out = linear(shape.width, 2 * inner), linear(inner, shape.width)
-        self.convolution = ShortConvolution(inner, config.convolution, bias=True)
+        self.convolution = ShortConvolution(inner, config.convolution, bias=True, silu=True)
         self.select = linear(inner, rank + 2 * config.state_size)
 
         # Time steps log-uniform in [DT_MIN, DT_MAX] at the start.
@@ -74,9 +73,8 @@ class Mamba(MixerLayer):
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         u_BTE, z_BTE = self.project(x_BTD).chunk(2, dim=-1)
-        u_BTE = F.silu(self.convolution(u_BTE))
-        dt_BTE, B_BTN, C_BTN = self._select(u_BTE)
-        return self._gated(selective_scan(u_BTE, dt_BTE, self._A(), B_BTN, C_BTN), u_BTE, z_BTE)
+        u_BTE = self.convolution(u_BTE)
+        return self.out(selective_scan(u_BTE, z_BTE, *self._select(u_BTE), *self._dynamics()))
 
     def init_state(self, batch: int) -> State:
         h_BEN = self.skip.new_zeros(batch, len(self.skip), self.config.state_size)
@@ -85,41 +83,16 @@ class Mamba(MixerLayer):
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         u_BE, z_BE = self.project(x_BD).chunk(2, dim=-1)
         u_BE, inputs_BWE = self.convolution.step(u_BE, state["convolution"])
-        u_BE = F.silu(u_BE)
-
-        # One position of the scan.
-        dt_BE, B_BN, C_BN = self._select(u_BE)
-        decay_BEN, input_BEN = discretise(u_BE, dt_BE, self._A(), B_BN)
-        h_BEN = decay_BEN * state["h"] + input_BEN
-        y_BE = (h_BEN * C_BN[:, None]).sum(-1)
-
-        return self._gated(y_BE, u_BE, z_BE), {"h": h_BEN, "convolution": inputs_BWE}
-
-    def _A(self) -> Tensor:
-        """Return the continuous decay rates (E, N), all negative."""
-        return -self.A_log.exp().unflatten(0, (-1, self.config.state_size))
+        y_BE, h_BEN = selective_scan_step(u_BE, z_BE, *self._select(u_BE), *self._dynamics(), state["h"])
+        return self.out(y_BE), {"h": h_BEN, "convolution": inputs_BWE}
 
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return time steps (..., E), input maps (..., N) and output maps (..., N)."""
+        """Return inputs of the time steps (..., K), input maps (..., N) and output maps (..., N)."""
         states = self.config.state_size
-        dt, B, C = self.select(u).split([self.dt.in_features, states, states], dim=-1)
-        return F.softplus(at_least_float32(self.dt(dt))), at_least_float32(B), at_least_float32(C)
+        low, B, C = self.select(u).split([self.dt.in_features, states, states], dim=-1)
+        return low, B, C
 
-    def _gated(self, y: Tensor, u: Tensor, z: Tensor) -> Tensor:
-        """Return the mixer's output from the scan's outputs y, its inputs u and the gates z, each (..., E)."""
-        return self.out((y + self.skip * u) * F.silu(z))
-
-
-def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return decays exp(dt A) and inputs dt B u (..., E, N): zero-order hold of A, Euler's rule for B.
-
-    The authors' code does the same.
-    """
-    return torch.exp(dt[..., None] * A_EN), (dt * u)[..., None] * B[..., None, :]
-
-
-def selective_scan(u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
-    """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
-    with torch.autocast(u_BTE.device.type, enabled=False):
-        h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN))
-        return (h_BTEN @ C_BTN[..., None]).squeeze(-1)
+    def _dynamics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return rates A (E, N), weights of the bypass, and weights and bias of the time steps."""
+        A_EN = -self.A_log.exp().unflatten(0, (-1, self.config.state_size))
+        return A_EN, self.skip, self.dt.weight, self.dt.bias

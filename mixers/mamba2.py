@@ -85,7 +85,7 @@ class Mamba2(MixerLayer):
 
         # One map gives the gate, then x, B and C, then the step sizes.
         self.inputs = linear(shape.width, sum(self.sizes))
-        self.convolution = ShortConvolution(convolved, config.convolution, bias=True)
+        self.convolution = ShortConvolution(convolved, config.convolution, bias=True, silu=True)
         self.decay = ScalarDecay(config.heads)
         self.skip_H = nn.Parameter(torch.ones(config.heads))
         self.norm = RMSNorm(inner)
@@ -115,7 +115,7 @@ class Mamba2(MixerLayer):
     def _recurrence(self, xBC: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
         heads, state_size = self.config.heads, self.config.state_size
-        x, B, C = F.silu(xBC).split([self.sizes[0], state_size, state_size], dim=-1)
+        x, B, C = xBC.split([self.sizes[0], state_size, state_size], dim=-1)
         x = rearrange(x, "... (h v) -> ... h v", h=heads)
         step, log_decay = self.decay(step)
 

@@ -47,19 +47,21 @@ class MLP(nn.Module):
 class ShortConvolution(nn.Module):
     """Causal convolution ``y_t = sum_w weight_w x_{t-W+1+w}`` of each channel, with zeros before the first position.
 
-    Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white inputs; a bias starts at zero.
+    With ``silu``, a SiLU follows. Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white
+    inputs; a bias starts at zero.
     """
 
-    def __init__(self, width: int, size: int = 4, bias: bool = False) -> None:
+    def __init__(self, width: int, size: int = 4, bias: bool = False, silu: bool = False) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"convolution size: {size} must be at least 1")
 
         self.weight_DW = nn.Parameter(torch.randn(width, size) * size**-0.5)
         self.bias_D = nn.Parameter(torch.zeros(width)) if bias else None
+        self.silu = silu
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return short_convolution(x_BTD, self.weight_DW, self.bias_D)
+        return short_convolution(x_BTD, self.weight_DW, self.bias_D, silu=self.silu)
 
     def init_state(self, batch: int) -> Tensor:
         """Return the W - 1 newest inputs (B, W-1, D), oldest first: zeros."""
@@ -68,7 +70,7 @@ class ShortConvolution(nn.Module):
 
     def step(self, x_BD: Tensor, newest_BWD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output (B, D) at one position, and the newest inputs."""
-        return short_convolution_step(x_BD, newest_BWD, self.weight_DW, self.bias_D)
+        return short_convolution_step(x_BD, newest_BWD, self.weight_DW, self.bias_D, silu=self.silu)
 
 
 class MixerLayer(Layer):

@@ -1,7 +1,7 @@
 """The Recurrent Memory Transformer."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from mixers.attention_layer import AttentionLayer
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
+from mixers.ops.attention import masked_alibi
+from mixers.ops.block_attention import block_attention
 from mixers.parts import RMSNorm, check_at_least
+from mixers.transformer import Transformer
 
 
 class RecurrentMemoryTransformer(DeepLayer):
@@ -70,6 +73,9 @@ class RecurrentMemoryTransformer(DeepLayer):
         self.memory_norm = RMSNorm(shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if len(self.stack.blocks) == 1:
+            return self._through_one_layer(x_BTD)
+
         tokens = self.config.memory
         memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 
@@ -82,6 +88,41 @@ class RecurrentMemoryTransformer(DeepLayer):
         # The last segment, complete or not, needs no memory behind it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
+
+    def _through_one_layer(self, x_BTD: Tensor) -> Tensor:
+        """Return the same as ``forward``: in a single layer, only the memory needs the segments one after another."""
+        layer = cast(Transformer, self.stack.blocks[0])
+        q_BTD, k_BTD, v_BTD = layer.project(x_BTD)
+        size, segments = self.config.segment, -(-x_BTD.shape[1] // self.config.segment)
+        bias_HCJ, bias_HMJ = self._biases(layer.slopes_H)
+
+        # The memory's pairs for each segment.
+        memory_BMD = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1)
+        keys, values = [], []
+        for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
+            q_BMD, k_BMD, v_BMD = layer.project(memory_BMD)
+            keys.append(k_BMD)
+            values.append(v_BMD)
+            if n + 1 < segments:
+                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
+                memory_BMD = self.memory_norm(layer.finish(memory_BMD, a_BMD))
+
+        # All positions at once.
+        memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+        return layer.finish(x_BTD, block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ))
+
+    def _biases(self, slopes_H: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the biases of attention to the memory, then to the segment: of positions and of tokens behind it."""
+        tokens, size = self.config.memory, self.config.segment
+        place = torch.arange(tokens + size + tokens, device=slopes_H.device)
+        distance = place[:, None] - place
+        bias = masked_alibi(slopes_H, distance, distance >= 0)
+        bias_HCJ, bias_HMJ = bias[:, tokens:-tokens, :-tokens], bias[:, -tokens:, :-tokens]
+
+        # Tokens behind the segment have the pairs of those before it, so that the weights of both add up.
+        behind_HMM = bias[:, -tokens:, -tokens:]
+        both_HMM = torch.logaddexp(bias_HMJ[..., :tokens], behind_HMM)
+        return bias_HCJ, torch.cat([both_HMM, bias_HMJ[..., tokens:]], dim=2)
 
     @classmethod
     def remark(cls, config: Any, length: int) -> str | None:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import NO_WINDOW, Shape, State
-from mixers.ops.attention import attend, attention, attention_step, masked_alibi
+from mixers.ops.attention import attention, attention_step
 from mixers.parts import check_at_least
 
 
@@ -55,14 +54,7 @@ class SlidingAttention(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
-        if x_BTD.shape[1] <= self.config.window:
-            return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H))
-
-        position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        distance_TT = position_T[:, None] - position_T
-        seen_TT = (distance_TT >= 0) & (distance_TT < self.config.window)
-        bias_HTT = masked_alibi(self.slopes_H, distance_TT, seen_TT)
-        return self.finish(x_BTD, attend(q_BTD, k_BTD, v_BTD, bias_HTT))
+        return self.finish(x_BTD, attention(q_BTD, k_BTD, v_BTD, self.slopes_H, self.config.window))
 
     @classmethod
     def remark(cls, config: Any, length: int) -> str | None:

@@ -5,10 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import NO_RECURRENCE, Shape, State
-from mixers.ops.attention import attend, masked_alibi
+from mixers.ops.attention import masked_alibi
+from mixers.ops.block_attention import block_attention
 from mixers.parts import RMSNorm, check_at_least
 
 
@@ -70,38 +72,32 @@ class TransformerFAM(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
-        size = self.config.block
+        size, blocks = self.config.block, -(-x_BTD.shape[1] // self.config.block)
 
         # The memory's pairs for each block: block after block, as each memory needs the one before.
+        bias_HMJ = self._bias_behind(self.config.memory, size)
         memory_BMD = self._first_memory(len(x_BTD))
         keys, values = [], []
-        for k_BCD, v_BCD in zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True):
-            _, k_BMD, v_BMD = self.project(memory_BMD)
+        for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
+            q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
             keys.append(k_BMD)
             values.append(v_BMD)
-            if k_BCD.shape[1] == size:
-                memory_BMD = self._sum_up(memory_BMD, k_BCD, v_BCD)
+            if n + 1 < blocks:
+                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
+                memory_BMD = self.memory_norm(self.finish(memory_BMD, a_BMD))
 
         # All positions at once, each with the memory of its own block and the positions in reach.
-        bias_HTJ = self._bias(x_BTD.shape[1], len(keys), x_BTD.device)
-        k_BJD = torch.cat([*keys, k_BTD], dim=1)
-        v_BJD = torch.cat([*values, v_BTD], dim=1)
-        return self.finish(x_BTD, attend(q_BTD, k_BJD, v_BJD, bias_HTJ))
+        memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+        a_BTD = block_attention(q_BTD, k_BTD, v_BTD, memory, self._bias(), self.config.earlier)
+        return self.finish(x_BTD, a_BTD)
 
-    def _bias(self, length: int, blocks: int, device: torch.device) -> Tensor:
-        """Return the bias (H, T, J) of attention to the memories of all blocks, then to all positions."""
-        position_T = torch.arange(length, device=device)
-        distance_TT = position_T[:, None] - position_T
-        block_T = position_T // self.config.block
-
-        # Positions see earlier ones of blocks in reach, and the memory of their own block.
-        behind_TT = block_T[:, None] - block_T
-        seen_TT = (distance_TT >= 0) & (behind_TT <= self.config.earlier)
-        own_TS = block_T[:, None] == torch.arange(blocks, device=device)
-        own_TM = own_TS.repeat_interleave(self.config.memory, dim=1)
-
-        distance_TJ = torch.cat([torch.zeros_like(own_TM, dtype=torch.long), distance_TT], dim=1)
-        return masked_alibi(self.slopes_H, distance_TJ, torch.cat([own_TM, seen_TT], dim=1))
+    def _bias(self) -> Tensor:
+        """Return the bias (H, C, J) of attention in a block to its memory, then to the positions in reach."""
+        size, earlier = self.config.block, self.config.earlier
+        position_J = torch.arange(-earlier * size, size, device=self.slopes_H.device)
+        distance_CJ = position_J[-size:, None] - position_J
+        distance_CJ = F.pad(distance_CJ, (self.config.memory, 0))
+        return masked_alibi(self.slopes_H, distance_CJ, distance_CJ >= 0)
 
     @classmethod
     def remark(cls, config: Any, length: int) -> str | None:
@@ -113,12 +109,17 @@ class TransformerFAM(AttentionLayer):
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         size, memory_BMD = self.config.block, state["memory"]
         q_BD, k_BD, v_BD = self.project(x_BD)
+        q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
         k_BJD, v_BJD = with_newest(state, k_BD, v_BD).values()
-        z_BD = self.finish(x_BD, self._attend_behind(memory_BMD, q_BD[:, None], k_BJD, v_BJD)[:, 0])
+        bias_H1J = self._bias_behind(1, k_BJD.shape[1])
+        a_B1D = block_attention(q_BD[:, None], k_BJD, v_BJD, (k_BMD, v_BMD), bias_H1J)
+        z_BD = self.finish(x_BD, a_B1D[:, 0])
 
         # The block ends.
         if k_BJD.shape[1] % size == 0:
-            memory_BMD = self._sum_up(memory_BMD, k_BJD[:, -size:], v_BJD[:, -size:])
+            bias_HMJ = self._bias_behind(self.config.memory, size)
+            a_BMD = block_attention(q_BMD, k_BJD[:, -size:], v_BJD[:, -size:], (k_BMD, v_BMD), bias_HMJ)
+            memory_BMD = self.memory_norm(self.finish(memory_BMD, a_BMD))
             first = max(0, k_BJD.shape[1] - self.config.earlier * size)
             k_BJD, v_BJD = k_BJD[:, first:], v_BJD[:, first:]
 
@@ -128,20 +129,8 @@ class TransformerFAM(AttentionLayer):
         """Return the memory (B, M, D) before the first block."""
         return self.memory_norm(self.memory_MD).expand(batch, -1, -1)
 
-    def _sum_up(self, memory_BMD: Tensor, k_BCD: Tensor, v_BCD: Tensor) -> Tensor:
-        """Return the memory after a block with these pairs."""
-        q_BMD, _, _ = self.project(memory_BMD)
-        return self.memory_norm(self.finish(memory_BMD, self._attend_behind(memory_BMD, q_BMD, k_BCD, v_BCD)))
-
-    def _attend_behind(self, memory_BMD: Tensor, q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor) -> Tensor:
-        """Return the attention output (B, I, D) of queries at the last of J positions, to the memory and to these."""
-        _, k_BMD, v_BMD = self.project(memory_BMD)
-
-        count = k_BJD.shape[1]
-        distance_J = torch.arange(count - 1, -1, -1, device=q_BID.device)
-        distance_IJ = torch.cat([distance_J.new_zeros(k_BMD.shape[1]), distance_J]).expand(q_BID.shape[1], -1)
-        bias_HIJ = masked_alibi(self.slopes_H, distance_IJ, distance_IJ >= 0)
-
-        k_BJD = torch.cat([k_BMD, k_BJD], dim=1)
-        v_BJD = torch.cat([v_BMD, v_BJD], dim=1)
-        return attend(q_BID, k_BJD, v_BJD, bias_HIJ)
+    def _bias_behind(self, queries: int, count: int) -> Tensor:
+        """Return the bias (H, I, J) of queries at the last of ``count`` positions, to the memory and to these."""
+        distance_J = torch.arange(count - 1, -1, -1, device=self.slopes_H.device)
+        distance_IJ = F.pad(distance_J, (self.config.memory, 0)).expand(queries, -1)
+        return masked_alibi(self.slopes_H, distance_IJ, distance_IJ >= 0)

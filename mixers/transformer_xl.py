@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import NO_RECURRENCE, Shape, State
+from mixers.ops.relative_attention import relative_attend, relative_attention
 from mixers.parts import check_at_least, linear, sinusoids
 
 
@@ -62,28 +61,16 @@ class TransformerXL(AttentionLayer):
         self.v_D = nn.Parameter(torch.zeros(shape.width))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Compute all N segments of C positions at once, each with the pairs of the one before in front of its own."""
-        length = x_BTD.shape[1]
-        segment = min(self.config.segment, length)
+        segment = min(self.config.segment, x_BTD.shape[1])
+        q_BTD, k_BTD, v_BTD = self.project(x_BTD)
 
-        # Pairs of each segment and of the one before it, zeros before the first.
-        x_BNCD = rearrange(F.pad(x_BTD, (0, 0, 0, -length % segment)), "b (n c) d -> b n c d", c=segment)
-        q_BNCD, *own = self.project(x_BNCD)
-        _, *memory = self.project(x_BNCD.detach())
-        k_BNJD, v_BNJD = (
-            torch.cat([F.pad(before[:, :-1], (0, 0, 0, 0, 1, 0)), here], dim=2)
-            for before, here in zip(memory, own, strict=True)
-        )
+        # As memory, pairs teach their maps, but not the inputs.
+        _, far_k_BTD, far_v_BTD = self.project(x_BTD.detach())
 
-        # Keys that each query sees.
-        position_J = torch.arange(-segment, segment, device=x_BTD.device)
-        distance_CJ = position_J[segment:, None] - position_J
-        first_N = segment * torch.arange(x_BNCD.shape[1], device=x_BTD.device)
-        exists_NJ = first_N[:, None] + position_J >= 0
-        seen_N1CJ = ((distance_CJ >= 0) & exists_NJ[:, None])[:, None]
-
-        a_BNCD = self._attend(q_BNCD, k_BNJD, v_BNJD, distance_CJ, seen_N1CJ)
-        return self.finish(x_BTD, rearrange(a_BNCD, "b n c d -> b (n c) d")[:, :length])
+        near, far, biases = (k_BTD, v_BTD), (far_k_BTD, far_v_BTD), (self.u_D, self.v_D)
+        code_JD = self._codes(2 * segment, x_BTD.device)
+        a_BTD = relative_attention(q_BTD, near, far, biases, code_JD, self.config.heads, segment)
+        return self.finish(x_BTD, a_BTD)
 
     @classmethod
     def remark(cls, config: Any, length: int) -> str | None:
@@ -95,25 +82,19 @@ class TransformerXL(AttentionLayer):
 
         count = pairs["k"].shape[1]
         distance_1J = torch.arange(count - 1, -1, -1, device=x_BD.device)[None]
-        a_BD = self._attend(q_BD[:, None], pairs["k"], pairs["v"], distance_1J, distance_1J >= 0)[:, 0]
+        code_JD = self._codes(count, x_BD.device)
+        k_BJD, v_BJD, biases = pairs["k"], pairs["v"], (self.u_D, self.v_D)
+        a_B1D = relative_attend(
+            q_BD[:, None], k_BJD, v_BJD, biases, code_JD, self.config.heads, distance_1J, distance_1J >= 0
+        )
 
         # The segment ends, and the one before it is forgotten.
         if count == 2 * self.config.segment:
             pairs = {name: y_BJD[:, self.config.segment :] for name, y_BJD in pairs.items()}
-        return self.finish(x_BD, a_BD), pairs
+        return self.finish(x_BD, a_B1D[:, 0]), pairs
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, distance_IJ: Tensor, seen: Tensor) -> Tensor:
-        """Return the attention output (..., I, D) of queries to pairs (..., J, D); distances seen are below J."""
-        heads, distances = self.config.heads, distance_IJ.shape[1]
-        code_ND = self.r(sinusoids(distances, self.shape.width, q.device).to(self.r.weight.dtype))
-        content, position, k, v, code_HNK = (
-            rearrange(y, "... i (h k) -> ... h i k", h=heads) for y in (q + self.u_D, q + self.v_D, k, v, code_ND)
-        )
-
-        # Logits by content, and by distance: one for each distance, read at that of each pair.
-        by_distance = position @ code_HNK.mT
-        index_IJ = distance_IJ.clamp(0, distances - 1)
-        logits = content @ k.mT + by_distance.gather(-1, index_IJ.expand_as(by_distance))
-
-        weights = (logits * content.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf).softmax(-1)
-        return rearrange(weights.to(v.dtype) @ v, "... h i k -> ... i (h k)")
+    def _codes(self, distances: int, device: torch.device) -> Tensor:
+        """Return the codes (J, D) of the distances from 0 on."""
+        weight_DD = self.r.weight
+        code_JD: Tensor = self.r(sinusoids(distances, self.shape.width, device).to(weight_DD.dtype))
+        return code_JD

@@ -19,17 +19,26 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.exp2(-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads).float()
 
 
-def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor) -> Tensor:
-    """Return causal softmax attention (B, T, D) with ALiBi, heads concatenated."""
+def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor, window: int | None = None) -> Tensor:
+    """Return causal softmax attention (B, T, D) with ALiBi, heads concatenated.
+
+    Args:
+        q_BTD, k_BTD, v_BTD: Queries, keys and values.
+        slopes_H: Slopes of the heads.
+        window: Positions that a query sees, the last of which is its own; None stands for all.
+    """
     if runs_fused(q_BTD):
         from mixers.ops.kernels.attention import attention_method, fits_attention
 
         if fits_attention(q_BTD.shape[-1], len(slopes_H)):
-            return over_runs(attention_method(slopes_H), q_BTD, k_BTD, v_BTD)[0]
+            return over_runs(attention_method(slopes_H, window), q_BTD, k_BTD, v_BTD)[0]
 
     position_T = torch.arange(q_BTD.shape[1], device=q_BTD.device)
     distance_TT = position_T[:, None] - position_T
-    return attend(q_BTD, k_BTD, v_BTD, masked_alibi(slopes_H, distance_TT, distance_TT >= 0))
+    seen_TT = distance_TT >= 0
+    if window is not None:
+        seen_TT = seen_TT & (distance_TT < window)
+    return attend(q_BTD, k_BTD, v_BTD, masked_alibi(slopes_H, distance_TT, seen_TT))
 
 
 def attention_step(q_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, slopes_H: Tensor) -> Tensor:

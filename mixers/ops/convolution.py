@@ -7,19 +7,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32
+from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.runs import over_runs
 
 DIRECT = 64
 """Longest sequences convolved by a matrix product, which is causal to the last bit; longer ones take the FFT."""
 
 
-def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None) -> Tensor:
-    """Return ``y_t = bias + sum_w weight_w x_{t-W+1+w}`` (B, T, D), with zeros before the first position."""
-    return _filter(F.pad(x_BTD, (0, 0, weight_DW.shape[1] - 1, 0)), weight_DW, bias_D)
+def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None, *, silu: bool = False) -> Tensor:
+    """Return ``y_t = bias + sum_w weight_w x_{t-W+1+w}`` (B, T, D), with zeros before the first position.
+
+    With ``silu``, return ``silu(y_t)``.
+    """
+    if runs_fused(x_BTD):
+        from mixers.ops.kernels.short_convolution import fits_short_convolution, short_convolution_method
+
+        if fits_short_convolution(weight_DW.shape[1]):
+            return over_runs(short_convolution_method(torch.bfloat16, silu), x_BTD, weight_DW, bias_D)[0]
+
+    return _filter(F.pad(x_BTD, (0, 0, weight_DW.shape[1] - 1, 0)), weight_DW, bias_D, silu)
 
 
 def short_convolution_step(
-    x_BD: Tensor, newest_BWD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None
+    x_BD: Tensor, newest_BWD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None, *, silu: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute one position of ``short_convolution``.
 
@@ -28,22 +38,37 @@ def short_convolution_step(
         newest_BWD: The W - 1 inputs before it (B, W-1, D), oldest first.
         weight_DW: Weights.
         bias_D: Bias, if any.
+        silu: Whether a SiLU follows.
 
     Returns:
         The output (B, D), and the W - 1 newest inputs.
     """
     window_BWD = torch.cat([newest_BWD, x_BD[:, None]], dim=1)
-    return _filter(window_BWD, weight_DW, bias_D)[:, 0], window_BWD[:, 1:]
+    return _filter(window_BWD, weight_DW, bias_D, silu)[:, 0], window_BWD[:, 1:]
 
 
-def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None) -> Tensor:
+def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, silu: bool) -> Tensor:
     """Return the outputs at all positions that have W - 1 others before them."""
     size = weight_DW.shape[1]
     length = padded_BTD.shape[1] - size + 1
 
     taps = [weight_DW[:, w] * padded_BTD[:, w : w + length] for w in range(size)]
     y_BTD = sum(taps[1:], taps[0])
-    return y_BTD if bias_D is None else y_BTD + bias_D
+    y_BTD = y_BTD if bias_D is None else y_BTD + bias_D
+    return F.silu(y_BTD) if silu else y_BTD
+
+
+def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Tensor) -> Tensor:
+    """Return ``long_convolution(u, h) + skip u`` with ``u = gate v``; in bfloat16 where ``v`` is taken by kernels."""
+    if runs_fused(v_BTD):
+        from mixers.ops.kernels.long_convolution import fits_gated_convolution, gated_convolution_method
+
+        if fits_gated_convolution(len(h_TD)):
+            skipping_TD = torch.cat([h_TD[:1] + skip_D, h_TD[1:]])
+            return over_runs(gated_convolution_method(torch.bfloat16), v_BTD, gate_BTD, skipping_TD)[0]
+
+    u_BTD = at_least_float32(gate_BTD) * at_least_float32(v_BTD)
+    return long_convolution(u_BTD, h_TD) + skip_D * u_BTD
 
 
 def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ class Weights(NamedTuple):
     """Weights inside the recurrence, linear maps as (outputs, inputs).
 
     ``kv_norm_D`` is None in the RMSNorm ablation (paper, appendix "RMSNorm Ablation"): persistent pairs without the
-    RMS on z. ``k_norm_D`` is None where keys are not normalised.
+    RMS on z. ``k_norm_D`` is None where keys are not normalised. With ``share`` (1,), persistent pairs are those of
+    the mixture ``x + share (z - x)`` in place of z: the memory vectors of a Feedback Transformer (arXiv:2002.09402) of
+    one layer. ``naive`` and ``fused`` alone take it.
     """
 
     wo_DD: Tensor
@@ -30,6 +32,7 @@ class Weights(NamedTuple):
     wk_DD: Tensor
     k_norm_D: Tensor | None
     wv_DD: Tensor
+    share: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Any]) -> "Weights":
         """Apply ``function`` to each weight that is not None."""
@@ -103,7 +106,10 @@ def naive_recurrence(
 
         # Outputs, and persistent pairs of them.
         z_BID = feed_forward(x_BTD[:, here], a_BID, weights, scale)
-        k_BID, v_BID = key_value(z_BID, weights)
+        memory_BID = z_BID
+        if weights.share is not None:
+            memory_BID = x_BTD[:, here] + weights.share * (z_BID - x_BTD[:, here])
+        k_BID, v_BID = key_value(memory_BID, weights)
 
         keys.append(k_BID)
         values.append(v_BID)

@@ -203,16 +203,19 @@ def test_a_model_of_several_layers_is_one_deep_layer_and_decodes_as_it_reads(nam
     same(torch.stack(logits, 1), model(tokens))
 
 
-def test_rmt_of_one_segment_is_the_transformer_behind_prefix_tokens() -> None:
-    layer, x = build(RecurrentMemoryTransformer, segment=LENGTH, memory=2), inputs()
+@pytest.mark.parametrize("shape", [ONE, SHAPE])
+def test_rmt_of_one_segment_is_the_transformer_behind_prefix_tokens(shape: Shape) -> None:
+    layer, x = build(RecurrentMemoryTransformer, shape, segment=LENGTH, memory=2), inputs()
     y = torch.cat([rms_norm(layer.memory_MD, layer.memory_norm.gain).expand(2, -1, -1), x], dim=1)
     for block in layer.stack.blocks:
         y = block(y)
     same(layer(x), y[:, 2:])
 
 
-def test_rmt_hands_on_what_its_layers_make_of_the_tokens_behind_a_segment() -> None:
-    layer, x = build(RecurrentMemoryTransformer, segment=4, memory=2), inputs()
+@pytest.mark.parametrize("shape", [ONE, SHAPE])
+@pytest.mark.parametrize("length", [LENGTH, 8, 3])
+def test_rmt_hands_on_what_its_layers_make_of_the_tokens_behind_a_segment(shape: Shape, length: int) -> None:
+    layer, x = build(RecurrentMemoryTransformer, shape, segment=4, memory=2), inputs(length)
 
     def layers(y: Tensor) -> Tensor:
         for block in layer.stack.blocks:
@@ -220,7 +223,7 @@ def test_rmt_hands_on_what_its_layers_make_of_the_tokens_behind_a_segment() -> N
         return y
 
     memory, expected = layer.memory_norm(layer.memory_MD).expand(2, -1, -1), []
-    for first in range(0, LENGTH, 4):
+    for first in range(0, length, 4):
         here = x[:, first : first + 4]
         z = layers(torch.cat([memory, here, memory], 1))
         expected.append(z[:, 2:-2])

@@ -47,10 +47,10 @@ class OwnGrowth(RecurrentTransformer):
     """A subclass without a ``growth_period`` of its own."""
 
 
-def build(layer_class: type[Layer], size: int = SIZE, shape: Shape = SHAPE) -> Any:
+def build(layer_class: type[Layer], size: int = SIZE, shape: Shape = SHAPE, **options: Any) -> Any:
     torch.manual_seed(0)
     convolved = with_short_convolution(layer_class, size)
-    return convolved(convolved.Config(), shape).double().requires_grad_(False)
+    return convolved(convolved.Config(**options), shape).double().requires_grad_(False)
 
 
 def inputs(length: int) -> Tensor:
@@ -90,12 +90,12 @@ def test_the_convolution_reaches_its_size_and_no_later_position() -> None:
 
 
 def test_linear_attention_sees_the_order_of_earlier_positions_with_it_alone() -> None:
-    """At the last position the past is a bag of pairs; with the convolution each pair holds its neighbour too."""
+    """Without codes of positions the past is a bag of pairs; with the convolution a pair holds its neighbour too."""
     x_BTD = inputs(8)
     shuffled_BTD = x_BTD[:, [2, 0, 3, 1, 4, 5, 6, 7]]  # at least three positions before the end
 
     def last(size: int, x_BTD: Tensor) -> Tensor:
-        return build(LinearAttention, size)(x_BTD)[:, -1]
+        return build(LinearAttention, size, positions="none")(x_BTD)[:, -1]
 
     torch.testing.assert_close(last(0, shuffled_BTD), last(0, x_BTD), rtol=1e-10, atol=1e-10)
     assert (last(SIZE, shuffled_BTD) - last(SIZE, x_BTD)).abs().max() > 1e-3

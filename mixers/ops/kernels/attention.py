@@ -1,4 +1,4 @@
-"""Fused kernels of causal attention with ALiBi.
+"""Fused kernels of causal attention with ALiBi, to all earlier positions or to the last ones.
 
     name           shape            written by              read by
     q, k, v        (R, B, T, D)     caller                  all kernels
@@ -48,6 +48,28 @@ def _rows(
     return head_N, t_N, channel_E
 
 
+@triton.jit
+def _first_pair(
+    t: tl.tensor,
+    WINDOW: tl.constexpr,
+):
+    """First position that a query sees."""
+    return 0 if WINDOW == 0 else tl.maximum(t - (WINDOW - 1), 0)
+
+
+@triton.jit
+def _sees(
+    t: tl.tensor,
+    j: tl.tensor,
+    WINDOW: tl.constexpr,
+):
+    """Whether queries at t see the pairs at j."""
+    seen = j <= t
+    if WINDOW > 0:
+        seen = seen & (t - j < WINDOW)
+    return seen
+
+
 @triton.jit(do_not_specialize=["T"])
 def attention_fwd_kernel(
     q_ptr: tl.tensor,
@@ -59,6 +81,7 @@ def attention_fwd_kernel(
     T: tl.tensor,
     D: tl.constexpr,
     K: tl.constexpr,
+    WINDOW: tl.constexpr,
     C: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -67,8 +90,8 @@ def attention_fwd_kernel(
     """Causal attention of C positions of one sequence in G heads.
 
     1. Find the heads and the sequence of this program, and its positions; read the queries.
-    2. For J pairs at a time, up to the last position of the program:
-       a. logits: s = q k^T / sqrt(K) + ALiBi, masked where the pair comes later;
+    2. For J pairs at a time, from the first one in reach up to the last position of the program:
+       a. logits: s = q k^T / sqrt(K) + ALiBi, masked where the query does not see the pair;
        b. update the softmax state: maximum m, sum l, numerator o.
     3. Write a = o / l and lse = m + log2(l).
     """
@@ -85,7 +108,7 @@ def attention_fwd_kernel(
     m_N = tl.full([G * C], MASKED, tl.float32)
     l_N = tl.zeros([G * C], tl.float32)
     o_NE = tl.zeros([G * C, E], tl.float32)
-    for first in range(0, tl.minimum(start + C, T), J):
+    for first in range(_first_pair(start, WINDOW), tl.minimum(start + C, T), J):
         # 2a. Logits.
         j = first + tl.arange(0, J)
         at_JE = (row * T + j)[:, None] * D + channel_E[None, :]
@@ -93,7 +116,7 @@ def attention_fwd_kernel(
         v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
         s_NJ += slope_N[:, None] * (j[None, :] - t_N[:, None])
-        s_NJ = tl.where(j[None, :] <= t_N[:, None], s_NJ, MASKED)
+        s_NJ = tl.where(_sees(t_N[:, None], j[None, :], WINDOW), s_NJ, MASKED)
 
         # 2b. Softmax state.
         top_N = tl.maximum(m_N, tl.max(s_NJ, 1))
@@ -122,6 +145,7 @@ def attention_query_bwd_kernel(
     T: tl.tensor,
     D: tl.constexpr,
     K: tl.constexpr,
+    WINDOW: tl.constexpr,
     C: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -131,7 +155,7 @@ def attention_query_bwd_kernel(
 
     1. Find the heads and the sequence of this program, and its positions; read the queries.
     2. Write delta = da . a of each head.
-    3. For J pairs at a time, up to the last position of the program:
+    3. For J pairs at a time, from the first one in reach up to the last position of the program:
        a. compute the logits s and the attention weights p = exp2(s - lse) again;
        b. dq += ds k, with the gradients of the logits ds = p (da v^T - delta).
     4. Write dq.
@@ -154,7 +178,7 @@ def attention_query_bwd_kernel(
     lse_N = tl.load(lse_ptr + at_N, t_N < T, 0.0)
     slope_N = tl.load(slopes_ptr + head_N) * LOG2E
     dq_NE = tl.zeros([G * C, E], tl.float32)
-    for first in range(0, tl.minimum(start + C, T), J):
+    for first in range(_first_pair(start, WINDOW), tl.minimum(start + C, T), J):
         # 3a. Attention weights.
         j = first + tl.arange(0, J)
         at_JE = (row * T + j)[:, None] * D + channel_E[None, :]
@@ -162,7 +186,7 @@ def attention_query_bwd_kernel(
         v_JE = tl.load(v_ptr + at_JE, (j < T)[:, None], 0.0)
         s_NJ = tl.dot(q_NE, tl.trans(k_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
         s_NJ += slope_N[:, None] * (j[None, :] - t_N[:, None]) - lse_N[:, None]
-        p_NJ = tl.where(j[None, :] <= t_N[:, None], tl.exp2(s_NJ), 0.0)
+        p_NJ = tl.where(_sees(t_N[:, None], j[None, :], WINDOW), tl.exp2(s_NJ), 0.0)
 
         # 3b. Gradients.
         ds_NJ = p_NJ * (tl.dot(da_NE, tl.trans(v_JE), input_precision="ieee") - delta_N[:, None])
@@ -186,6 +210,7 @@ def attention_pair_bwd_kernel(
     T: tl.tensor,
     D: tl.constexpr,
     K: tl.constexpr,
+    WINDOW: tl.constexpr,
     C: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -194,7 +219,7 @@ def attention_pair_bwd_kernel(
     """Gradients of C pairs of one sequence in G heads, pulled from later queries.
 
     1. Find the positions, the heads and the sequence of this program; read the pairs.
-    2. For J queries at a time, from the first position of the program on:
+    2. For J queries at a time, from the first position of the program up to the last one in reach:
        a. read what the queries left;
        b. compute the logits s and the attention weights p = exp2(s - lse) again;
        c. dv += p da, and dk += ds q with the gradients of the logits ds = p (v da^T - delta).
@@ -216,7 +241,8 @@ def attention_pair_bwd_kernel(
     dk_NE = tl.zeros([G * C, E], tl.float32)
     dv_NE = tl.zeros([G * C, E], tl.float32)
     is_first_N1 = (head_N == group * G)[:, None]
-    for first in range(start, T, J):
+    stop = T if WINDOW == 0 else tl.minimum(T, start + C + WINDOW - 1)
+    for first in range(start, stop, J):
         # 2a. Queries.
         i = first + tl.arange(0, J)
         at_JE = (row * T + i)[:, None] * D + channel_E[None, :]
@@ -232,7 +258,8 @@ def attention_pair_bwd_kernel(
         # 2b. Attention weights.
         s_NJ = tl.dot(k_NE, tl.trans(q_JE), input_precision="ieee") * (K**-0.5 * LOG2E)
         s_NJ += slope_N[:, None] * (t_N[:, None] - i[None, :]) - lse_NJ
-        p_NJ = tl.where((t_N[:, None] <= i[None, :]) & (i < T)[None, :], tl.exp2(s_NJ), 0.0)
+        seen_NJ = _sees(i[None, :], t_N[:, None], WINDOW) & (i < T)[None, :]
+        p_NJ = tl.where(seen_NJ, tl.exp2(s_NJ), 0.0)
 
         # 2c. Gradients.
         ds_NJ = p_NJ * (tl.dot(v_NE, tl.trans(da_JE), input_precision="ieee") - delta_NJ)
@@ -249,14 +276,18 @@ def fits_attention(D: int, H: int) -> bool:
     return D % H == 0 and D // H in (8, 16, 32, 64, 128) and D % 16 == 0
 
 
-def attention_method(slopes_H: Tensor) -> Method:
-    """Causal softmax attention with ALiBi. Tensors: q, k, v (R, B, T, D), heads concatenated; the output is like q."""
+def attention_method(slopes_H: Tensor, window: int | None = None) -> Method:
+    """Causal softmax attention with ALiBi to the last ``window`` positions, the own one included; None: to all.
+
+    Tensors: q, k, v (R, B, T, D), heads concatenated; the output is like q.
+    """
 
     def sizes(q: Tensor, tiles: Sequence[dict[str, int]]) -> tuple[int, int, dict[str, int]]:
         """Number of groups of heads in all sequences, tiles of a sequence, and compile-time settings of the kernel."""
         D, K = q.shape[3], q.shape[3] // len(slopes_H)
         G = 2 if K == 8 else 1
-        tile = {"D": D, "K": K, "G": G, "E": G * K, **tiles[K >= 32 and q.element_size() == 2]}
+        reach = 0 if window is None or window >= q.shape[2] else window
+        tile = {"D": D, "K": K, "WINDOW": reach, "G": G, "E": G * K, **tiles[K >= 32 and q.element_size() == 2]}
         return q.shape[0] * q.shape[1] * D // tile["E"], triton.cdiv(q.shape[2], tile["C"]), tile
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:

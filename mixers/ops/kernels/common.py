@@ -47,6 +47,12 @@ def gelu_slope(h: tl.tensor, below: tl.tensor, bell: tl.tensor):
 
 
 @triton.jit
+def sigmoid(y: tl.tensor):
+    """Logistic function; without overflow."""
+    return 1.0 / (1.0 + tl.exp2(y * -LOG2E))
+
+
+@triton.jit
 def rms(y_MD: tl.tensor, D: tl.constexpr):
     """Reciprocal root mean square of each row."""
     return tl.rsqrt(tl.sum(y_MD * y_MD, 1) / D + EPS)
@@ -58,6 +64,55 @@ def rms_bwd(dy_MD: tl.tensor, normed_MD: tl.tensor, r_M: tl.tensor, D: tl.conste
     return r_M[:, None] * (dy_MD - normed_MD * (tl.sum(dy_MD * normed_MD, 1) / D)[:, None])
 
 
+@triton.jit
+def square(
+    w_ptr: tl.tensor,
+    D: tl.constexpr,
+    first: int,
+    ROWS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):
+    """Rows first .. first + ROWS of W^T (TRANSPOSED) or W, for W (D, D)."""
+    inner = first + tl.arange(0, ROWS)
+    outer = tl.arange(0, D)
+    at = outer[None, :] * D + inner[:, None] if TRANSPOSED else inner[:, None] * D + outer[None, :]
+    return tl.load(w_ptr + at)
+
+
+@triton.jit
+def product(
+    y_MD: tl.tensor,
+    sum_MD: tl.tensor,
+    w_ptr: tl.tensor,
+    w_DD: tl.tensor,
+    D: tl.constexpr,
+    PINNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):
+    """sum + y W^T (TRANSPOSED) or sum + y W; W is ``w_DD`` if PINNED, else read in halves of the summed axis."""
+    if PINNED:
+        sum_MD = tl.dot(y_MD, w_DD, sum_MD, input_precision="ieee")
+    else:
+        halves = tl.permute(tl.reshape(y_MD, [y_MD.shape[0], 2, D // 2]), [0, 2, 1])
+        left, right = tl.split(halves)
+        sum_MD = tl.dot(left, square(w_ptr, D, 0, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
+        sum_MD = tl.dot(right, square(w_ptr, D, D // 2, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
+    return sum_MD
+
+
 def rows_of(x: Tensor) -> int:
     """Number of rows of one run of x (R, ..., D)."""
     return x[0].numel() // x.shape[-1]
+
+
+def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:
+    """x (R, ..., D) with all its rows at equal distances, and that distance in elements.
+
+    A slice of wider rows stays as it is; other layouts are copied.
+    """
+    distance = step = x.stride(-2)
+    even = x.stride(-1) == 1
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        even &= size == 1 or stride == step
+        step *= size
+    return (x, distance) if even else (x.contiguous(), x.shape[-1])

@@ -7,6 +7,7 @@ warp, and a position costs a few multiplications for each number of the state. N
 may be as strong as they like.
 
     name           shape               written by         read by
+    start          (I, J)              host               all kernels           zeros, float32
     q, k           (R, B, T, H, K)     caller             all kernels
     v              (R, B, T, H, V)     caller             all kernels
     g              (R, B, T, H, G)     caller             all kernels           log decays, G = K or 1, float32
@@ -32,11 +33,15 @@ and the gradient of g_t is the sum of exp(g_t) S_{t-1} dS_t over the values. Nei
 kept: let P_t be the sum of S_t dS_t over the values. Then P_t = dg_t + a_t da_t + k_t dk_t and
 P_{t-1} = dg_t + b_t db_t + q_{t-1} dq_{t-1}, so that dg follows from running sums of gradients that are known anyway.
 
-A program walks through one head of one sequence. A thread holds a column of the state, and sums over the rows of the
-state stay within threads. This is why the backward pass has three walks: the sums for dv and du run over key channels
-(state gradients as (K, V), newest position first), those for dk and da over value channels (state gradients as (V, K),
-newest first), and so do those for dq and db (states as (V, K), oldest first). The rows of the next position are read
-while those of the current one are used, which halves the time.
+A program walks through one head of one sequence. All its sums run over the rows of the state, of which a thread holds
+several in a few adjacent columns. This is why the backward pass has three walks: the sums for dv and du run over key
+channels (state gradients as (K, V), newest position first), those for dk and da over value channels (state gradients as
+(V, K), newest first), and so do those for dq and db (states as (V, K), oldest first). The rows of the next position are
+read while those of the current one are used, which halves the time.
+
+A thread needs each number of a position that belongs to its rows or columns, and shared memory delivers them. With one
+column and all rows in a thread, this took more time than the arithmetic. Triton gives threads adjacent columns of what
+is read from memory; hence the state starts as zeros that are read (``start``).
 
 Sizes of rows: I is K and J is V, padded to powers of two.
 """
@@ -64,6 +69,12 @@ def _load(pointer: tl.tensor, row: tl.tensor, N: tl.constexpr, E: tl.constexpr):
         e = tl.arange(0, E)
         y_E = tl.load(pointer + row * N + e, e < N, 0.0).to(tl.float32)
     return y_E
+
+
+@triton.jit
+def _start(start_ptr: tl.tensor, M: tl.constexpr, N: tl.constexpr):
+    """State of M x N zeros. As it is read from memory, a thread holds several adjacent columns of it."""
+    return tl.load(start_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
 
 
 @triton.jit
@@ -129,6 +140,7 @@ def recurrence_fwd_kernel(
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
+    start_ptr: tl.tensor,
     o_ptr: tl.tensor,
     u_ptr: tl.tensor,
     T: tl.tensor,
@@ -156,7 +168,7 @@ def recurrence_fwd_kernel(
     sequence = (tl.program_id(0) // H).to(tl.int64)
     first = sequence * T * H + head
     q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, first, K, V, I, J, G)
-    S_IJ = tl.zeros([I, J], tl.float32)
+    S_IJ = _start(start_ptr, I, J)
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
 
@@ -195,6 +207,7 @@ def recurrence_value_bwd_kernel(
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
+    start_ptr: tl.tensor,
     do_ptr: tl.tensor,
     dv_ptr: tl.tensor,
     du_ptr: tl.tensor,
@@ -221,7 +234,7 @@ def recurrence_value_bwd_kernel(
     # 1. State gradient.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
-    dS_IJ = tl.zeros([I, J], tl.float32)
+    dS_IJ = _start(start_ptr, I, J)
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
     first = sequence * T * H + head
@@ -269,6 +282,7 @@ def recurrence_key_bwd_kernel(
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
+    start_ptr: tl.tensor,
     do_ptr: tl.tensor,
     u_ptr: tl.tensor,
     du_ptr: tl.tensor,
@@ -299,7 +313,7 @@ def recurrence_key_bwd_kernel(
     # 1. State gradient.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
-    dS_JI = tl.zeros([J, I], tl.float32)
+    dS_JI = _start(start_ptr, J, I)
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
 
@@ -355,6 +369,7 @@ def recurrence_query_bwd_kernel(
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
+    start_ptr: tl.tensor,
     do_ptr: tl.tensor,
     u_ptr: tl.tensor,
     du_ptr: tl.tensor,
@@ -389,7 +404,7 @@ def recurrence_query_bwd_kernel(
     # 1. State.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
-    S_JI = tl.zeros([J, I], tl.float32)
+    S_JI = _start(start_ptr, J, I)
     P_I = tl.zeros([I], tl.float32)
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
@@ -469,30 +484,32 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         q, k, v, g, a, b, bonus = _contiguous(*tensors)
         o = torch.empty_like(v, dtype=dtype)
         u = None if b is None else torch.empty_like(v, dtype=torch.float32)
-        grid, settings = _launch(q, v, g, b, bonus)
-        recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, o, u, **settings)
+        grid, start, settings = _launch(q, v, g, b, bonus)
+        recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, start, o, u, **settings)
         return (o,), () if u is None else (u,)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         q, k, v, g, a, b, bonus = _contiguous(*tensors)
         do = gradients[0].contiguous()
         u = saved[0] if saved else None
-        grid, settings = _launch(q, v, g, b, bonus)
+        grid, start, settings = _launch(q, v, g, b, bonus)
 
         # Values.
         dv = torch.empty_like(v)
         du = None if u is None else torch.empty_like(u)
-        recurrence_value_bwd_kernel[grid](q, k, g, a, b, bonus, do, dv, du, **settings)
+        recurrence_value_bwd_kernel[grid](q, k, g, a, b, bonus, start, do, dv, du, **settings)
 
         # Keys and left factors.
         dk, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, a, b, g))
         pairs = None if g is None else torch.empty_like(k, dtype=torch.float32)
-        recurrence_key_bwd_kernel[grid](q, k, v, g, a, b, bonus, do, u, du, dk, da, pairs, **settings)
+        recurrence_key_bwd_kernel[grid](q, k, v, g, a, b, bonus, start, do, u, du, dk, da, pairs, **settings)
 
         # Queries, right factors, decays and bonus.
         dq = torch.empty_like(q)
         dbonus = None if bonus is None else bonus.new_empty(*q.shape[:2], *bonus.shape[1:])
-        recurrence_query_bwd_kernel[grid](q, k, v, g, a, b, bonus, do, u, du, pairs, dq, db, dg, dbonus, **settings)
+        recurrence_query_bwd_kernel[grid](
+            q, k, v, g, a, b, bonus, start, do, u, du, pairs, dq, db, dg, dbonus, **settings
+        )
         return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
 
     return Method(forward, backward)
@@ -504,8 +521,8 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 def _launch(
     q: Tensor, v: Tensor, g: Tensor | None, b: Tensor | None, bonus: Tensor | None
-) -> tuple[tuple[int], dict[str, Any]]:
-    """Return the grid and the settings that all kernels share."""
+) -> tuple[tuple[int], Tensor, dict[str, Any]]:
+    """Return the grid, the first state and the settings, which all kernels share."""
     R, B, T, H, K = q.shape
     V = v.shape[-1]
     settings = {
@@ -519,6 +536,7 @@ def _launch(
         "G": 0 if g is None else g.shape[-1],
         "RANK_ONE": b is not None,
         "BONUS": bonus is not None,
-        "num_warps": 1,
+        "num_warps": 1 if max(K, V) <= 32 else 2,
     }
-    return (R * B * H,), settings
+    start = q.new_zeros(settings["I"] * settings["J"], dtype=torch.float32)
+    return (R * B * H,), start, settings

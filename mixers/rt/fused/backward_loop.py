@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.ops.kernels.common import LOG2E, rms_bwd
+from mixers.ops.kernels.common import LOG2E, product, rms_bwd, square
 from mixers.rt.fused.exchange import receive, send
-from mixers.rt.fused.loops import Addresses, addresses, product, program, square, weights, writes
+from mixers.rt.fused.loops import Addresses, addresses, program, weights, writes
 
 
 @triton.jit
@@ -85,6 +85,9 @@ def rt_bwd_kernel(
     mlp_norm_ptr: tl.tensor,
     kv_norm_ptr: tl.tensor,
     k_norm_ptr: tl.tensor,
+    share_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    z_ptr: tl.tensor,
     dx_ptr: tl.tensor,
     da_ptr: tl.tensor,
     delta_ptr: tl.tensor,
@@ -93,6 +96,7 @@ def rt_bwd_kernel(
     dy_ptr: tl.tensor,
     dkv_ptr: tl.tensor,
     dgain_ptr: tl.tensor,
+    dshare_ptr: tl.tensor,
     mail_ptr: tl.tensor,
     B: tl.tensor,
     T: tl.tensor,
@@ -123,13 +127,14 @@ def rt_bwd_kernel(
     2. For t in stop - STEP, stop - 2 STEP, ..., start:
        a. let the pair of t pull from the chunk's later queries: dk, dv, to which later chunks have added;
        b. go back through the norm of the key: dk becomes the gradient of Wk (nz kv_norm);
-       c. go back through the norm of keys and values: dz += gradient of nz = z / rms(z);
+       c. go back through the norm of keys and values: dz += gradient dm of nz = m / rms(m), or share dm;
        d. take the MLP branch: dy = scale dz;
        e. sum over the columns of this part: gradient of the MLP's input;
        f. send it to the other parts, read the inputs of the next step, receive the sum over the parts;
-       g. go back through the norm of the MLP's input: dx = dz + gradient of n = u / rms(u);
+       g. go back through the norm of the MLP's input: dx = dz + gradient of n = u / rms(u); with a share, x is a
+          part of the memory as well, so what is written is dx + (1 - share) dm;
        h. take the attention branch: du = scale dx, da = Wo^T du, delta = da . a of each head.
-    3. Write the sum for the keys' gain.
+    3. Write the sums for the keys' gain and the share.
 
     The products of the rows (du, a), (dh, n), (dy, g) and (dkv, nz), summed over all positions, are the gradients of
     the weights.
@@ -145,6 +150,9 @@ def rt_bwd_kernel(
         kv_norm_D = tl.load(kv_norm_ptr + run * D + at.d_D)
     if K_NORM:
         k_norm_HK = tl.load(k_norm_ptr + run * D + at.head_H[:, None] * K + tl.arange(0, K)[None, :])
+    if share_ptr is not None:
+        share = tl.load(share_ptr + run)
+        dshare_MD = tl.zeros([M, D], tl.float32)
     slope_H = tl.load(slopes_ptr + at.head_H) * LOG2E
     if STEP > 1:
         shift_HM = slope_H[:, None] * at.place_M[None, :]
@@ -209,6 +217,9 @@ def rt_bwd_kernel(
             dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
         dk_HMK *= UNIT
+        if share_ptr is not None:
+            x_MD = tl.load(x_ptr + at.at_MD + t * D)
+            z_MD = tl.load(z_ptr + at.at_MD + t * D)
 
         # 2b. Norm of the key.
         draw_k_HMK = dk_HMK
@@ -230,10 +241,14 @@ def rt_bwd_kernel(
         dkv_input_MD = tl.zeros([M, D], tl.float32)
         dkv_input_MD = product(dk_MD, dkv_input_MD, wk_ptr, wk_DD, D, PINNED, False)
         dkv_input_MD = product(dv_MD, dkv_input_MD, wv_ptr, wv_DD, D, PINNED, False)
+        dm_MD = dkv_input_MD
         if KV_NORM:
-            dz_MD += rms_bwd(dkv_input_MD * kv_norm_D[None, :], nz_MD.to(tl.float32), r_kv_M, WIDTH)
+            dm_MD = rms_bwd(dkv_input_MD * kv_norm_D[None, :], nz_MD.to(tl.float32), r_kv_M, WIDTH)
+        if share_ptr is None:
+            dz_MD += dm_MD
         else:
-            dz_MD += dkv_input_MD
+            dz_MD += share * dm_MD
+            dshare_MD += dm_MD * (z_MD - x_MD)
 
         # 2d. MLP branch.
         dy_MD = (dz_MD * scale).to(dtype)
@@ -282,7 +297,10 @@ def rt_bwd_kernel(
         # 2g. Norm of the MLP's input.
         dx_MD = dz_MD + rms_bwd(dmlp_input_MD * mlp_norm_D[None, :], n_MD.to(tl.float32), r_mlp_M, WIDTH)
         if writes(3, part, PARTS):
-            tl.store(dx_ptr + at.at_MD + t * D, dx_MD, at.live_M1)
+            dinput_MD = dx_MD
+            if share_ptr is not None:
+                dinput_MD += (1.0 - share) * dm_MD
+            tl.store(dx_ptr + at.at_MD + t * D, dinput_MD, at.live_M1)
 
         # 2h. Attention branch. Other threads of this program read da and delta from here on, hence the barrier.
         du_MD = (dx_MD * scale).to(dtype)
@@ -294,8 +312,10 @@ def rt_bwd_kernel(
         tl.store(delta_ptr + at.at_HM + t * H, tl.sum(da_HMK.to(tl.float32) * a_HMK.to(tl.float32), 2), at.live_1M)
         tl.debug_barrier()
 
-    # 3. Gradient of the keys' gain.
+    # 3. Gradients of the keys' gain and of the share.
+    row = (run * tl.cdiv(T, C) + start // C) * (tl.num_programs(0) // PARTS) + tile
+    if share_ptr is not None:
+        tl.store(dshare_ptr + row * D + at.d_D, tl.sum(tl.where(at.live_M1, dshare_MD, 0.0), 0))
     if K_NORM:
-        row = (run * tl.cdiv(T, C) + start // C) * (tl.num_programs(0) // PARTS) + tile
         dk_norm_HMK = tl.where(at.live_1M1, dk_norm_HMK, 0.0)
         tl.store(dgain_ptr + row * D + at.d_D, tl.reshape(tl.sum(dk_norm_HMK, 1), [D]))

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, rms
+from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, product, rms, square
 from mixers.rt.fused.exchange import receive, send
-from mixers.rt.fused.loops import Addresses, addresses, product, program, square, weights, writes
+from mixers.rt.fused.loops import Addresses, addresses, program, weights, writes
 
 
 @triton.jit
@@ -63,6 +63,7 @@ def rt_fwd_kernel(
     mlp_norm_ptr: tl.tensor,
     kv_norm_ptr: tl.tensor,
     k_norm_ptr: tl.tensor,
+    share_ptr: tl.tensor,
     z_ptr: tl.tensor,
     a_ptr: tl.tensor,
     lse_ptr: tl.tensor,
@@ -109,7 +110,7 @@ def rt_fwd_kernel(
        d. sum over the columns of this part: y = down gelu(up (n mlp_norm));
        e. send y to the other parts, read the inputs of the next step, receive the sum over the parts;
        f. add the MLP branch: z = u + scale y;
-       g. normalise it for keys and values: nz = z / rms(z), or z;
+       g. mix the memory m = x + share (z - x), or z; normalise it for keys and values: nz = m / rms(m), or m;
        h. make the persistent pair: k = Wk (nz kv_norm), v = Wv (nz kv_norm);
        i. normalise the key: nk = k / rms(k), k = nk k_norm.
     """
@@ -124,6 +125,8 @@ def rt_fwd_kernel(
         kv_norm_D = tl.load(kv_norm_ptr + run * D + at.d_D)
     if K_NORM:
         k_norm_D = tl.load(k_norm_ptr + run * D + at.d_D)
+    if share_ptr is not None:
+        share = tl.load(share_ptr + run)
     slope_H = tl.load(slopes_ptr + at.head_H) * LOG2E
     if STEP > 1:
         shift_HM = slope_H[:, None] * at.place_M[None, :]
@@ -209,9 +212,11 @@ def rt_fwd_kernel(
 
         # 2g. Norm of the input of keys and values.
         nz_MD = z_MD
+        if share_ptr is not None:
+            nz_MD = x_MD + share * (z_MD - x_MD)
         if KV_NORM:
-            r_kv_M = rms(z_MD, WIDTH)
-            nz_MD = z_MD * r_kv_M[:, None]
+            r_kv_M = rms(nz_MD, WIDTH)
+            nz_MD = nz_MD * r_kv_M[:, None]
             if writes(3, part, PARTS):
                 tl.store(r_ptr + at.at_M + t * 3 + 1, r_kv_M, at.live_M)
         if writes(3, part, PARTS):

@@ -1,4 +1,4 @@
-"""What the two loops over positions share: their tensors, their addresses and their products with weights.
+"""What the two loops over positions share: their tensors and their addresses.
 
 Tensors of R runs, B sequences and T positions; scratch memory holds the C positions of a chunk. ``past_*`` and
 ``query_bwd`` are kernels of ``mixers.rt.past_kernels``; ``fwd`` is ``rt_fwd_kernel`` and ``bwd`` is ``rt_bwd_kernel``;
@@ -9,6 +9,7 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     q         (R, B, T, D)       pass         past_*, fwd, bwd        queries
     w         (R, 3DD + 2FD)     pass         fwd, bwd                weights wo, wk, wv, up, down, flat
     *_norm    (R, D)             pass         fwd, bwd                gains of three norms, float32
+    share     (R,)               pass         fwd, bwd                share of z in the memory, float32; or None
     slopes    (H,)               pass         past_*, fwd, bwd        ALiBi
     m, l      (R, B, C, H)       past_fwd     fwd                     softmax maximum and sum, float32
     o         (R, B, C, D)       past_fwd     fwd                     softmax numerator, float32
@@ -32,9 +33,11 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     dy        (R, B, T, D)       bwd          pass                    gradient of the MLP's output
     dkv       (R, B, T, 2D)      bwd          pass                    gradients of the products with Wk and Wv
     dgain     (R, tiles, D)      bwd          pass                    sums of a tile and a chunk for the keys' gain
+    dshare    (R, tiles, D)      bwd          pass                    the same for the share, channel by channel
     mail      words              both loops   both loops              sums over PARTS, see ``mixers.rt.fused.exchange``
 
-Tensors without "float32" have the dtype of the products. Logits are in units of log2.
+Tensors without "float32" have the dtype of the products. Logits are in units of log2. A persistent pair is made
+of its position's memory m = x + share (z - x); without a share this is z, and ``bwd`` gets neither x nor z.
 
 Compile-time settings of both loops:
     D, K, F: width, head dim and hidden width of the MLP. A layer may be smaller (``mixers.rt.fused.padding``).
@@ -189,42 +192,6 @@ def weights(
     up_ptr = wv_ptr + D * D
     down_ptr = up_ptr + F * D
     return wo_ptr, wk_ptr, wv_ptr, up_ptr, down_ptr
-
-
-@triton.jit
-def square(
-    w_ptr: tl.tensor,
-    D: tl.constexpr,
-    first: int,
-    ROWS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """Rows first .. first + ROWS of W^T (TRANSPOSED) or W, for W (D, D)."""
-    inner = first + tl.arange(0, ROWS)
-    outer = tl.arange(0, D)
-    at = outer[None, :] * D + inner[:, None] if TRANSPOSED else inner[:, None] * D + outer[None, :]
-    return tl.load(w_ptr + at)
-
-
-@triton.jit
-def product(
-    y_MD: tl.tensor,
-    sum_MD: tl.tensor,
-    w_ptr: tl.tensor,
-    w_DD: tl.tensor,
-    D: tl.constexpr,
-    PINNED: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):
-    """sum + y W^T (TRANSPOSED) or sum + y W; W is ``w_DD`` if PINNED, else read in halves of the summed axis."""
-    if PINNED:
-        sum_MD = tl.dot(y_MD, w_DD, sum_MD, input_precision="ieee")
-    else:
-        halves = tl.permute(tl.reshape(y_MD, [y_MD.shape[0], 2, D // 2]), [0, 2, 1])
-        left, right = tl.split(halves)
-        sum_MD = tl.dot(left, square(w_ptr, D, 0, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
-        sum_MD = tl.dot(right, square(w_ptr, D, D // 2, D // 2, TRANSPOSED), sum_MD, input_precision="ieee")
-    return sum_MD
 
 
 @triton.jit

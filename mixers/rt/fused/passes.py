@@ -14,6 +14,9 @@ Blocks. With blocks of several positions, a step of the loop takes a whole block
 the rows of a tile are positions of the same sequences. Attention to the temporary pairs of a block waits for nothing,
 so it is done together with the attention to earlier chunks.
 
+Memory. A Feedback Transformer of one layer is the same recurrence with persistent pairs of mixtures of inputs and
+outputs (``Weights.share``), and with zeros for temporary pairs.
+
 Parts. A few runs have too few tiles to fill a GPU. The MLP's weights do not fit into one multiprocessor, which would
 have to read them at every position. Therefore several programs, the PARTS, walk through the same sequences. Each has a
 part of the MLP's hidden layer and holds its weights on the chip where they fit. It sends its part of the MLP's output
@@ -95,6 +98,7 @@ def fused_forward(
     w = _flat_weights(weights, sizes, dtype)
     norms = _gains(weights, sizes)
     slopes = sizes.pad(slopes_H.to(x), "H")
+    share = None if weights.share is None else weights.share.contiguous()
     tiles = choose_tiles(B, R, sizes, dtype, x.device)
     loop, past = tiles.rt_fwd, tiles.past_fwd
     T, D, H, F, C = sizes.T, sizes.D, sizes.H, sizes.F, loop["C"]
@@ -119,7 +123,7 @@ def fused_forward(
             *pairs, m, l, o, T, 1, 0, start, stop, start, S=C, FIRST=True, SKEW=0, **past
         )
         rt_fwd_kernel[programs, R](
-            *(x, q, m, l, o, slopes, w, *norms),
+            *(x, q, m, l, o, slopes, w, *norms, share),
             *(z, a, lse, n, nz, nk, r, g, slope, k, v, mail),
             *(B, T, start, stop, scale),
             KV_NORM=weights.kv_norm_D is not None,
@@ -156,6 +160,9 @@ def fused_backward(
     q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
     norms = _gains(weights, sizes)
     slopes = sizes.pad(slopes_H.to(dz), "H")
+    memory: tuple[Tensor | None, ...] = None, None, None
+    if weights.share is not None:
+        memory = weights.share.contiguous(), sizes.pad(x_RBTD, "TD"), sizes.pad(z_RBTD, "TD")
     tiles = choose_tiles(B, R, sizes, dtype, dz.device)
     loop, past, queries = tiles.rt_bwd, tiles.past_bwd, tiles.query_bwd
     T, D, H, C = sizes.T, sizes.D, sizes.H, loop["C"]
@@ -168,6 +175,7 @@ def fused_backward(
     delta = torch.empty_like(lse)
     row_tiles = triton.cdiv(B * loop["STEP"], loop["M"])
     dgain = dz.new_empty(R, triton.cdiv(T, C) * row_tiles, D)
+    dshare = None if weights.share is None else torch.empty_like(dgain)
 
     # Scratch: gradients of a chunk's persistent pairs, and the parts' mail.
     dk, dv = (dz.new_empty(R, B, C, D) for _ in range(2))
@@ -184,8 +192,8 @@ def fused_backward(
             q, k, v, *attention, dk, dv, T, 1, start, stop, later, T, start, S=C, FIRST=True, SKEW=0, **past
         )
         rt_bwd_kernel[programs, R](
-            *(dz, n, nz, keys, r, slope, q, k, v, a, lse, slopes, dk, dv, w, *norms),
-            *(dx, da, delta, du, dh, dy, dkv, dgain, mail),
+            *(dz, n, nz, keys, r, slope, q, k, v, a, lse, slopes, dk, dv, w, *norms, *memory),
+            *(dx, da, delta, du, dh, dy, dkv, dgain, dshare, mail),
             *(B, T, start, stop, scale),
             KV_NORM=weights.kv_norm_D is not None,
             K_NORM=weights.k_norm_D is not None,
@@ -198,6 +206,8 @@ def fused_backward(
     # Gradients of the weights.
     dwo, dup, ddown, dwkv = rows_products((du, a), (dh, n), (dy, g), (dkv, nz))
     gradients = _weight_gradients(weights, sizes, dwo, dup, ddown, dwkv, dgain)
+    if dshare is not None:
+        gradients = gradients._replace(share=group_sum(dshare).sum(1, keepdim=True))
     return sizes.crop(dx, "TD"), sizes.crop(dq, "TK"), sizes.crop(dkt, "TK"), sizes.crop(dvt, "TK"), gradients
 
 

@@ -2,8 +2,9 @@
 
 A plain PyTorch layer under ``torch.func.vmap`` is a long chain of small operations on large tensors, and each reads and
 writes memory. The step is recorded once, gradient included, with the operations that launch kernels as single
-operators (``mixers.ops.runs``). The record holds neither ``vmap`` nor autograd, and so nothing at which
-``torch.compile`` would break the graph. The compiled step takes tensors of one shape.
+operators (``mixers.ops.runs``). The record is a plain list of operations, which TorchInductor takes as it is:
+``torch.compile`` would read the program once more, and it refuses parts of it. The compiled step takes tensors of one
+shape.
 """
 
 import logging
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -34,19 +36,23 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
+
+    def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
+
     began = time.monotonic()
     try:
         with as_operators():
-            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-        fast: Step = torch.compile(graph, fullgraph=True, dynamic=False)
+            graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
         with torch.no_grad():
+            fast: Step = torch._inductor.compile(graph, list(arguments))
             fast(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way
         (reason, *_) = str(error).strip().splitlines() or [""]
-        log_once(f"mixer {name} is trained without torch.compile, which failed: {type(error).__name__}: {reason}")
+        log_once(f"mixer {name} is trained without TorchInductor, which failed: {type(error).__name__}: {reason}")
         return step
 
-    log.info("%s: training step compiled in %.0f s", name, time.monotonic() - began)
+    log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
     return fast

@@ -96,17 +96,18 @@ def mlp_case(R: int, B: int, T: int, D: int, hidden: int) -> Case:
     return Case(plain, lambda _: mlp_method(SCALE), [draw(R, B, T, D), draw(R, B, T, D)], parameters)
 
 
-def attention_case(R: int, B: int, T: int, D: int, H: int) -> Case:
+def attention_case(R: int, B: int, T: int, D: int, H: int, window: int | None = None) -> Case:
     draw, slopes = Draw(R, B, T, D, H), alibi_slopes(H).to(DEVICE)
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         q, k, v = (rearrange(y, "b t (h k) -> b h t k", h=H) for y in (q, k, v))
         t = torch.arange(T, device=q.device)
         logits = q @ k.mT * (D // H) ** -0.5 - slopes.to(q)[:, None, None] * (t[:, None] - t)
-        weights = logits.masked_fill(t > t[:, None], -torch.inf).softmax(-1)
+        seen = (t <= t[:, None]) & (t > t[:, None] - (window or T))
+        weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         return (rearrange(weights @ v, "b h t k -> b t (h k)"),)
 
-    return Case(plain, lambda _: attention_method(slopes), [draw(R, B, T, D) for _ in range(3)], [])
+    return Case(plain, lambda _: attention_method(slopes, window), [draw(R, B, T, D) for _ in range(3)], [])
 
 
 SMALL = {
@@ -122,6 +123,9 @@ SMALL = {
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
     "attention-wide-heads": attention_case(1, 2, 70, 64, 2),
+    "attention-window": attention_case(2, 2, 75, 32, 4, window=8),
+    "attention-window-of-one": attention_case(1, 1, 5, 16, 1, window=1),
+    "attention-window-wide": attention_case(1, 1, 100, 32, 1, window=40),
 }
 LARGE = {
     "norm": partial(norm_case, 3, 16, 100, 128),
@@ -137,6 +141,8 @@ LARGE = {
     "attention-64": partial(attention_case, 2, 2, 1024, 128, 2),
     "attention-128": partial(attention_case, 1, 2, 65, 256, 2),
     "attention-one-position": partial(attention_case, 1, 1, 1, 16, 2),
+    "attention-window-8": partial(attention_case, 3, 8, 100, 128, 16, window=8),
+    "attention-window-64": partial(attention_case, 1, 2, 1024, 128, 2, window=100),
 }
 
 
@@ -170,7 +176,7 @@ def test_interpreted(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["attention", "attention-wide-heads"])
+@pytest.mark.parametrize("name", ["attention", "attention-wide-heads", "attention-window-wide"])
 def test_interpreted_in_16_bits(name: str) -> None:
     """Other tiles; the interpreter's bfloat16 is not one."""
     case = SMALL[name]

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
+from mixers.feedback_transformer import FeedbackTransformer  # noqa: E402
 from mixers.rt.dispatch import choose  # noqa: E402
 from mixers.rt.fused import passes, tiles  # noqa: E402
 from mixers.rt.fused.padding import PaddedSizes  # noqa: E402
@@ -30,7 +31,9 @@ Inputs = tuple[list[Tensor], Weights, Tensor]
 """[x, q, k, v, dz], weights and ALiBi slopes."""
 
 
-def draw(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool = True, k_norm: bool = True) -> Inputs:
+def draw(
+    R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool = True, k_norm: bool = True, share: bool = False
+) -> Inputs:
     generator = torch.Generator().manual_seed(R + 2 * B + 3 * T + 5 * D + 7 * H)
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -46,6 +49,7 @@ def draw(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool = True, k
         wk_DD=normal(R, D, D) * D**-0.5,
         k_norm_D=1 + 0.2 * normal(R, D) if k_norm else None,
         wv_DD=normal(R, D, D) * D**-0.5,
+        share=normal(R, 1).sigmoid() if share else None,
     )
     slopes = torch.exp2(-8.0 * torch.arange(1, H + 1, dtype=torch.float64, device=device) / H)
     return [normal(R, B, T, D) for _ in range(5)], weights, slopes
@@ -84,13 +88,18 @@ def kernels(inputs: Inputs, dtype: torch.dtype, block: int = 1) -> list[Tensor]:
 
 
 def check_float32(inputs: Inputs, block: int = 1) -> None:
+    """Against the oracle.
+
+    The share's gradient is one number a run, the sum of terms of both signs that may nearly cancel: the oracle itself
+    is off by up to 1e-5 in float32 and 0.012 in bfloat16.
+    """
     (*_, dz), weights, _ = inputs
     results = zip(names(weights), kernels(inputs, torch.float32, block), oracle(inputs, block), strict=True)
     for name, got, want in results:
         assert got.dtype == torch.float32
         assert got.shape == want.shape
         if want.any():
-            assert error(got, want) <= 1e-5, name
+            assert error(got, want) <= (1e-4 if name == "dshare" else 1e-5), name
         else:  # a softmax of one entry, or pairs that nothing attends to
             assert got.norm() <= 1e-6 * dz.norm(), name
 
@@ -100,7 +109,9 @@ def check_bfloat16(inputs: Inputs, block: int = 1) -> None:
     got, again = (kernels(inputs, torch.bfloat16, block) for _ in range(2))
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
         assert torch.equal(y, y_again), f"{name} is not repeatable"
-        if reference.any():
+        if name == "dshare":
+            assert error(y, reference) <= 0.05
+        elif reference.any():
             assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
         else:  # a softmax of one entry, or pairs that nothing attends to
             assert y.norm() <= 1e-6 * inputs[0][-1].norm(), name
@@ -145,6 +156,12 @@ def test_interpreted_blocks(R: int, B: int, T: int, H: int, block: int, normed: 
 )
 def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, block: int, normed: bool) -> None:
     check_float32(draw(2, 3, 6, D, H, F, normed, normed), block)
+
+
+@interpreted
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "normed"), [(1, 2, 18, 64, 4, False), (2, 17, 3, 40, 5, True)])
+def test_interpreted_mixtures_of_inputs_and_outputs(R: int, B: int, T: int, D: int, H: int, normed: bool) -> None:
+    check_float32(draw(R, B, T, D, H, 64, normed, normed, share=True))
 
 
 @interpreted
@@ -298,6 +315,15 @@ def test_gpu_sizes_that_are_no_power_of_two(R: int, B: int, T: int, D: int, H: i
 
 @on_gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize(("R", "B", "T", "D", "H", "F"), [*SHAPES[1:7], SHAPES[8], (6, 20, 33, 96, 12, 384)])
+def test_gpu_mixtures_of_inputs_and_outputs(R: int, B: int, T: int, D: int, H: int, F: int) -> None:
+    inputs = draw(R, B, T, D, H, F, share=True)
+    check_float32(inputs)
+    check_bfloat16(inputs)
+
+
+@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpu_alone_and_in_company(dtype: torch.dtype) -> None:
     xs, weights, slopes = draw(3, 37, 40, 128, 16, 512)
@@ -393,3 +419,28 @@ def test_auto_on_a_gpu(width: int, heads: int, block: int, dtype: torch.dtype, c
     with FakeTensorMode():
         q_BTD = torch.zeros(1, 4, width, device="cuda", dtype=dtype)
     assert choose("auto", q_BTD, 4 * width, heads, block) == chosen
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_one_layer_of_the_feedback_transformer_trains_through_the_kernels(
+    qk_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        layer = FeedbackTransformer(FeedbackTransformer.Config(heads=4, qk_norm=qk_norm), Shape(width=64, mlp_width=64))
+        layer.depth.data = torch.tensor([0.3, -0.5 + seed])
+        layers.append(layer)
+
+    # The plain loop, then the kernels.
+    params, _ = torch.func.stack_module_state(layers)
+    x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
+    results = []
+    for chosen in ("tiled", "fused"):
+        monkeypatch.setattr("mixers.feedback_transformer.choose", lambda *a, chosen=chosen, **k: chosen)
+        z = torch.func.vmap(lambda p, y: torch.func.functional_call(layers[0], p, (y,)))(params, x)
+        results.append([z.detach(), *torch.autograd.grad(z.square().sum(), list(params.values()))])
+    for name, want, got in zip(["z", *params], *results, strict=True):
+        assert error(got, want.double()) <= 1e-5, name

@@ -1,0 +1,48 @@
+"""Long short-term memory over positions, from the share that the inputs have in the gates.
+
+Dimensions beside those of ``mixers.base``: G = 4D gates, those of input, forget, cell and output in turn.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.runs import over_runs
+
+
+def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
+    """Return all outputs h (B, T, D), from zeros.
+
+    Args:
+        inputs_BTG: Share of the inputs in the gates.
+        recurrent_GD: Weight of the previous output.
+        bias_G: Bias of the gates.
+    """
+    if runs_fused(inputs_BTG):
+        from mixers.ops.kernels.lstm import fits_lstm, lstm_method
+
+        if fits_lstm(recurrent_GD.shape[1]):
+            return over_runs(lstm_method(torch.bfloat16), inputs_BTG, recurrent_GD, bias_G)[0]
+
+    c_BD = h_BD = bias_G.new_zeros(len(inputs_BTG), recurrent_GD.shape[1])
+    outputs = []
+    for driven_BG in (at_least_float32(inputs_BTG) + bias_G).unbind(1):
+        c_BD, h_BD = _cell(driven_BG, c_BD, h_BD, recurrent_GD)
+        outputs.append(h_BD)
+    return torch.stack(outputs, dim=1)
+
+
+def lstm_step(
+    inputs_BG: Tensor, c_BD: Tensor, h_BD: Tensor, recurrent_GD: Tensor, bias_G: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the cells and the output (B, D) after one position of ``lstm``, from those before it."""
+    return _cell(at_least_float32(inputs_BG) + bias_G, c_BD, h_BD, recurrent_GD)
+
+
+def _cell(driven_BG: Tensor, c_BD: Tensor, h_BD: Tensor, recurrent_GD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cells and the output after a position; at least float32."""
+    with torch.autocast(driven_BG.device.type, enabled=False):
+        i_BD, f_BD, g_BD, o_BD = (driven_BG + F.linear(h_BD, recurrent_GD)).chunk(4, dim=-1)
+    c_BD = f_BD.sigmoid() * c_BD + i_BD.sigmoid() * g_BD.tanh()
+    return c_BD, o_BD.sigmoid() * c_BD.tanh()

@@ -1,0 +1,92 @@
+"""The selective scan of Mamba with the elementwise operations around it.
+
+Dimensions beside those of ``mixers.base``: E channels, N states of a channel, K width of the map to time steps.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.runs import over_runs
+from mixers.ops.scan import linear_scan
+
+
+def selective_scan(
+    u_BTE: Tensor,
+    z_BTE: Tensor,
+    low_BTK: Tensor,
+    B_BTN: Tensor,
+    C_BTN: Tensor,
+    A_EN: Tensor,
+    skip_E: Tensor,
+    dt_EK: Tensor,
+    dt_bias_E: Tensor,
+) -> Tensor:
+    """Return ``(C_t h_t + skip u_t) silu(z_t)`` (B, T, E) for ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``.
+
+    Args:
+        u_BTE: Inputs.
+        z_BTE: Gates.
+        low_BTK: Inputs of the time steps ``dt_t = softplus(dt_EK low_t + dt_bias)``.
+        B_BTN, C_BTN: Input and output maps.
+        A_EN: Rates, all negative.
+        skip_E: Weights of the inputs that bypass the scan.
+        dt_EK, dt_bias_E: Map to the time steps.
+    """
+    if runs_fused(u_BTE):
+        from mixers.ops.kernels.selective_scan import fits_selective_scan, selective_scan_method
+
+        if fits_selective_scan(A_EN.shape[1]):
+            raw_BTE = F.linear(low_BTK, dt_EK)
+            rows = u_BTE, z_BTE, raw_BTE, B_BTN, C_BTN
+            return over_runs(selective_scan_method(torch.bfloat16), *rows, A_EN, skip_E, dt_bias_E)[0]
+
+    dt_BTE = time_steps(low_BTK, dt_EK, dt_bias_E)
+    y_BTE = naive_scan(u_BTE, dt_BTE, A_EN, at_least_float32(B_BTN), at_least_float32(C_BTN))
+    return gated(y_BTE, u_BTE, z_BTE, skip_E)
+
+
+def selective_scan_step(
+    u_BE: Tensor,
+    z_BE: Tensor,
+    low_BK: Tensor,
+    B_BN: Tensor,
+    C_BN: Tensor,
+    A_EN: Tensor,
+    skip_E: Tensor,
+    dt_EK: Tensor,
+    dt_bias_E: Tensor,
+    h_BEN: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return one position (B, E) of ``selective_scan`` and the states after it, from those before it."""
+    dt_BE = time_steps(low_BK, dt_EK, dt_bias_E)
+    decay_BEN, input_BEN = discretise(u_BE, dt_BE, A_EN, at_least_float32(B_BN))
+    h_BEN = decay_BEN * h_BEN + input_BEN
+    y_BE = (h_BEN * at_least_float32(C_BN)[:, None]).sum(-1)
+    return gated(y_BE, u_BE, z_BE, skip_E), h_BEN
+
+
+def time_steps(low: Tensor, dt_EK: Tensor, dt_bias_E: Tensor) -> Tensor:
+    """Return the time steps (..., E), at least float32."""
+    return F.softplus(at_least_float32(F.linear(low, dt_EK, dt_bias_E)))
+
+
+def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return decays exp(dt A) and inputs dt B u (..., E, N): zero-order hold of A, Euler's rule for B.
+
+    The authors' code does the same.
+    """
+    return torch.exp(dt[..., None] * A_EN), (dt * u)[..., None] * B[..., None, :]
+
+
+def naive_scan(u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
+    """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
+    with torch.autocast(u_BTE.device.type, enabled=False):
+        h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN))
+        return (h_BTEN @ C_BTN[..., None]).squeeze(-1)
+
+
+def gated(y: Tensor, u: Tensor, z: Tensor, skip_E: Tensor) -> Tensor:
+    """Return ``(y + skip u) silu(z)``."""
+    return (y + skip_E * u) * F.silu(z)

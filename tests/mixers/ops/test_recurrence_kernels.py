@@ -1,0 +1,123 @@
+"""Kernels of the linear recurrence against the chunked form in float64: outputs and every gradient."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+triton = pytest.importorskip("triton")
+
+from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
+from mixers.ops.linear_recurrence import matrix_recurrence  # noqa: E402
+from mixers.ops.runs import over_runs  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+
+
+class Case(NamedTuple):
+    """Channels of a key and a value, decays of a head (0: none), and the other parts of the recurrence."""
+
+    K: int
+    V: int
+    G: int = 0
+    rank_one: bool = False
+    bonus: bool = False
+
+
+KINDS = {
+    "linear attention": Case(8, 8),
+    "RetNet, Mamba-2": Case(8, 4, G=1),
+    "GLA": Case(4, 8, G=4),
+    "RWKV-6": Case(4, 4, G=4, bonus=True),
+    "DeltaNet": Case(4, 4, rank_one=True),
+    "Gated DeltaNet": Case(5, 3, G=1, rank_one=True),
+    "RWKV-7": Case(8, 4, G=8, rank_one=True),
+    "everything": Case(4, 8, G=4, rank_one=True, bonus=True),
+}
+
+
+def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Tensor | None]:
+    """Arguments of ``matrix_recurrence`` in float64, with a run axis; decays from none to very strong ones."""
+    K, V = case.K * scale, case.V * scale
+    G = K if case.G > 1 else case.G
+    generator = torch.Generator().manual_seed(K + V + T)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE)
+
+    g = -normal(R, B, T, H, G).pow(4) if G else None
+    a, b = ((K**-0.5) * normal(R, B, T, H, K) for _ in range(2)) if case.rank_one else (None, None)
+    bonus = normal(R, H, K) if case.bonus else None
+    return [normal(R, B, T, H, K), normal(R, B, T, H, K), normal(R, B, T, H, V), g, a, b, bonus]
+
+
+def results(tensors: list[Tensor | None], dtype: torch.dtype | None) -> list[Tensor]:
+    """Output and gradients: in kernels with rows in ``dtype``, or in plain PyTorch in float64 if that is None."""
+    rows = torch.float64 if dtype is None else dtype
+    wide = torch.float64 if dtype is None else torch.float32
+    kinds = (rows, rows, rows, wide, rows, rows, wide)
+    leaves = [y if y is None else y.to(kind).requires_grad_() for y, kind in zip(tensors, kinds, strict=True)]
+    present = [y for y in leaves if y is not None]
+
+    def recurrence(*given: Tensor) -> Tensor:
+        some = iter(given)
+        arguments = (y if y is None else next(some) for y in leaves)
+        return matrix_recurrence(*arguments) if dtype is None else over_runs(recurrence_method(dtype), *arguments)[0]
+
+    o = vmap(recurrence)(*present)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(o)
+    return [o.detach(), *torch.autograd.grad(o, present, do)]
+
+
+def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
+    return [float((a.double() - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(got, want, strict=True)]
+
+
+@interpreted
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 2, 6, 2), (1, 1, 1, 1)], ids=["several", "one position"])
+def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
+    tensors = draw(KINDS[kind], *shape)
+    assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
+
+
+@interpreted
+def test_a_run_is_the_same_in_company() -> None:
+    tensors = draw(KINDS["everything"], 3, 2, 4, 2)
+    together = results(tensors, torch.float32)
+    alone = results([None if y is None else y[:1] for y in tensors], torch.float32)
+    assert torch.equal(together[0][:1], alone[0])
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(3, 5, 63, 4), (1, 2, 100, 3), (2, 1, 300, 1)], ids=str)
+@pytest.mark.parametrize("scale", [1, 4, 8])
+def test_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
+    tensors = draw(KINDS[kind], *shape, scale)
+    assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_rounds_rows_alone(kind: str) -> None:
+    """Inputs that bfloat16 holds exactly: what is left is the rounding of outputs and of gradients, 2^-9 each."""
+    tensors = draw(KINDS[kind], 2, 5, 100, 4, 4)
+    tensors = [None if y is None else y.bfloat16().double() for y in tensors]
+    assert max(errors(results(tensors, torch.bfloat16), results(tensors, None))) <= 2**-8
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_repeats_bitwise() -> None:
+    tensors = draw(KINDS["everything"], 3, 16, 100, 4, 8)
+    first = results(tensors, torch.bfloat16)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, results(tensors, torch.bfloat16), strict=True))

@@ -1,0 +1,182 @@
+"""Kernels of attention to segments and memories against the plain forms in float64: outputs and every gradient."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+triton = pytest.importorskip("triton")
+
+from mixers.ops.block_attention import block_attention  # noqa: E402
+from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
+from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
+from mixers.ops.relative_attention import relative_attention  # noqa: E402
+from mixers.ops.runs import Method, over_runs  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+
+
+class Case(NamedTuple):
+    """An operation in plain PyTorch for one run, as a method, and its tensors with a run axis."""
+
+    plain: Callable[..., Tensor]
+    method: Method
+    rows: list[Tensor]
+    parameters: list[Tensor]
+
+
+class Draw:
+    def __init__(self, *seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(hash(seed))
+
+    def __call__(self, *shape: int) -> Tensor:
+        """Numbers that bfloat16 holds exactly."""
+        return torch.randn(*shape, generator=self.generator).bfloat16().double().to(DEVICE)
+
+
+def relative_case(R: int, B: int, T: int, D: int, H: int, segment: int) -> Case:
+    draw = Draw(R, B, T, D, H, segment)
+    segment = min(segment, T)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, u: Tensor, w: Tensor, c: Tensor) -> Tensor:
+        return relative_attention(q, (k, v), (far_k, far_v), (u, w), c, H, segment)
+
+    biases_and_codes = [draw(R, D), draw(R, D), draw(R, 2 * segment, D)]
+    rows = [draw(R, B, T, D) for _ in range(5)]
+    return Case(plain, relative_attention_method(H, segment), rows, biases_and_codes)
+
+
+def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: int, memory: int, earlier: int) -> Case:
+    """T positions in blocks, with as many queries a block; masks as in a causal layer."""
+    draw = Draw(R, B, T, D, H, queries, block)
+    blocks = -(-T // block)
+    distance_IJ = torch.arange(queries)[:, None] + earlier * block - torch.arange(-memory, (earlier + 1) * block)
+    bias_HIJ = draw(H, *distance_IJ.shape).masked_fill((distance_IJ < 0).to(DEVICE), -torch.inf)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, memory_k: Tensor, memory_v: Tensor) -> Tensor:
+        return block_attention(q, k, v, (memory_k, memory_v), bias_HIJ, earlier)
+
+    count = T if queries == block else blocks * queries
+    rows = [draw(R, B, count, D), *(draw(R, B, T, D) for _ in range(2))]
+    rows += [draw(R, B, blocks * memory, D) for _ in range(2)]
+    return Case(plain, block_attention_method(bias_HIJ, memory, earlier), rows, [])
+
+
+SMALL = {
+    "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
+    "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
+    "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
+    "relative-segments-of-one": partial(relative_case, 1, 2, 18, 24, 3, 1),
+    "relative-odd-segments": partial(relative_case, 1, 1, 18, 160, 20, 3),
+    "block": partial(block_case, 2, 2, 11, 32, 4, queries=4, block=4, memory=2, earlier=1),
+    "block-one-position": partial(block_case, 1, 1, 1, 16, 1, queries=8, block=8, memory=4, earlier=1),
+    "block-few-queries": partial(block_case, 3, 2, 5, 32, 2, queries=3, block=5, memory=3, earlier=0),
+    "block-of-many-queries": partial(block_case, 1, 1, 40, 8, 1, queries=17, block=17, memory=1, earlier=2),
+}
+LARGE = {
+    "relative-8": partial(relative_case, 3, 8, 100, 128, 16, 8),
+    "relative-16": partial(relative_case, 1, 1, 63, 64, 4, 8),
+    "relative-64": partial(relative_case, 1, 2, 256, 256, 4, 100),
+    "relative-one-position": partial(relative_case, 1, 1, 1, 128, 16, 8),
+    "block-8": partial(block_case, 3, 8, 100, 128, 16, queries=8, block=8, memory=4, earlier=1),
+    "block-16": partial(block_case, 1, 1, 63, 64, 4, queries=8, block=8, memory=4, earlier=0),
+    "block-64": partial(block_case, 1, 2, 256, 256, 4, queries=100, block=100, memory=10, earlier=1),
+    "block-few-queries": partial(block_case, 3, 8, 8, 128, 16, queries=4, block=8, memory=4, earlier=0),
+    "block-one-position": partial(block_case, 1, 1, 1, 128, 16, queries=8, block=8, memory=4, earlier=1),
+}
+
+
+def results(function: Callable[..., Tensor], rows: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
+    """Output and gradients of a function of one run, for all runs."""
+    leaves = [y.clone().requires_grad_() for y in rows + parameters]
+    output = vmap(function)(*leaves)
+    upstream = Draw(output.numel())(*output.shape).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+
+
+def exact(case: Case) -> list[Tensor]:
+    return results(case.plain, case.rows, case.parameters)
+
+
+def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
+    """With rows in a dtype; parameters are float32."""
+    rows, parameters = [y.to(dtype) for y in case.rows], [y.float() for y in case.parameters]
+    return results(lambda *tensors: over_runs(case.method, *tensors)[0], rows, parameters)
+
+
+def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
+    """Relative errors; absolute ones where nothing should be left, such as the gradient of a softmax of one entry."""
+    return [
+        float((a.double() - b).norm() / b.norm().clamp_min(0.1 * b.numel() ** 0.5))
+        for a, b in zip(got, want, strict=True)
+    ]
+
+
+@interpreted
+@pytest.mark.parametrize("name", SMALL)
+def test_interpreted(name: str) -> None:
+    case = SMALL[name]()
+    assert max(errors(fused(case, torch.float32), exact(case))) <= 1e-5
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["relative", "block"])
+def test_a_run_alone_and_in_company_agree(name: str) -> None:
+    case = SMALL[name]()
+    alone = case._replace(rows=[y[1:] for y in case.rows], parameters=[y[1:] for y in case.parameters])
+    assert torch.equal(fused(alone, torch.float32)[0], fused(case, torch.float32)[0][1:])
+
+
+@interpreted
+def test_one_block_of_longer_tensors_is_read_in_place() -> None:
+    case = SMALL["block-few-queries"]()
+    q, k, v, *memory = (y.float() for y in case.rows)
+    longer_k, longer_v = (torch.cat([torch.full_like(y, torch.nan), y, y], 2) for y in (k, v))
+    strided = (y[:, :, k.shape[2] : 2 * k.shape[2]] for y in (longer_k, longer_v))
+    assert torch.equal(case.method.forward(q, *strided, *memory)[0][0], case.method.forward(q, k, v, *memory)[0][0])
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", LARGE)
+def test_float32(name: str) -> None:
+    case = LARGE[name]()
+    assert max(errors(fused(case, torch.float32), exact(case))) <= 1e-5
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", LARGE)
+def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
+    """Both against float64."""
+    case = LARGE[name]()
+
+    def autocast(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return case.plain(*tensors).bfloat16()
+
+    want = exact(case)
+    rows, parameters = [y.bfloat16() for y in case.rows], [y.float() for y in case.parameters]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("relative_attention", "block_attention"):
+            patch.setattr(f"mixers.ops.{module}.runs_fused", lambda x: False)
+        plain = errors(results(autocast, rows, parameters), want)
+    for i, (ours, theirs) in enumerate(zip(errors(fused(case, torch.bfloat16), want), plain, strict=True)):
+        assert ours <= 1.5 * theirs + 1e-6, (i, ours, theirs)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", LARGE)
+def test_bitwise_repeatable(name: str) -> None:
+    case = LARGE[name]()
+    first = fused(case, torch.bfloat16)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))

@@ -1,0 +1,89 @@
+"""Compiled training steps: on a GPU every registered layer, and what happens if a layer cannot be compiled."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+import torch._inductor
+from torch import Tensor
+
+from mixers import MIXERS
+from mixers.base import Shape, log_once
+from mixers.models import LanguageModel
+from runners.mad.training.compiled import compiled
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol, Run
+
+VOCABULARY = 16
+
+
+def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor]:
+    """Two runs of a layer, with inputs and targets."""
+    layer = MIXERS[mixer]
+    build = partial(LanguageModel, layer, layer.Config(), Shape(width=64, mlp_width=128), VOCABULARY)
+    runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randint(VOCABULARY, (2, 4, 40), generator=generator).to(device) for _ in range(2))
+    return Ensemble(build, runs, Protocol().optimizer, 10, device), inputs, targets
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", [name for name, layer in MIXERS.items() if layer.compiled])
+def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Losses and gradients, up to the rounding of bfloat16; and they repeat bitwise."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    members, inputs, targets = ensemble(mixer, torch.device("cuda"))
+
+    loss_R, gradient_RP = members.gradient(members.params_RP, inputs, targets)
+    members.compile(inputs, targets)
+    assert "without TorchInductor" not in caplog.text
+    got_R, got_RP = members.gradient(members.params_RP, inputs, targets)
+
+    torch.testing.assert_close(got_R, loss_R, rtol=5e-3, atol=5e-3)
+    assert (got_RP - gradient_RP).norm() <= 0.03 * gradient_RP.norm()
+
+    for _ in range(2):
+        again_R, again_RP = members.gradient(members.params_RP, inputs, targets)
+        assert torch.equal(again_R, got_R)
+        assert torch.equal(again_RP, got_RP)
+
+
+def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def failing(graph: object, arguments: object) -> object:
+        raise RuntimeError("no compiler\nand more lines")
+
+    monkeypatch.setattr(torch._inductor, "compile", failing)
+    log_once.cache_clear()
+    members, inputs, targets = ensemble("gla", torch.device("cpu"))
+    step = members.gradient
+    with caplog.at_level(logging.WARNING):
+        members.compile(inputs, targets)
+
+    assert members.gradient == step
+    (record,) = caplog.records
+    assert record.message == (
+        "mixer GatedLinearAttention is trained without TorchInductor, which failed: RuntimeError: no compiler"
+    )
+
+
+def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TorchInductor left out: losses, gradients, and parameters that are not those of the record."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
+    members, inputs, targets = ensemble("retnet", torch.device("cpu"))
+    record = compiled(members.gradient, (members.params_RP, inputs, targets), "retnet")
+    assert record is not members.gradient
+
+    params_RP, tokens = members.params_RP + 0.01, inputs.flip(1)
+    for got, want in zip(record(params_RP, tokens, targets), members.gradient(params_RP, tokens, targets), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_layers_of_kernels_alone_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", lambda *arguments: pytest.fail("compiled"))
+    for mixer in ("rt", "transformer"):
+        members, inputs, targets = ensemble(mixer, torch.device("cpu"))
+        step = members.gradient
+        members.compile(inputs, targets)
+        assert members.gradient == step
