@@ -27,9 +27,7 @@ def first_step(
         compiled: whether the step was compiled.
         compiled_before: compiled graphs that came from the cache on the disk.
     """
-    # Forget earlier shapes. PyTorch stops compiling a function after a few of them.
     task.split("train")
-    torch.compiler.reset()
     loaded = counters["inductor"]["fxgraph_cache_hit"]
     started = time.perf_counter()
 
