@@ -89,7 +89,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, *names: str) -> LayersBench:
 
 
 def figures(milliseconds: float, gib: float = 1.0, first: float = 5.0) -> Figures:
-    facts = {"first_step_seconds": first, "methods": [], "compiled": True, "compiled_before": 0}
+    facts = {"first_step_seconds": first, "methods": [], "compiled": True}
     return Figures(seconds=[1e-3 * milliseconds] * 5, passes=1, peak_gib=gib, facts=facts)
 
 
@@ -115,7 +115,7 @@ def test_a_row_holds_times_errors_and_what_ran(tmp_path: Path, capsys: pytest.Ca
         assert 0 < cell["error"] < 1e-5
         assert cell["targets"] == []
         assert f"{cell['median_ms']:.2f} (" in table
-    assert table.count("plain; no kernels") == 4
+    assert table.count("not compiled; no kernels") == 4
 
 
 def test_the_methods_of_a_step_are_stored_by_name() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from runners.bench.diagnostics.layers.bench import LayerCell, LayersBench
 from runners.bench.record import figures_to_dict, run_to_dict
 
-NOT_TIMED = {"first_step_seconds": None, "methods": None, "compiled": None, "compiled_before": None}
+NOT_TIMED = {"first_step_seconds": None, "methods": None, "compiled": None}
 
 
 def to_dict(bench: LayersBench) -> dict[str, Any]:

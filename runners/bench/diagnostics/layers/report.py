@@ -18,7 +18,7 @@ from runners.files import write_atomically
 UNITS = {"median_ms": "ms", "peak_gib": "GiB", "first_step_seconds": "s to the first step"}
 FOOTNOTE = (
     "ms of an optimizer step: median (range of the repeats). first step: model made, step compiled, captured and taken "
-    "once, the slowest of the row; kernels that an earlier row compiled count no more. error: the largest of the "
+    "once, the slowest of the row; code that an earlier row compiled is not compiled again. error: the largest of the "
     "layer's output and gradients, relative to the plain form in float64."
 )
 Row = list[dict[str, Any]]
@@ -84,9 +84,8 @@ def _what_ran(row: Row) -> str:
     parts: dict[str, list[str]] = {}
     for shown in row:
         if shown["status"] == "timed":
-            compiled = "compiled" if shown["compiled"] else "plain"
-            cached = ", from the cache" if shown["compiled_before"] else ""
-            text = f"{compiled}{cached}; " + ", ".join(shown["methods"] or ["no kernels"])
+            compiled = "compiled" if shown["compiled"] else "not compiled"
+            text = f"{compiled}; " + ", ".join(shown["methods"] or ["no kernels"])
         else:
             text = shown["status"]
         parts.setdefault(text, []).append(f"R {shown['runs']}")

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import torch
-from torch._dynamo.utils import counters
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from mixers.ops.runs import methods_met
@@ -25,10 +24,8 @@ def first_step(
         first_step_seconds: seconds in which the model was made and its step compiled, captured and taken once.
         methods: names of the operations with kernels that the step ran, in order.
         compiled: whether the step was compiled.
-        compiled_before: compiled graphs that came from the cache on the disk.
     """
     task.split("train")
-    loaded = counters["inductor"]["fxgraph_cache_hit"]
     started = time.perf_counter()
 
     with methods_met() as methods:
@@ -43,7 +40,6 @@ def first_step(
         "first_step_seconds": time.perf_counter() - started,
         "methods": list(methods),
         "compiled": work.ensemble.is_compiled,
-        "compiled_before": counters["inductor"]["fxgraph_cache_hit"] - loaded,
     }
     return work
 
