@@ -29,17 +29,41 @@ class Method(NamedTuple):
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
             tensors that have none.
         outputs: Number of outputs.
+        label: What runs, for reports; empty for the name of the function that makes the method.
     """
 
     forward: Callable[..., tuple[Tensors, Tensors]]
     backward: Callable[[Tensors, Any, Tensors, Tensors], Optionals]
     outputs: int = 1
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """``label``, or ``attention`` for a method that ``attention_method`` makes."""
+        return self.label or self.forward.__qualname__.partition(".")[0].removesuffix("_method")
 
 
 def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
     """Return the outputs of ``method`` for tensors of one run, or of all runs under ``vmap``; without autocast."""
+    if _names is not None:
+        _names[method.name] = None
     outputs: Tensors = _OverRuns.apply(method, *(y if y is None else y[None] for y in tensors))
     return tuple(y.squeeze(0) for y in outputs[: method.outputs])
+
+
+_names: dict[str, None] | None = None
+"""Names of the methods that were met, in order, while ``methods_met`` is in effect."""
+
+
+@contextmanager
+def methods_met() -> Iterator[dict[str, None]]:
+    """Collect the names of the methods that ``over_runs`` meets, each once and in order."""
+    global _names
+    _names = {}
+    try:
+        yield _names
+    finally:
+        _names = None
 
 
 class _OverRuns(torch.autograd.Function):

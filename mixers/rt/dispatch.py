@@ -40,7 +40,7 @@ def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
         *dxs, dweights = run_backward(dz, x, q, k, v, Weights(*weights), slopes_H, scale, block, z, saved)
         return *dxs, *dweights
 
-    return Method(forward, backward)
+    return Method(forward, backward, label=f"rt {name}")
 
 
 def recurrence(

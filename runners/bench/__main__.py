@@ -3,12 +3,15 @@
     python -m runners.bench diagnostics
     python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
     python -m runners.bench diagnostics --device cpu
+    python -m runners.bench diagnostics --layers all
+    python -m runners.bench diagnostics --layers rt lstm package.module:Class --lengths 128 256 1024
     python -m runners.bench pretraining
     python -m runners.bench pretraining --parts layers --widths 1024 --budget 120
 
 ``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
-optimizer step on in-context recall. ``pretraining`` times layers at the width of language models against width, batch
-and length, whole training steps, and decoding. Implementations take turns within each repeat; a figure is the median
+optimizer step on in-context recall. With ``--layers`` it times that step for layers by name, as the trainer compiles
+and captures it. ``pretraining`` times layers at the width of language models against width, batch and length, whole
+training steps, and decoding. Implementations take turns within each repeat; a figure is the median
 of the repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
 """
 

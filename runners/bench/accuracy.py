@@ -95,13 +95,19 @@ class Oracle:
             sample = self.sample(length)
 
             exact = _run_one_by_one(layer.double(), sample, torch.float64, autocast=False)
-            bounds = [FLOAT32_BOUND] * len(exact)
-            if self.autocast:
-                low = _run_one_by_one(layer.float(), sample, torch.float32, autocast=True)
-                bounds = [BFLOAT16_FACTOR * relative_error(y, y_exact) for y, y_exact in zip(low, exact, strict=True)]
-
-            self._known[key] = exact, bounds
+            self._known[key] = exact, self._bounds(layer.float(), sample, exact)
         return self._known[key]
+
+    def _bounds(self, layer: nn.Module, sample: Sample, exact: list[Tensor]) -> list[float]:
+        """Return the largest relative error that is accepted for each of the ``exact`` outputs and gradients."""
+        if not self.autocast:
+            return [FLOAT32_BOUND] * len(exact)
+        return [BFLOAT16_FACTOR * error for error in self._errors(layer, sample, exact)]
+
+    def _errors(self, layer: nn.Module, sample: Sample, exact: list[Tensor]) -> list[float]:
+        """Return the relative errors of the oracle in the precision of the implementations."""
+        low = _run_one_by_one(layer, sample, torch.float32, autocast=self.autocast)
+        return [relative_error(y, y_exact) for y, y_exact in zip(low, exact, strict=True)]
 
     def _build(self, block: int) -> nn.Module:
         """Return the layers of the naive method, with ``block`` positions in one block."""

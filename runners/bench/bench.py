@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
@@ -38,6 +38,8 @@ class Bench(ABC, Generic[O, C]):
 
     name: str
     cells: list[C]
+    cold: ClassVar[bool] = False
+    """Whether a group is measured before its check, so that its first passes include the compilation of kernels."""
 
     def __init__(
         self, options: O, implementations: dict[str, Implementation], device: torch.device, command: str
@@ -97,8 +99,8 @@ class Bench(ABC, Generic[O, C]):
         return self.expected_pass(cell) * (WARM_UPS + self.options.repeats)
 
     def check_of(self, cell: C) -> Check:
-        """Return the outcome of the check of the cell's implementation."""
-        return self.checks[cell.implementation, self.setting(cell)]
+        """Return the outcome of the check of the cell's implementation, empty before the check."""
+        return self.checks.get((cell.implementation, self.setting(cell)), Check(error=None, problem=None))
 
     @property
     def failed(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 OUT_OF_MEMORY = "skipped: out of memory"
 """Status of a cell for which there was too little memory."""
@@ -34,7 +34,7 @@ class Figures:
         passes: passes in one repeat.
         peak_gib: peak memory of a pass with its inputs and all that it keeps; None on the CPU.
         setup_seconds: seconds of building, of the first pass, and of the capture.
-        facts: further numbers, by name.
+        facts: what else is stored, by name.
     """
 
     status: str = "timed"
@@ -42,7 +42,7 @@ class Figures:
     passes: int | None = None
     peak_gib: float | None = None
     setup_seconds: float | None = None
-    facts: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_error(self) -> bool:

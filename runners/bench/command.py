@@ -33,7 +33,7 @@ def run_benchmark(
     """Check and time implementations, print the tables, and write the JSON file and the chart.
 
     Args:
-        name: name of the benchmark.
+        name: name of the benchmark on the command line.
         arguments: command line after the name.
         parse: reads the options; raises ValueError if one does not fit.
         bench_class: makes a run from options, device and command line.
@@ -50,12 +50,12 @@ def run_benchmark(
         device = find_devices(options.device)[0]
         folder = options.out / "bench"
         folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{_slug(device_name(device))}.json"
-    chart = path.with_suffix(".png")
 
     # Measure, with the record saved after each group.
     console = Console(markup=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
     bench = bench_class(options, device, shlex.join(["python", "-m", "runners.bench", name, *arguments]))
+    path = folder / f"{bench.name}-{_slug(device_name(device))}.json"
+    chart = path.with_suffix(".png")
     with user_errors(OSError), _progress(console) as progress:
         bar = progress.add_task("")
 

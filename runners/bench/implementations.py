@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer, Shape
 from mixers.models import Stack
 from mixers.rt.dispatch import Implementation as RecurrenceMethod
@@ -18,7 +17,7 @@ from runners.cli import override
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Shape of a layer, or of a stack of layers, and of a batch."""
+    """Shape of a layer, or of a stack of layers, and of a batch; ``heads`` is 0 for the layer's default."""
 
     width: int
     heads: int
@@ -45,7 +44,7 @@ class Implementation:
     """
 
     label: str
-    layer: type[AttentionLayer]
+    layer: type[Layer]
     method: RecurrenceMethod | None = None
     graph: bool = False
     form: Literal["stacked", "single", "compiled", "step"] = "stacked"
@@ -62,7 +61,7 @@ class Implementation:
 
     def config(self, setting: Setting) -> Any:
         """Return the ``Config`` of the layer."""
-        values: dict[str, Any] = {"heads": setting.heads}
+        values: dict[str, Any] = {"heads": setting.heads} if setting.heads else {}
         if self.method is not None:
             values["implementation"] = self.method
         return override(self.layer.Config, values)

@@ -27,7 +27,8 @@ class Scheduler(Generic[O, C]):
 
     1. The benchmark yields its cells group by group. A group holds the implementations to compare at one place of the
        grid. The benchmark yields a group after those before it were measured, so it can react to their outcome.
-    2. Each implementation of the group is checked against the float64 oracle, once for each setting.
+    2. Each implementation of the group is checked against the float64 oracle, once for each setting. A benchmark that
+       times first passes (``Bench.cold``) checks after the measurement, and withdraws the figures of what is wrong.
     3. Each cell of the group is either skipped (see *Budget*) or built, warmed up and, if its implementation asks for
        it, captured as a CUDA graph. From here on all cells of the group are in memory together.
     4. The cells take turns: in each of ``repeats`` rounds every cell is timed once, over the passes that fill
@@ -64,8 +65,14 @@ class Scheduler(Generic[O, C]):
         """Measure all groups."""
         gc.freeze()  # Collections in timed passes skip the objects that exist already.
         for cells in self.bench.groups():
-            self._check(cells)  # 2
-            self._measure(cells)  # 3 and 4
+            if self.bench.cold:
+                self._measure(cells)  # 3 and 4
+                timed = [cell for cell in cells if self.bench.figures[cell].seconds]
+                self._check(timed)  # 2
+                self._withdraw(timed)
+            else:
+                self._check(cells)  # 2
+                self._measure(cells)  # 3 and 4
             self.save()  # 5
 
         self.bench.complete = True
@@ -90,6 +97,17 @@ class Scheduler(Generic[O, C]):
             except Exception as error:
                 bench.checks[key] = Check(error=None, problem=_describe(error))
             self._free()
+
+    def _withdraw(self, cells: Sequence[C]) -> None:
+        """Replace the figures of implementations that failed their check by the reason."""
+        for cell in cells:
+            if problem := self._problem(cell):
+                self.bench.figures[cell] = Figures(status=problem)
+
+    def _problem(self, cell: C) -> str | None:
+        """Return the status of a cell whose implementation failed its check; None for the others."""
+        problem = self.bench.check_of(cell).problem
+        return problem if problem is None or problem.startswith(("failed", "skipped")) else f"wrong: {problem}"
 
     def _measure(self, cells: Sequence[C]) -> None:
         """Measure a group in turns, then alone those cells that lacked memory beside the others."""
@@ -159,8 +177,8 @@ class Scheduler(Generic[O, C]):
         bench, budget = self.bench, self.bench.options.budget
 
         # The check.
-        if problem := bench.check_of(cell).problem:
-            return problem if problem.startswith(("failed", "skipped")) else f"wrong: {problem}"
+        if problem := self._problem(cell):
+            return problem
 
         # The limit of a pass.
         if bench.expected_pass(cell) > bench.pass_limit(cell):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
 """Short names of phases."""
-WORDS = ("phase", "what", "implementation", "min – max", "")
+WORDS = ("phase", "what", "implementation", "layer", "min – max", "targets", "ran", "")
 """Headings of left-aligned columns. The other columns hold numbers and are right-aligned."""
 
 

@@ -24,11 +24,11 @@ class Work(ABC):
 
     Attributes:
         replay: replays the captured CUDA graph of a pass; None before the capture.
-        facts: numbers to store beside the figures.
+        facts: what is stored beside the figures, by name.
     """
 
     replay: Callable[[], None] | None = None
-    facts: Mapping[str, int] = MappingProxyType({})
+    facts: Mapping[str, Any] = MappingProxyType({})
 
     def run(self) -> None:
         """Run one pass: a replay of its CUDA graph after ``capture``, an eager pass before."""

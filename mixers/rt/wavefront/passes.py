@@ -112,7 +112,7 @@ def layers_method(layers: int, setting: Setting) -> Method:
             each = _layers_apart(each[0], layers)
         return d_RBTD, *(y for field in zip(*each, strict=True) for y in field)
 
-    return Method(forward, backward)
+    return Method(forward, backward, label="rt wavefront")
 
 
 def _check(x_RBTD: Tensor, setting: Setting) -> None:

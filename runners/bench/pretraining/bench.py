@@ -15,8 +15,9 @@ from runners.bench.implementations import Implementation, Setting
 from runners.bench.pretraining.cells import LAYER_PHASES, PHASES, PretrainingCell, all_cells
 from runners.bench.pretraining.implementations import DECODERS, LAYERS, layer_settings
 from runners.bench.pretraining.options import PretrainingOptions, model_config
-from runners.bench.pretraining.targets import Target, targets
+from runners.bench.pretraining.targets import targets
 from runners.bench.pretraining.work import DecodeWork, TrainingWork
+from runners.bench.targets import Target
 from runners.bench.work import Work, random_layer_work
 from runners.c4.config import Config
 from runners.c4.cost import flops_per_token

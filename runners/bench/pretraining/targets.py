@@ -1,30 +1,10 @@
 """Targets of the benchmark ``pretraining``: what our implementation should reach on one H200."""
 
-from typing import Any, NamedTuple
-
 from runners.bench.pretraining.cells import PretrainingCell
 from runners.bench.pretraining.implementations import OURS
 from runners.bench.pretraining.options import VOCABULARY, PretrainingOptions
+from runners.bench.targets import Target
 from runners.c4.config import HEAD_WIDTH
-
-
-class Target(NamedTuple):
-    """A figure of the record, and the least or largest value that it should have."""
-
-    figure: str
-    bound: float
-    at_least: bool = False
-
-    def judge(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON-able form of the target; ``met`` is None if its figure is unknown."""
-        value = figures.get(self.figure)
-        reached = None if value is None else bool(value >= self.bound if self.at_least else value <= self.bound)
-        return {
-            "figure": self.figure,
-            "at_least" if self.at_least else "at_most": self.bound,
-            "met": reached,
-        }
-
 
 LAYER_TARGETS_MS = {
     ("forward", 1024, 32): 9.0,

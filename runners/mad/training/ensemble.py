@@ -75,6 +75,11 @@ class Ensemble:
         """Step, counted from 1, at which a run diverged; -1 while it has not."""
         return self.optimizer.diverged_R
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether ``compile`` was called and PyTorch compiled the gradient."""
+        return self.gradient != self._gradient
+
     def named(self, params_RP: Tensor) -> dict[str, Tensor]:
         """Return parameters by name, each (R, *shape), as views of the rows."""
         parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mixers.ops.runs import Method, as_operators, over_runs
+from mixers.ops.runs import Method, as_operators, methods_met, over_runs
 
 
 def scaled_sum(factor: Tensor) -> Method:
@@ -59,3 +59,13 @@ def test_operators_in_a_trace_compute_what_the_operation_computes() -> None:
 def test_outside_of_a_trace_there_are_no_operators() -> None:
     graph = make_fx(lambda x, w: step(torch.ones(1), x, w, None))(torch.ones(1, 2, 3), torch.ones(1, 3))
     assert not any("mixers" in str(node.target) for node in graph.graph.nodes)
+
+
+def test_methods_that_are_met_are_named_once_and_only_inside() -> None:
+    tensors = torch.ones(1, 2, 3), torch.ones(1, 3)
+    with methods_met() as inside:
+        over_runs(scaled_sum(torch.ones(1)), *(y[0] for y in tensors), None)
+        step(torch.ones(1), *tensors, None)
+        over_runs(scaled_sum(torch.ones(1))._replace(label="sum"), *(y[0] for y in tensors), None)
+    step(torch.ones(1), *tensors, None)
+    assert list(inside) == ["scaled_sum", "sum"]
