@@ -51,8 +51,9 @@ def test_a_cell_is_stale_when_its_data_or_its_training_are_others(cell: tuple[Pa
     (experiment,) = planned([*command_line, *small])[1]
     assert not is_stale(content, experiment)
     assert is_stale({**content, "fingerprint": "of other data"}, experiment)
+    assert not is_stale({**content, "code": "of another day"}, experiment)
     first, *others = content["trajectory"]
-    assert is_stale({**content, "trajectory": [1.001 * first, *others]}, experiment)
+    assert is_stale({**content, "code": "of another day", "trajectory": [1.001 * first, *others]}, experiment)
     assert is_stale(content, replace(experiment, shape=Shape(width=16, mlp_width=32)))
 
 
