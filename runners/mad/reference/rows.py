@@ -94,7 +94,7 @@ class Ranking:
     Attributes:
         own: one's own.
         rows: reference rows; none if nothing may be compared.
-        reason: why there are no rows, in one line.
+        reason: what would give rows, if there are none.
     """
 
     own: list[Standing]
@@ -141,7 +141,7 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
 
 def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path) -> Ranking:
     """Return the ranking of studies of equal terms."""
-    own, setting = [standing for _, standing in members], members[0][1].setting
+    own = [standing for _, standing in members]
     full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
     cells = [cell for cell in (*full, *quick) if Terms.of(cell, cell["points"]) == terms]
 
@@ -151,12 +151,11 @@ def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: 
         if not full or (preset == "quick" and not quick):
             wanted = " --preset quick" if preset == "quick" else ""
             command = f"python -m runners.mad.reference{wanted} --tasks {terms.task}"
-            return Ranking(own=own, rows=[], reason=f"no reference rows for {setting} yet: {command} trains them")
+            return Ranking(own=own, rows=[], reason=f"{command} trains them")
         nearest = (quick if preset == "quick" else full)[0]
         needed = Terms.of(nearest, nearest["points"]).missing_options(terms)
         others = ", or --preset quick" if quick and preset != "quick" else ""
-        reason = f"no reference rows for {setting}: reference rows need {' '.join(needed)}{others}"
-        return Ranking(own=own, rows=[], reason=reason)
+        return Ranking(own=own, rows=[], reason=f"reference rows need {' '.join(needed)}{others}")
 
     # One's own training of a reference row takes its place.
     again = {summary.fingerprint for summary, _ in members}
@@ -189,14 +188,16 @@ def to_standing(cell: Mapping[str, Any]) -> Standing:
 
 
 def print_rankings(found: Sequence[Ranking], console: Console) -> None:
-    """Print each ranking with its sentences, or in one line why there is none."""
+    """Print each ranking with its sentences; settings without reference rows get one line for each reason."""
     for ranking in found:
-        if ranking.reason is not None:
-            console.print(ranking.reason, soft_wrap=True)
-        elif ranking.rows:
+        if ranking.rows:
             print_ranking([*ranking.own, *ranking.rows], ranking.own, console)
     if any(MARK in row.mixer for ranking in found for row in ranking.rows):
         console.print(STALE)
+
+    for reason in dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None):
+        settings = dict.fromkeys(ranking.own[0].setting for ranking in found if ranking.reason == reason)
+        console.print(f"no reference rows for {', '.join(settings)}: {reason}", soft_wrap=True)
 
 
 def _costs(found: Mapping[str, Any]) -> Costs:

@@ -21,7 +21,7 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import Terms, rankings, reference_folder, to_standing
+from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standing
 from runners.mad.results import compare
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Point, Summary, summarise
@@ -36,7 +36,8 @@ TOY = ["--mixer", "tests.mixers.strangers:GatedToy"]
 
 def summary_of(*arguments: str) -> Summary:
     """Of a study that is as good as finished: each of its grid points has its seeds."""
-    options, (experiment,) = planned(["--mixer", "lstm", "--task", "parity", "--device", "cpu", *arguments])
+    task = [] if "--task" in arguments else ["--task", "parity"]
+    options, (experiment,) = planned(["--mixer", "lstm", *task, "--device", "cpu", *arguments])
     seeds: dict[tuple[float, float], list[int]] = {}
     for run in options.runs:
         seeds.setdefault((run.lr, run.weight_decay), []).append(run.seed)
@@ -84,15 +85,25 @@ def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch
 def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments: list[str], needed: str) -> None:
     reason = rows_or_reason(*arguments)
     assert isinstance(reason, str)
-    assert reason.endswith(f": reference rows need {needed}")
+    assert reason == f"reference rows need {needed}"
+
+
+def test_settings_that_lack_the_same_share_a_line() -> None:
+    summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
+    console = Console(file=io.StringIO(), width=200)
+    print_rankings(rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen\n"
+    )
 
 
 def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
     cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "parity"))
     write_cell(tmp_path, ENTRIES["rt"], "parity", cell)
-    line = "no reference rows for parity (quick) yet: python -m runners.mad.reference --preset quick --tasks parity "
-    assert rows_or_reason("--preset", "quick", folder=tmp_path) == f"{line}trains them"
+    command = "python -m runners.mad.reference --preset quick --tasks parity"
+    assert rows_or_reason("--preset", "quick", folder=tmp_path) == f"{command} trains them"
 
     # A quick cell, with its settings.
     (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick"])[1]
