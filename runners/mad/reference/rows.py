@@ -136,7 +136,16 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         if group is None:
             groups.append((terms, group := []))
         group.append((summary, standing))
-    return [_ranking(terms, members, folder) for terms, members in groups]
+    found = [_ranking(terms, members, folder) for terms, members in groups]
+
+    # A chart has one row for each label.
+    labels = {standing.mixer for standing in standings}
+    return [replace(ranking, rows=[_apart(row, labels) for row in ranking.rows]) for ranking in found]
+
+
+def _apart(row: Standing, labels: set[str]) -> Standing:
+    """Return a reference row under a label that none of one's own layers has."""
+    return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
 
 
 def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path) -> Ranking:
@@ -161,8 +170,6 @@ def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: 
     again = {summary.fingerprint for summary, _ in members}
     cells = [cell for cell in cells if cell["fingerprint"] not in again]
     rows = [replace(to_standing(cell), difficulty=own[0].difficulty) for cell in cells]
-    labels = {standing.mixer for standing in own}
-    rows = [replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row for row in rows]
     return Ranking(own=own, rows=rows)
 
 

@@ -67,6 +67,17 @@ def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch
     assert rows_or_reason(*FULL, "--steps", "20000") == found
 
 
+def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    summaries = [
+        summary_of("--mixer", mixer, "--task", task, *FULL) for mixer, task in (("rt", "mqar"), ("lstm", "parity"))
+    ]
+    found = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
+    for ranking, own in zip(found, ("rt", "lstm"), strict=True):
+        assert [standing.mixer for standing in ranking.own] == [own]
+        assert [row.mixer for row in ranking.rows][:2] == ["rt (reference)", "transformer"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
