@@ -29,8 +29,8 @@ QUICK_TASKS: dict[str, dict[str, Any]] = {
     "in-context-recall": {**FEW_EXAMPLES, "length": 32},
     "noisy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 20, "noise_vocab_size": 4},
     "fuzzy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 12, "max_motif": 2},
-    "selective-copying": {**FEW_EXAMPLES, "length": 32, "tokens_to_copy": 6},
-    "compression": {**FEW_EXAMPLES, "length": 12},
+    "selective-copying": {**FEW_EXAMPLES, "length": 24, "vocab_size": 10, "tokens_to_copy": 6},
+    "compression": {**FEW_EXAMPLES, "length": 8},
     "memorization": {"eval_examples": 320, "length": 16},
     "copying": {
         **FEW_EXAMPLES,

@@ -36,8 +36,9 @@ TOY = ["--mixer", "tests.mixers.strangers:GatedToy"]
 
 def summary_of(*arguments: str) -> Summary:
     """Of a study that is as good as finished: each of its grid points has its seeds."""
-    task = [] if "--task" in arguments else ["--task", "parity"]
-    options, (experiment,) = planned(["--mixer", "lstm", *task, "--device", "cpu", *arguments])
+    defaults = {"--mixer": "lstm", "--task": "parity"}
+    words = [word for name, value in defaults.items() if name not in arguments for word in (name, value)]
+    options, (experiment,) = planned([*words, *arguments, "--device", "cpu"])
     seeds: dict[tuple[float, float], list[int]] = {}
     for run in options.runs:
         seeds.setdefault((run.lr, run.weight_decay), []).append(run.seed)
