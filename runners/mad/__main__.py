@@ -4,12 +4,14 @@
     python -m runners.mad --mixer rt transformer --task all --seeds 5
     python -m runners.mad --mixer my_package.my_module:MyLayer --task in-context-recall --steps 2000
     python -m runners.mad --mixer rt transformer --task compression --mixer.heads 4 --match flops
+    python -m runners.mad --preset quick --mixer my_package.my_module:MyLayer
     python -m runners.mad --preset demo
     python -m runners.mad --mixer all --task all --dry-run
     python -m runners.mad --list
 
 By default the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic experiments") at the task's
-baseline setting. The same command again resumes where it stopped.
+baseline setting. The same command again resumes where it stopped. The reference results of the same task and settings
+stand beside yours; ``--reference none`` leaves them out.
 """
 
 import hashlib
@@ -30,6 +32,7 @@ from runners.mad.experiment import Experiment, study_folder
 from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments, plan_layers
+from runners.mad.reference.rows import print_rankings, rankings, reference_folder
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import print_summary
@@ -60,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             storage = existing_storage(options.settings.storage)
             print_forecast(experiments, options.runs, storage, options.out, console, options.more_seeds)
             return
+        reference_folder(options.reference)
         check_login(options.wandb)
     with user_errors(ContractError):
         try_layers(experiments, find_devices(options.device)[0])
@@ -69,23 +73,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def train(options: Options, experiments: Sequence[Experiment], console: Console) -> None:
     """Train what is missing; print each study's table, then a comparison of all."""
-    say, settings, standings = partial(console.print, soft_wrap=True), options.settings, []
+    say, settings, summaries = partial(console.print, soft_wrap=True), options.settings, []
     try:
         with user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError):
             for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
                 look_into(experiment, summary, settings, say)
                 say(f"stored in {study_folder(settings.out.resolve(), experiment)}\n")
-                standings.append(Standing.of(summary))
+                summaries.append(summary)
     except torch.OutOfMemoryError as error:
         print(f"stopped: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
+    standings = [Standing.of(summary) for summary in summaries]
     if len(standings) > 1:
+        print_comparison(standings, console)
+
+    # The reference rows beside them.
+    folder = reference_folder(options.reference)
+    found = [] if folder is None else rankings(summaries, standings, folder)
+    print_rankings(found, console)
+
+    drawn = [*standings, *(row for ranking in found for row in ranking.rows)]
+    if len(drawn) > 1:
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         with user_errors(OSError):
-            plot_comparison(standings, figure)
-        print_comparison(standings, console)
+            plot_comparison(drawn, figure)
         say(f"chart: {figure}")
     say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
     if options.wandb == "offline" and (logs := options.out / "wandb").exists():

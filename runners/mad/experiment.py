@@ -36,6 +36,7 @@ class Experiment:
         protocol: length and settings of training.
         precision: dtype of the matrix products.
         short_convolution: positions that the convolution before each layer spans; 0 is none.
+        preset: name of the preset, for readers; the other settings identify the experiment.
         revision: number, from 1, of the study among those with equal settings but code that trains differently
             (``runners.mad.search.identity``).
     """
@@ -49,6 +50,7 @@ class Experiment:
     protocol: Protocol
     precision: str
     short_convolution: int = switch(0)
+    preset: str = switch("grid")
     revision: int = 1
 
     @cached_property
@@ -82,7 +84,7 @@ class Experiment:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over configuration and data; identifies the experiment."""
-        settings = {name: value for name, value in self.to_dict().items() if name != "difficulty"}
+        settings = {name: value for name, value in self.to_dict().items() if name not in ("difficulty", "preset")}
         return sha256_of(json.dumps([settings, _data_fingerprint(self.instance)], sort_keys=True))
 
     @cached_property

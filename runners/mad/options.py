@@ -1,7 +1,7 @@
 """Options of ``python -m runners.mad``, and its presets."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,28 @@ GRIDS: dict[Grid, tuple[float, ...]] = {
 }
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
+
+FEW_EXAMPLES = {"train_examples": 3200, "eval_examples": 320}
+QUICK_TASKS: dict[str, dict[str, Any]] = {
+    "in-context-recall": {**FEW_EXAMPLES, "length": 32},
+    "noisy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 20, "noise_vocab_size": 4},
+    "fuzzy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 12, "max_motif": 2},
+    "selective-copying": {**FEW_EXAMPLES, "length": 24, "vocab_size": 10, "tokens_to_copy": 6},
+    "compression": {**FEW_EXAMPLES, "length": 8},
+    "memorization": {"eval_examples": 320, "length": 16},
+    "copying": {
+        **FEW_EXAMPLES,
+        "min_length": 3,
+        "max_length": 8,
+        "context": 24,
+        "eval_length": 8,
+        "extrapolation_lengths": (11,),
+    },
+    "mqar": {**FEW_EXAMPLES, "length": 32, "vocab_size": 32, "pairs": 4},
+    "parity": {**FEW_EXAMPLES, "length": 24},
+    "s5-permutations": {**FEW_EXAMPLES, "length": 12, "degree": 3},
+}
+"""Settings of the tasks in the preset ``quick``, in which a layer of width 64 trains in about a minute on a laptop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +74,9 @@ class Options:
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         wandb: Weights & Biases mode.
-        preset: demo is one RT layer against one Transformer layer on a short in-context recall.
+        preset: quick is every task in a small setting, minutes on a laptop, not the published protocol; demo is one RT
+            layer against one Transformer layer on a short in-context recall.
+        reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
     """
@@ -79,7 +103,8 @@ class Options:
     out: Path = Path("results")
     storage: str | None = None
     wandb: Mode = "disabled"
-    preset: Literal["grid", "demo"] = "grid"
+    preset: Literal["grid", "quick", "demo"] = "grid"
+    reference: str = "shipped"
     list: bool = False
     dry_run: bool = False
 
@@ -103,8 +128,25 @@ class Options:
         return Settings(out=self.out, storage=storage, device=self.device, together=self.together, wandb=self.wandb)
 
 
-PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
+PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
     "grid": (Options(mixer=(), task=()), {}),
+    "quick": (
+        Options(
+            mixer=(),
+            task=("all",),
+            lr=(2e-3, 5e-3),
+            weight_decay=(0.0,),
+            seeds=3,
+            seeds_of="chosen",
+            steps=1000,
+            batch_size=32,
+            evaluations=10,
+            width=64,
+            mlp_width=128,
+            preset="quick",
+        ),
+        QUICK_TASKS,
+    ),
     "demo": (
         Options(
             mixer=("rt", "transformer"),
@@ -116,10 +158,10 @@ PRESETS: dict[str, tuple[Options, dict[str, Any]]] = {
             evaluations=5,
             preset="demo",
         ),
-        {"length": 48, "eval_examples": 320},
+        {"in-context-recall": {"length": 48, "eval_examples": 320}},
     ),
 }
-"""Defaults of each preset: options, and settings of its own tasks."""
+"""Defaults of each preset: options, and settings of its own tasks by name."""
 
 
 def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:

@@ -57,6 +57,7 @@ def plan_experiments(
                     short_convolution=layer.short_convolution,
                     protocol=protocol,
                     precision=precision,
+                    preset=options.preset,
                 )
                 first_layer(experiment)  # raises for a layer that cannot be built, before anything is stored
                 experiments.append(experiment)
@@ -89,9 +90,9 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     task_class = find_task(task)
 
     # The baseline: defaults, then the preset's settings of its own tasks, then those that were given.
-    preset, preset_values = PRESETS[options.preset]
-    own = task in preset.task
-    values = {**preset_values, **values} if own else values
+    _, preset_tasks = PRESETS[options.preset]
+    preset_values = preset_tasks.get(task, {})
+    values = {**preset_values, **values}
     base = _configured(task, values)
 
     # The names chosen from the baseline and the task's sweeps.
@@ -107,7 +108,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
 
     # The baseline's label says whether its settings are the task's, the preset's or others.
-    as_preset = own and base == override(task_class.Config, preset_values)
+    as_preset = task in preset_tasks and base == override(task_class.Config, preset_values)
     label = "baseline" if base == task_class.Config() else options.preset if as_preset else "custom"
     suffix = "-custom" if values else ""
 

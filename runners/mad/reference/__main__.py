@@ -1,13 +1,20 @@
-"""Train what is missing of the reference results.
+"""Train what is missing of the reference results, then write their overview.
 
     python -m runners.mad.reference                                  # every missing cell, on all GPUs
     python -m runners.mad.reference --layers rt transformer --tasks compression
+    python -m runners.mad.reference --preset quick                   # the same of the preset quick of runners.mad
+    python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # which cells there are
 
-Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. A
-finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
+Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. With
+``--preset quick`` it is a small setting, which is not the published protocol, in a folder of its own.
+
+A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
 that folder is still there. On several GPUs one process a GPU takes cells, each cell once; so do several commands that
 share both folders.
+
+The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
+and its accuracy against the length of its blocks.
 """
 
 import os
@@ -24,8 +31,17 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners.cli import check_out, cli, not_understood, run_command, user_errors
-from runners.mad.reference.cells import FOLDER, cell_file, options_of, train_cell, write_cell
+from runners.mad.reference.cells import (
+    FOLDER,
+    ProtocolName,
+    cell_file,
+    options_of,
+    protocol_folder,
+    train_cell,
+    write_cell,
+)
 from runners.mad.reference.entries import ENTRIES, Entry
+from runners.mad.reference.overview import write_overview
 from tasks import TASKS, find_task
 
 ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
@@ -39,16 +55,30 @@ class ReferenceOptions:
     Attributes:
         layers: rows to train, all unless given.
         tasks: tasks to train on, all unless given.
+        preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
         folder: where the cells are stored.
         out: results folder of the studies behind the cells.
+        overview: write the overview of the cells that there are, and train nothing.
         dry_run: print which cells there are, and train nothing.
     """
 
     layers: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    preset: ProtocolName = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
+    overview: tyro.conf.FlagCreatePairsOff[bool] = False
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+
+    @property
+    def cells(self) -> Path:
+        """Folder of the preset's cells."""
+        return protocol_folder(self.folder, self.preset)
+
+    @property
+    def studies(self) -> Path:
+        """Results folder of the preset's studies."""
+        return protocol_folder(self.out, self.preset)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,18 +92,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_out(options.out)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
 
-    missing = [(entry, task) for entry, task in wanted if not cell_file(options.folder, entry, task).exists()]
-    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are in {options.folder}", soft_wrap=True)
+    missing = [(entry, task) for entry, task in wanted if not cell_file(options.cells, entry, task).exists()]
+    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are in {options.cells}", soft_wrap=True)
     if options.dry_run:
         for entry, task in missing:
             console.print(f"missing: {entry.name} on {task}", soft_wrap=True)
         return
 
-    if torch.cuda.device_count() > 1 and ONE_GPU not in os.environ:
-        train_on_all_gpus(arguments)
-        return
-    for entry, task in missing:
-        train_if_free(entry, task, options, console)
+    # Training.
+    if not options.overview:
+        if torch.cuda.device_count() > 1 and ONE_GPU not in os.environ:
+            train_on_all_gpus(arguments)
+        else:
+            for entry, task in missing:
+                train_if_free(entry, task, options, console)
+
+    # The overview, by the process that was started by hand.
+    if ONE_GPU not in os.environ:
+        preset = "" if options.preset == "full" else f" --preset {options.preset}"
+        with user_errors(ValueError, OSError):
+            for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
+                console.print(f"written: {path}", soft_wrap=True)
 
 
 def chosen_entries(names: Sequence[str]) -> list[Entry]:
@@ -100,18 +139,18 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
 
 def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> None:
     """Train a cell unless another process does, or has done so by now."""
-    locks = options.out / "locks"
+    locks = options.studies / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
-            if cell_file(options.folder, entry, task).exists():
+            if cell_file(options.cells, entry, task).exists():
                 return
             # A storage a cell, because processes that share one wait for each other.
-            storage = str(options.out / "cells" / f"{entry.name}-{task}.journal")
-            plan = options_of(entry, task, out=options.out, storage=storage)
+            storage = str(options.studies / "cells" / f"{entry.name}-{task}.journal")
+            plan = options_of(entry, task, options.preset, out=options.studies, storage=storage)
             with user_errors(ValueError, OSError):
                 cell = train_cell(entry, task, plan, console)
-                path = write_cell(options.folder, entry, task, cell)
+                path = write_cell(options.cells, entry, task, cell)
             console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
     except Timeout:
         return

@@ -1,15 +1,20 @@
-"""One cell of the reference results: a layer on a task, trained under the full protocol and stored in a small file."""
+"""One cell of the reference results: a layer on a task, trained under one protocol and stored in a small file.
 
-from collections.abc import Mapping
+There are two protocols: ``full``, the published one over the wide grid, and ``quick``, the preset of ``runners.mad``.
+Their cells lie in folders of their own.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
+from mixers.base import Shape
 from runners.files import read_json, write_json
 from runners.mad.experiment import Experiment, run_folder
-from runners.mad.options import Options
+from runners.mad.options import PRESETS, Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
@@ -17,21 +22,38 @@ from runners.mad.search.identity import agree, trajectory
 from runners.mad.studies import train_studies
 from runners.mad.training.protocol import Run
 
-FOLDER = Path("results/reference")
+SHIPPED = Path(__file__).parents[3] / "results" / "reference"
+FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
+"""The folder of the checkout that this file is from; without a checkout, that of the current folder."""
 SEEDS = 5
+ProtocolName = Literal["full", "quick"]
 DIGITS = 5
 """Significant digits of the curves."""
 
 
+def protocol_folder(folder: Path, protocol: ProtocolName) -> Path:
+    """Folder of a protocol's cells, below that of all."""
+    return folder if protocol == "full" else folder / protocol
+
+
 def cell_file(folder: Path, entry: Entry, task: str) -> Path:
-    """File of a cell."""
+    """File of a cell, in the folder of its protocol."""
     return folder / entry.name / f"{task}.json"
 
 
-def options_of(entry: Entry, task: str, **changes: Any) -> Options:
-    """The protocol of a cell: 200 epochs, the wide grid with one seed, five seeds of the chosen point."""
-    protocol: dict[str, Any] = {"grid": "wide", "seeds": SEEDS, "seeds_of": "chosen", "layers": entry.layers}
-    return Options(**{**protocol, **changes, "mixer": (entry.mixer,), "task": (task,)})
+def options_of(entry: Entry, task: str, protocol: ProtocolName = "full", **changes: Any) -> Options:
+    """The options of a cell.
+
+    Args:
+        entry: the row.
+        task: registered name.
+        protocol: ``full`` is 200 epochs, the wide grid with one seed, five seeds of the chosen point; ``quick`` is the
+            preset.
+        changes: options that differ from the protocol's.
+    """
+    full = Options(mixer=(), task=(), grid="wide", seeds=SEEDS, seeds_of="chosen")
+    options = full if protocol == "full" else PRESETS[protocol][0]
+    return replace(options, **{"layers": entry.layers, **changes, "mixer": (entry.mixer,), "task": (task,)})
 
 
 def train_cell(entry: Entry, task: str, options: Options, console: Console) -> dict[str, Any]:
@@ -61,10 +83,12 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "mixer": entry.mixer,
         "options": dict(entry.options),
         "layers": entry.layers,
+        "shape": config["shape"],
         "family": summary.family,
         "remark": summary.remark,
         "task": config["task"],
         "task_config": config["task_config"],
+        "preset": config.get("preset"),
         "protocol": config["protocol"],
         "precision": config["precision"],
         "steps": experiment.protocol.total_steps(experiment.task_config.train_examples),
@@ -85,6 +109,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "device": summary.device,
         "seconds": round(summary.seconds, 1),
         "fingerprint": summary.fingerprint,
+        "code": experiment.code,
         "trajectory": trajectory(experiment),
     }
 
@@ -107,7 +132,8 @@ def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[li
 def experiment_of(cell: Mapping[str, Any]) -> Experiment:
     """What the command of a cell would train today, in the precision that the cell was trained in."""
     entry = Entry(name=cell["layer"], mixer=cell["mixer"], options=cell["options"], layers=cell["layers"])
-    (experiment,) = plan_experiments(options_of(entry, cell["task"]), dict(entry.options), {})
+    protocol: ProtocolName = "quick" if cell["preset"] == "quick" else "full"
+    (experiment,) = plan_experiments(options_of(entry, cell["task"], protocol), dict(entry.options), {})
     return replace(experiment, precision=cell["precision"])
 
 
@@ -120,8 +146,27 @@ def is_stale(cell: Mapping[str, Any], experiment: Experiment) -> bool:
     """
     if cell["fingerprint"] != experiment.fingerprint:
         return True
+    if cell["code"] == experiment.code:
+        return False
     then, now = cell["trajectory"], trajectory(experiment)
     return then is None or now is None or not agree(then, now)
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    """Content of a cell's file, with what the first files did not hold yet.
+
+    Raises:
+        DamagedFileError: it is not JSON.
+    """
+    cell = read_json(path)
+    first = {"shape": asdict(Shape(layers=cell["layers"])), "preset": None, "remark": None, "code": None}
+    return {**first, **cell}
+
+
+def read_cells(folder: Path, entries: Iterable[Entry], task: str) -> list[dict[str, Any]]:
+    """Cells of a task that are there, in the order of ``entries``."""
+    files = [cell_file(folder, entry, task) for entry in entries]
+    return [read_cell(file) for file in files if file.exists()]
 
 
 def write_cell(folder: Path, entry: Entry, task: str, cell: Mapping[str, Any]) -> Path:

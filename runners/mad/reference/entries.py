@@ -51,3 +51,5 @@ ENTRIES: dict[str, Entry] = {
     )
 }
 """All rows by name, in the order in which they are trained."""
+LAYERS = tuple(entry for entry in ENTRIES.values() if entry.name == entry.mixer)
+"""The rows of the registered layers with their defaults, which a layer is ranked among."""

@@ -3,6 +3,7 @@
     python -m runners.compare
     python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
 
+The reference results of the same task and settings stand beside the studies; ``--reference none`` leaves them out.
 Nothing is trained: all figures are read from the ``summary.json`` that ``runners.mad`` writes for each study.
 """
 
@@ -17,6 +18,7 @@ import tyro
 from rich.console import Console
 
 from runners.cli import check_out, cli, not_understood, user_errors
+from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
 from runners.mad.results.summary import IncomparableError, Summary, read_summary, refusal
@@ -29,10 +31,12 @@ class Options:
     Attributes:
         studies: folders of studies, or their summary.json; all in the results folder unless given.
         out: folder of results.
+        reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
     """
 
     studies: tyro.conf.Positional[tuple[Path, ...]] = ()
     out: Path = Path("results")
+    reference: str = "shipped"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if unknown:
             raise ValueError(not_understood(unknown[0]))
         check_out(options.out)
+        folder = reference_folder(options.reference)
 
         summaries = read_summaries(options.studies or comparable_studies(options.out / "studies", say))
         if not summaries:
@@ -54,11 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         standings = told_apart(summaries)
         print_comparison(standings, console)
+        found = [] if folder is None else rankings(summaries, standings, folder)
+        print_rankings(found, console)
 
         # The chart's name is a hash of the studies.
         digest = hashlib.sha256("".join(summary.study for summary in summaries).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
-        plot_comparison(standings, figure)
+        plot_comparison([*standings, *(row for ranking in found for row in ranking.rows)], figure)
 
     say(f"chart: {figure}")
 
@@ -112,6 +119,7 @@ def _comparable(path: Path) -> Summary:
     summary = read_summary(path)
     try:
         print_comparison(told_apart(in_order([summary])), Console(quiet=True))
+        terms_of(summary)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise IncomparableError(refusal(path)) from error
     return summary

@@ -16,7 +16,7 @@ from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
 from mixers.short_convolution import mixer_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
-from runners.mad.results.tables import fits, print_intervals
+from runners.mad.results.tables import fits, print_intervals, print_protocols
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -39,6 +39,7 @@ class Standing:
         ceiling: best possible accuracies on the test split.
         chance: accuracies of guessing on the test split.
         costs: costs of one layer.
+        preset: name of the preset that the settings are from.
         place: sort key of rows and bars; equal places stay in the order given.
     """
 
@@ -52,6 +53,7 @@ class Standing:
     ceiling: Accuracy
     chance: Accuracy
     costs: Costs
+    preset: str | None = None
     place: tuple[Any, ...] = ()
 
     @staticmethod
@@ -71,6 +73,7 @@ class Standing:
             ceiling=summary.ceiling,
             chance=summary.chance,
             costs=summary.costs,
+            preset=config.get("preset"),
         )
 
     @property
@@ -245,6 +248,7 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
         )
 
     print_intervals([s.seeds for s in standings], console)
+    print_protocols([s.preset for s in standings], console)
     console.print(f"costs: {FOOTNOTE}")
 
 

@@ -14,6 +14,8 @@ COLUMNS = (
     ("steps/s", "steps_per_second"),
 )
 """Headings of a study's table, and the figures below them."""
+PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
+"""What tables say of a preset whose figures could be taken for those of the published protocol."""
 UNLIMITED = 1000
 """Columns of a console on which every table fits."""
 
@@ -31,6 +33,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         if finite:
             console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
     print_intervals([summary.seeds], console)
+    print_protocols([summary.config.get("preset")], console)
 
     print_choice(summary, console)
     if summary.remark:
@@ -83,6 +86,13 @@ def print_intervals(seeds: Collection[int], console: Console) -> None:
     """Say what ± means, where means are over several seeds."""
     if several := [count for count in seeds if count > 1]:
         console.print(f"±: half the 95% t-interval of the mean over {span(several)} seeds, not clipped to [0, 1]")
+
+
+def print_protocols(presets: Collection[str | None], console: Console) -> None:
+    """Say of which presets the figures are not those of the published protocol."""
+    for preset in dict.fromkeys(presets):
+        if preset in PROTOCOLS:
+            console.print(PROTOCOLS[preset])
 
 
 def span(counts: Collection[int]) -> str:

@@ -21,6 +21,7 @@ from rich.console import Console
 from scipy import stats
 
 from mixers import MIXERS
+from mixers.base import Shape
 from mixers.costs import Costs
 from runners.c4.config import Config
 from runners.cli import parse
@@ -212,6 +213,32 @@ def test_a_preset_sets_its_own_task_and_leaves_the_settings_of_others_alone() ->
     assert own.protocol == other.protocol == Protocol(batch_size=64, steps=250, evaluations=5)
     (as_it_is, _) = planned(["--preset", "demo"])[1]
     assert as_it_is.difficulty == "demo"
+
+
+def test_the_preset_quick_has_small_settings_of_every_task_and_its_name_in_every_record() -> None:
+    options, experiments = planned(["--preset", "quick", "--mixer", "rt"])
+    assert [experiment.task for experiment in experiments] == list(TASKS)
+    assert len(options.runs) == 2
+    assert list(options.more_seeds) == [1, 2]
+    for experiment in experiments:
+        assert (experiment.difficulty, experiment.to_dict()["preset"]) == ("quick", "quick")
+        assert experiment.protocol == Protocol(batch_size=32, steps=1000, evaluations=10)
+        assert experiment.shape == Shape(width=64, mlp_width=128)
+        small, whole = experiment.task_config, TASKS[experiment.task].Config()
+        assert small.train_examples <= 3200
+        assert small != whole
+        assert len(experiment.instance.split("validation")) == 320
+
+
+def test_the_name_of_a_preset_is_no_part_of_an_experiments_identity() -> None:
+    settings = ["--task", "parity", "--task.length", "24", "--steps", "9", "--width", "16"]
+    settings += ["--task.train-examples", "3200", "--task.eval-examples", "320"]
+    (named,), (plain,) = (
+        planned([*preset, "--mixer", "lstm", *settings, "--batch-size", "32", "--mlp-width", "16"])[1]
+        for preset in (["--preset", "quick", "--evaluations", "40"], [])
+    )
+    assert named.fingerprint == plain.fingerprint
+    assert "preset" not in plain.to_dict()
 
 
 def test_epochs_take_the_place_of_a_presets_steps() -> None:

@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Summar
 def test_a_switch_that_is_off_is_no_part_of_a_study_s_settings() -> None:
     """So that studies from before there was the switch are found."""
     off, on = plan("--mixer", "deltanet"), plan("--mixer", "deltanet", "--mixer.negative-eigenvalues", "True")
-    assert switched_off(off) == ["short_convolution"]
+    assert switched_off(off) == ["short_convolution", "preset"]
     assert "short_convolution" not in off.to_dict()
     assert off.to_dict()["mixer_config"] == {"heads": 4, "convolution": 4}
     assert on.to_dict()["mixer_config"] == {"heads": 4, "convolution": 4, "negative_eigenvalues": True}

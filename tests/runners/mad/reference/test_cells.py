@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.base import Shape
+from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
 from runners.mad.reference.cells import cell_file, is_stale, options_of, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
@@ -51,9 +52,22 @@ def test_a_cell_is_stale_when_its_data_or_its_training_are_others(cell: tuple[Pa
     (experiment,) = planned([*command_line, *small])[1]
     assert not is_stale(content, experiment)
     assert is_stale({**content, "fingerprint": "of other data"}, experiment)
+    assert not is_stale({**content, "code": "of another day"}, experiment)
     first, *others = content["trajectory"]
-    assert is_stale({**content, "trajectory": [1.001 * first, *others]}, experiment)
+    assert is_stale({**content, "code": "of another day", "trajectory": [1.001 * first, *others]}, experiment)
     assert is_stale(content, replace(experiment, shape=Shape(width=16, mlp_width=32)))
+
+
+def test_variants_are_planned_under_both_protocols() -> None:
+    for protocol, steps, width in (("full", None, 128), ("quick", 1000, 64)):
+        for name, layers, block in (("rt-block-4", 1, 4), ("transformer-3-layers", 3, None)):
+            entry = ENTRIES[name]
+            options = options_of(entry, "parity", protocol)  # type: ignore[arg-type]
+            (experiment,) = plan_experiments(options, dict(entry.options), {})
+            assert (experiment.shape.width, experiment.shape.layers) == (width, layers)
+            assert getattr(experiment.mixer_config, "block", None) == block
+            assert experiment.protocol.steps == steps
+            assert experiment.difficulty == ("quick" if protocol == "quick" else "baseline")
 
 
 def test_every_registered_layer_has_a_row_and_the_first_ones_come_first() -> None:
@@ -73,6 +87,11 @@ def test_the_dry_run_lists_what_is_missing(
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("1 of 2 cells are in ")
     assert said[1:] == ["missing: rt on mqar"]
+    command.main(["--layers", "rt", "--tasks", "parity", "--preset", "quick", "--folder", str(tmp_path), "--dry-run"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"0 of 1 cells are in {tmp_path / 'quick'}",
+        "missing: rt on parity",
+    ]
 
 
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
-from runners.mad.reference.cells import SEEDS, experiment_of, is_stale
+from runners.mad.options import PRESETS
+from runners.mad.reference.cells import SEEDS, experiment_of, is_stale, read_cell
 from tasks import TASKS
 
 FOLDER = Path(__file__).parents[4] / "results" / "reference"
-CELLS: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*/*.json"))]
-TRIED = {cell["layer"]: cell for cell in CELLS} | {cell["task"]: cell for cell in CELLS}
+CELLS: list[dict[str, Any]] = [read_cell(path) for path in sorted(FOLDER.glob("*/*.json"))]
+QUICK: list[dict[str, Any]] = [read_cell(path) for path in sorted(FOLDER.glob("quick/*/*.json"))]
+TRIED = {
+    f"{protocol} {cell[kind]}": cell
+    for protocol, cells in (("full", CELLS), ("quick", QUICK))
+    for kind in ("layer", "task")
+    for cell in cells
+}
 """A cell of each layer and of each task: a rehearsal depends on the layer, and on the task's vocabulary and model."""
 
 
@@ -33,3 +40,13 @@ def test_a_cell_is_of_the_whole_protocol(cell: dict[str, Any]) -> None:
     for values in cell["test"].values():
         assert len(values) == SEEDS
         assert all(0 <= value <= 1 for value in values)
+
+
+def test_quick_cells_are_of_the_preset() -> None:
+    options = PRESETS["quick"][0]
+    for cell in QUICK:
+        experiment = experiment_of(cell)
+        assert cell["preset"] == experiment.preset == "quick"
+        assert cell["task_config"] == json.loads(json.dumps(vars(experiment.task_config)))
+        assert (cell["steps"], cell["grid"]) == (options.steps, sorted(options.lr))
+        assert cell["seeds"] == list(range(options.seeds))

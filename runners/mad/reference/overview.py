@@ -1,0 +1,147 @@
+"""The overview of the reference results, made from their files alone: a picture and a page of tables.
+
+``overview.png`` is the heat map of accuracies. ``overview.md`` holds the ranking, the effective depth of RT and its
+accuracy against the length of its blocks. What has no file yet is "not run yet".
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from runners.files import write_atomically
+from runners.mad.reference.cells import read_cells
+from runners.mad.reference.entries import ENTRIES, LAYERS
+from runners.mad.reference.rows import MARK, STALE, to_standing
+from runners.mad.results.charts import draw_heat_map
+from runners.mad.results.ranking import interval, ranked
+from runners.mad.results.standings import Standing
+from tasks import TASKS
+
+NOT_RUN = "not run yet"
+DEPTHS = ("transformer", "transformer-2-layers", "transformer-3-layers", "transformer-4-layers")
+"""Rows with 1, 2, … Transformer layers."""
+BLOCKS = {1: "rt", 4: "rt-block-4", 16: "rt-block-16"}
+"""Rows of RT by the length of its blocks."""
+
+Found = Mapping[tuple[str, str], Standing]
+"""Standings by row and task, of the cells that are there."""
+
+
+def write_overview(folder: Path, command: str) -> list[Path]:
+    """Write the picture and the page of a folder of cells; return their paths, none if there are no cells.
+
+    Args:
+        folder: of one protocol's cells.
+        command: what the page says that it is made by.
+    """
+    rows = ENTRIES.values()
+    found = {(cell["layer"], task): to_standing(cell) for task in TASKS for cell in read_cells(folder, rows, task)}
+    if not found:
+        return []
+
+    # Stale cells have a row of their own in the picture, because their labels are marked.
+    picture, page = folder / "overview.png", folder / "overview.md"
+    figure = draw_heat_map([replace(standing, difficulty="baseline") for standing in found.values()])
+    write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
+    text = overview_page(found, command)
+    write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return [picture, page]
+
+
+def overview_page(found: Found, command: str) -> str:
+    """Return the page as Markdown."""
+    parts = [
+        "# Reference results",
+        f"Made by `{command}` from the files in this folder. Accuracies are token accuracies on the test split: means "
+        "over seeds ± half the 95% interval.",
+        "![Accuracies of all rows on all tasks](overview.png)",
+        "## Ranking",
+        "The rank of each layer on each task, by mean accuracy; equal means share a rank. The mean rank is over all "
+        "tasks. Layers that are not run on all of them have none, and stand below.",
+        ranking_table(found),
+        "## Effective depth",
+        "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
+        "exceeds the interval of RT.",
+        depth_table(found),
+        "## Blocks",
+        "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
+        block_table(found),
+    ]
+    if any(map(_mark, found.values())):
+        parts.insert(2, STALE.capitalize() + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def ranking_table(found: Found) -> str:
+    """Return the ranks of the registered layers on each task."""
+    names = [entry.name for entry in LAYERS if any((entry.name, task) in found for task in TASKS)]
+    ranks: dict[tuple[str, str], int] = {}
+    for task in TASKS:
+        present = {id(found[name, task]): name for name in names if (name, task) in found}
+        order = ranked([found[name, task] for name in present.values()])
+        ranks |= {(present[id(standing)], task): rank for rank, standing in order}
+
+    # Layers on all tasks by mean rank, then the others as they are registered.
+    whole = [name for name in names if all((name, task) in ranks for task in TASKS)]
+    means = {name: fmean(ranks[name, task] for task in TASKS) for name in whole}
+    rows = []
+    for name in sorted(names, key=lambda name: means.get(name, math.inf)):
+        known = [task for task in TASKS if (name, task) in ranks]
+        cells = {task: f"{ranks[name, task]}{_mark(found[name, task])}" for task in known}
+        mean = f"{means[name]:.1f}" if name in means else "–"
+        rows.append([f"`{name}`", mean, *(cells.get(task, NOT_RUN) for task in TASKS)])
+    table = markdown(["layer", "mean rank", *(f"`{task}`" for task in TASKS)], rows)
+
+    absent = [f"`{entry.name}`" for entry in LAYERS if entry.name not in names]
+    return f"{table}\n\n{NOT_RUN.capitalize()} on any task: {', '.join(absent)}." if absent else table
+
+
+def depth_table(found: Found) -> str:
+    """Return the accuracies of RT and of Transformers of growing depth on each task, and the effective depth."""
+    rows = [
+        [f"`{task}`", *(_accuracy(found, name, task) for name in ("rt", *DEPTHS)), effective_depth(found, task)]
+        for task in TASKS
+    ]
+    layers = [f"Transformer, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(DEPTHS) + 1)]
+    return markdown(["task", "RT, 1 layer", *layers, "RT is worth"], rows)
+
+
+def effective_depth(found: Found, task: str) -> str:
+    """Return in words how many Transformer layers one RT layer is worth on a task."""
+    if ("rt", task) not in found:
+        return NOT_RUN
+    least, _ = interval(found["rt", task])
+    for n, name in enumerate(DEPTHS, 1):
+        if (name, task) not in found:
+            return NOT_RUN
+        if interval(found[name, task])[1] >= least:
+            return str(n)
+    return f"more than {len(DEPTHS)}"
+
+
+def block_table(found: Found) -> str:
+    """Return the accuracy of RT on each task at each length of its blocks."""
+    rows = [[f"`{task}`", *(_accuracy(found, name, task) for name in BLOCKS.values())] for task in TASKS]
+    return markdown(["task", *(f"block {block}" for block in BLOCKS)], rows)
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns but the first are aligned to the right."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _accuracy(found: Found, name: str, task: str) -> str:
+    """Return the token accuracy of a cell with its interval."""
+    if (name, task) not in found:
+        return NOT_RUN
+    standing = found[name, task]
+    estimate = standing.accuracy("token")
+    return ("diverged" if estimate is None else estimate.text()) + _mark(standing)
+
+
+def _mark(standing: Standing) -> str:
+    """Return the mark of a stale cell."""
+    return MARK if standing.mixer.endswith(MARK) else ""

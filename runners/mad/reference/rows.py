@@ -1,0 +1,222 @@
+"""Reference rows beside one's own studies: which cells may be compared with them, and as what they are shown.
+
+A cell and a study are compared if they share task and data, model (widths and number of layers), training (steps,
+batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that a laptop's study has its rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mixers import MIXERS
+from mixers.costs import Costs
+from runners.mad.options import GRIDS, WEIGHT_DECAYS
+from runners.mad.reference.cells import FOLDER, experiment_of, is_stale, protocol_folder, read_cells
+from runners.mad.reference.entries import LAYERS
+from runners.mad.results.ranking import print_ranking
+from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Estimate, Summary
+from runners.mad.training.protocol import Optimizer, Protocol
+from tasks.base import Accuracy
+
+MARK = " (stale)"
+"""End of the label of a stale cell."""
+STALE = "stale: trained on other data, or by code that trains otherwise than today's"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What results must share to be compared.
+
+    Attributes:
+        task: registered name.
+        task_config: settings of the task.
+        shape: widths and number of layers.
+        steps: optimizer steps.
+        training: batch size, evaluations, optimizer.
+        points: learning rate and weight decay of each grid point.
+        seeds: runs of the chosen point.
+    """
+
+    task: str
+    task_config: dict[str, Any]
+    shape: dict[str, int]
+    steps: int
+    training: dict[str, Any]
+    points: list[tuple[float, float]]
+    seeds: int
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> "Terms":
+        """Return the terms of a study or a cell.
+
+        Args:
+            settings: ``config`` of the study, or the cell itself.
+            points: the grid points.
+        """
+        training = {name: value for name, value in settings["protocol"].items() if name not in ("epochs", "steps")}
+        optimizer = Optimizer(**settings["protocol"]["optimizer"])
+        protocol = Protocol(**{**settings["protocol"], "optimizer": optimizer})
+        return Terms(
+            task=settings["task"],
+            task_config=json.loads(json.dumps(settings["task_config"])),
+            shape=dict(settings["shape"]),
+            steps=protocol.total_steps(settings["task_config"]["train_examples"]),
+            training=training,
+            points=sorted((point["lr"], point["weight_decay"]) for point in points),
+            seeds=max((len(point["seeds"]) for point in points), default=0),
+        )
+
+    def missing_options(self, other: "Terms") -> list[str]:
+        """Return the options with which results of other terms would be of these."""
+        found = [] if self.task_config == other.task_config else ["the task's own settings"]
+        found += [_option(name, n) for name, n in self.shape.items() if n != other.shape[name]]
+        found += [_option("steps", self.steps)] if self.steps != other.steps else []
+        found += [_option(name, value) for name, value in self.training.items() if value != other.training[name]]
+        if self.points != other.points:
+            wide = sorted((lr, decay) for lr in GRIDS["wide"] for decay in WEIGHT_DECAYS)
+            lrs, decays = (
+                " ".join(f"{value:g}" for value in sorted(set(values))) for values in zip(*self.points, strict=True)
+            )
+            found.append("--grid wide" if self.points == wide else f"--lr {lrs} --weight-decay {decays}")
+        found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """One's own layers of one setting and the reference rows beside them.
+
+    Attributes:
+        own: one's own.
+        rows: reference rows; none if nothing may be compared.
+        reason: what would give rows, if there are none.
+    """
+
+    own: list[Standing]
+    rows: list[Standing]
+    reason: str | None = None
+
+
+def reference_folder(name: str) -> Path | None:
+    """Folder of ``--reference``.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if name == "none":
+        return None
+    folder = FOLDER if name == "shipped" else Path(name)
+    if name != "shipped" and not folder.is_dir():
+        raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
+    return folder
+
+
+def terms_of(summary: Summary) -> Terms:
+    """Return the terms of a finished study."""
+    return Terms.of(summary.config, [asdict(point) for point in summary.points])
+
+
+def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder: Path) -> list[Ranking]:
+    """Find the reference rows for finished studies; studies of equal terms share a ranking.
+
+    Args:
+        summaries: the studies.
+        standings: as what each of them is shown.
+        folder: of the reference results.
+    """
+    groups: list[tuple[Terms, list[tuple[Summary, Standing]]]] = []
+    for summary, standing in zip(summaries, standings, strict=True):
+        terms = terms_of(summary)
+        group = next((members for known, members in groups if known == terms), None)
+        if group is None:
+            groups.append((terms, group := []))
+        group.append((summary, standing))
+    found = [_ranking(terms, members, folder) for terms, members in groups]
+
+    # A chart has one row for each label.
+    labels = {standing.mixer for standing in standings}
+    return [replace(ranking, rows=[_apart(row, labels) for row in ranking.rows]) for ranking in found]
+
+
+def _apart(row: Standing, labels: set[str]) -> Standing:
+    """Return a reference row under a label that none of one's own layers has."""
+    return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
+
+
+def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path) -> Ranking:
+    """Return the ranking of studies of equal terms."""
+    own = [standing for _, standing in members]
+    full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
+    cells = [cell for cell in (*full, *quick) if Terms.of(cell, cell["points"]) == terms]
+
+    # Why there are none, and what would give them.
+    if not cells:
+        preset = members[0][0].config.get("preset")
+        if not full or (preset == "quick" and not quick):
+            wanted = " --preset quick" if preset == "quick" else ""
+            command = f"python -m runners.mad.reference{wanted} --tasks {terms.task}"
+            return Ranking(own=own, rows=[], reason=f"{command} trains them")
+        nearest = (quick if preset == "quick" else full)[0]
+        needed = Terms.of(nearest, nearest["points"]).missing_options(terms)
+        others = ", or --preset quick" if quick and preset != "quick" else ""
+        return Ranking(own=own, rows=[], reason=f"reference rows need {' '.join(needed)}{others}")
+
+    # One's own training of a reference row takes its place.
+    again = {summary.fingerprint for summary, _ in members}
+    cells = [cell for cell in cells if cell["fingerprint"] not in again]
+    rows = [replace(to_standing(cell), difficulty=own[0].difficulty) for cell in cells]
+    return Ranking(own=own, rows=rows)
+
+
+def to_standing(cell: Mapping[str, Any]) -> Standing:
+    """Return the figures of a cell for a comparison, under the name of its row; a stale one is marked."""
+    values = {f"test_{name}": found for name, found in cell["test"].items()}
+    names = list(MIXERS)
+    mark = MARK if is_stale(cell, experiment_of(cell)) else ""
+    return Standing(
+        mixer=cell["layer"] + mark,
+        family=cell["family"],
+        remark=cell["remark"],
+        task=cell["task"],
+        difficulty="baseline" if cell["preset"] is None else cell["preset"],
+        test=None if cell["chosen"] is None else {n: Estimate.of(found) for n, found in values.items() if found},
+        seeds=len(cell["seeds"]),
+        ceiling=Accuracy(**cell["ceiling"]),
+        chance=Accuracy(**cell["chance"]),
+        costs=_costs(cell["costs"]),
+        preset=cell["preset"],
+        place=((names.index(cell["mixer"]), cell["mixer"]), -1),
+    )
+
+
+def print_rankings(found: Sequence[Ranking], console: Console) -> None:
+    """Print each ranking with its sentences; settings without reference rows get one line for each reason."""
+    for ranking in found:
+        if ranking.rows:
+            print_ranking([*ranking.own, *ranking.rows], ranking.own, console)
+    if any(MARK in row.mixer for ranking in found for row in ranking.rows):
+        console.print(STALE)
+
+    for reason in dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None):
+        settings = dict.fromkeys(ranking.own[0].setting for ranking in found if ranking.reason == reason)
+        console.print(f"no reference rows for {', '.join(settings)}: {reason}", soft_wrap=True)
+
+
+def _costs(found: Mapping[str, Any]) -> Costs:
+    """Return the costs in a cell, whose JSON has text for the lengths."""
+    counts = {name: found[name] and {int(n): count for n, count in found[name].items()} for name in COUNTS}
+    return Costs(parameters=found["parameters"], **counts)
+
+
+COUNTS = ("state_floats", "flops_per_token")
+"""Figures of the costs that are counted at several lengths."""
+
+
+def _option(name: str, value: Any) -> str:
+    """Return a setting as an option of the command line."""
+    return f"--{name.replace('_', '-')} {value}"

@@ -1,0 +1,91 @@
+"""The overview of the reference results: ranking, effective depth, blocks."""
+
+from pathlib import Path
+
+import pytest
+
+from runners.mad.reference import __main__ as command
+from runners.mad.reference import rows
+from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
+from runners.mad.reference.entries import ENTRIES
+from runners.mad.reference.overview import block_table, depth_table, effective_depth, ranking_table
+from runners.mad.results.standings import Standing
+from tasks import TASKS
+from tests.runners.mad.results.test_ranking import standing
+
+DEPTHS = {1: "transformer", 2: "transformer-2-layers", 3: "transformer-3-layers", 4: "transformer-4-layers"}
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """The cells of a Markdown table below its headings."""
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def of_depths(task: str, rt: float, *transformers: float) -> dict[tuple[str, str], Standing]:
+    """Made-up standings of RT and of Transformers with 1, 2, … layers."""
+    found = {(DEPTHS[n], task): standing(DEPTHS[n], mean, 0.01) for n, mean in enumerate(transformers, 1)}
+    return {("rt", task): standing("rt", rt, 0.02), **found}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "depth"),
+    [
+        ((0.9, 0.3, 0.5, 0.89), "3"),
+        ((0.9, 0.3, 0.5, 0.86, 0.95), "4"),
+        ((0.9, 0.95), "1"),
+        ((0.9, 0.3, 0.4, 0.5, 0.6), "more than 4"),
+        ((0.9, 0.3, 0.5), "not run yet"),
+    ],
+)
+def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
+    accuracies: tuple[float, ...], depth: str
+) -> None:
+    assert effective_depth(of_depths("parity", *accuracies), "parity") == depth
+
+
+def test_what_has_no_file_is_not_run_yet() -> None:
+    found = of_depths("parity", 0.9, 0.95)
+    assert effective_depth(found, "mqar") == "not run yet"
+    depths = {row[0]: row[1:] for row in cells_of(depth_table(found))}
+    assert list(depths) == list(TASKS)
+    assert depths["parity"] == ["0.9000 ± 0.0200", "0.9500 ± 0.0100", *["not run yet"] * 3, "1"]
+    assert depths["mqar"] == ["not run yet"] * 6
+
+    found["rt-block-4", "parity"] = standing("rt-block-4 (stale)", 0.7, 0.1)
+    blocks = {row[0]: row[1:] for row in cells_of(block_table(found))}
+    assert blocks["parity"] == ["0.9000 ± 0.0200", "0.7000 ± 0.1000 (stale)", "not run yet"]
+    assert blocks["mqar"] == ["not run yet"] * 3
+
+
+def test_the_ranking_has_a_mean_rank_for_layers_on_all_tasks_and_no_variants() -> None:
+    found = {("gla", task): standing("gla", 0.5) for task in TASKS}
+    found |= {("lstm", task): standing("lstm", 0.75 if task == "mqar" else 0.5) for task in TASKS}
+    found |= {("rt", "parity"): standing("rt", 1.0), ("rt-block-4", "parity"): standing("rt-block-4", 1.0)}
+    table, absent = ranking_table(found).split("\n\n")
+    parity, mqar = [list(TASKS).index(task) for task in ("parity", "mqar")]
+    lstm, gla, rt = cells_of(table)
+    assert (lstm[:2], gla[:2], rt[:2]) == (["lstm", "1.1"], ["gla", "1.2"], ["rt", "–"])
+    assert [row[2 + parity] for row in (lstm, gla, rt)] == ["2", "2", "1"]
+    assert [row[2 + mqar] for row in (lstm, gla, rt)] == ["1", "2", "not run yet"]
+    assert "`mamba`" in absent
+    assert "`gla`" not in absent
+
+
+def test_the_command_writes_the_overview_of_the_files_and_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: cell["task"] == "parity")
+    command.main(["--overview", "--folder", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+    for name in ("rt", "transformer"):
+        for task in ("parity", "mqar"):
+            write_cell(tmp_path, ENTRIES[name], task, read_cell(cell_file(FOLDER, ENTRIES[name], task)))
+    capsys.readouterr()
+    command.main(["--overview", "--folder", str(tmp_path)])
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == [f"written: {tmp_path / name}" for name in ("overview.png", "overview.md")]
+    text = (tmp_path / "overview.md").read_text()
+    assert "1 (stale) |" in text
+    assert "Stale: trained on other data" in text
+    assert "`python -m runners.mad.reference`" in text
+    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,215 @@
+"""Reference rows beside one's own studies: which may stand there, and what is said where none may."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from runners.mad import __main__ as mad
+from runners.mad.reference import rows
+from runners.mad.reference.cells import (
+    FOLDER,
+    cell_file,
+    experiment_of,
+    options_of,
+    protocol_folder,
+    read_cell,
+    train_cell,
+    write_cell,
+)
+from runners.mad.reference.entries import ENTRIES
+from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standing
+from runners.mad.results import compare
+from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Point, Summary, summarise
+from tests.runners.mad.commands import planned
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "cpu"}
+COMMAND = ["--task", "memorization", "--lr", "1e-3", "5e-3", "--weight-decay", "0", "--device", "cpu"]
+COMMAND += ["--seeds", "2", "--seeds-of", "chosen", "--width", "16", "--mlp-width", "16", "--evaluations", "2"]
+TOY = ["--mixer", "tests.mixers.strangers:GatedToy"]
+
+
+def summary_of(*arguments: str) -> Summary:
+    """Of a study that is as good as finished: each of its grid points has its seeds."""
+    defaults = {"--mixer": "lstm", "--task": "parity"}
+    words = [word for name, value in defaults.items() if name not in arguments for word in (name, value)]
+    options, (experiment,) = planned([*words, *arguments, "--device", "cpu"])
+    seeds: dict[tuple[float, float], list[int]] = {}
+    for run in options.runs:
+        seeds.setdefault((run.lr, run.weight_decay), []).append(run.seed)
+    points = [
+        Point(lr=lr, weight_decay=decay, seeds=found, estimates=None, diverged={})
+        for (lr, decay), found in seeds.items()
+    ]
+    points[0].seeds.extend(options.more_seeds)
+    return replace(summarise(experiment, [], None, {}), points=points)
+
+
+def rows_or_reason(*arguments: str, folder: Path = FOLDER) -> list[str] | str:
+    """Names of the reference rows beside a study, or why there are none."""
+    summary = summary_of(*arguments)
+    (ranking,) = rankings([summary], [Standing.of(summary)], folder)
+    return [row.mixer for row in ranking.rows] if ranking.reason is None else ranking.reason
+
+
+FULL = ("--grid", "wide", "--seeds", "5", "--seeds-of", "chosen")
+
+
+def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    found = rows_or_reason(*FULL)
+    assert found[:2] == ["rt", "transformer"]
+    assert not any(name.startswith(("rt-", "transformer-2")) for name in found)
+    assert rows_or_reason(*FULL, "--steps", "20000") == found
+
+
+def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    summaries = [
+        summary_of("--mixer", mixer, "--task", task, *FULL) for mixer, task in (("rt", "mqar"), ("lstm", "parity"))
+    ]
+    found = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
+    for ranking, own in zip(found, ("rt", "lstm"), strict=True):
+        assert [standing.mixer for standing in ranking.own] == [own]
+        assert [row.mixer for row in ranking.rows][:2] == ["rt (reference)", "transformer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ([*FULL, "--steps", "500"], "--steps 20000"),
+        ([*FULL, "--epochs", "100"], "--steps 20000"),
+        ([], "--grid wide --seeds 5 --seeds-of chosen"),
+        (["--steps", "500", "--seeds", "5"], "--steps 20000 --grid wide"),
+        ([*FULL, "--width", "64"], "--width 128"),
+        ([*FULL, "--layers", "2"], "--layers 1"),
+        ([*FULL, "--batch-size", "64", "--steps", "20000"], "--batch-size 128"),
+        ([*FULL, "--lr", "1e-3"], "--grid wide"),
+        ([*FULL, "--task.length", "32"], "the task's own settings"),
+        ([*FULL, "--difficulty", "length-80"], "the task's own settings"),
+    ],
+)
+def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments: list[str], needed: str) -> None:
+    reason = rows_or_reason(*arguments)
+    assert isinstance(reason, str)
+    assert reason == f"reference rows need {needed}"
+
+
+def test_settings_that_lack_the_same_share_a_line() -> None:
+    summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
+    console = Console(file=io.StringIO(), width=200)
+    print_rankings(rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen\n"
+    )
+
+
+def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "parity"))
+    write_cell(tmp_path, ENTRIES["rt"], "parity", cell)
+    command = "python -m runners.mad.reference --preset quick --tasks parity"
+    assert rows_or_reason("--preset", "quick", folder=tmp_path) == f"{command} trains them"
+
+    # A quick cell, with its settings.
+    (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick"])[1]
+    config = experiment.to_dict()
+    points = [{**cell["points"][0], "lr": lr, "seeds": [0, 1, 2]} for lr in (2e-3, 5e-3)]
+    settings = {name: config[name] for name in ("task_config", "shape", "protocol", "preset")}
+    quick = {**cell, **settings, "points": points, "layer": "gla"}
+    write_cell(protocol_folder(tmp_path, "quick"), ENTRIES["gla"], "parity", quick)
+    assert config["preset"] == "quick"
+    assert rows_or_reason("--preset", "quick", folder=tmp_path) == ["gla"]
+    assert rows_or_reason(*FULL, folder=tmp_path) == ["rt"]
+    assert str(rows_or_reason(folder=tmp_path)).endswith("--seeds 5 --seeds-of chosen, or --preset quick")
+    assert str(rows_or_reason("--preset", "quick", "--steps", "9", folder=tmp_path)).endswith("need --steps 1000")
+
+
+def test_a_stale_cell_is_marked() -> None:
+    cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "parity"))
+    now = experiment_of(cell)
+    fresh = {**cell, "fingerprint": now.fingerprint, "code": now.code}
+    assert to_standing(fresh).mixer == "rt"
+    assert to_standing({**fresh, "fingerprint": "of other data"}).mixer == "rt (stale)"
+    assert to_standing({**fresh, "code": "of another day", "trajectory": [1.0]}).mixer == "rt (stale)"
+
+
+def test_a_row_has_the_figures_of_its_cell() -> None:
+    cell = read_cell(cell_file(FOLDER, ENTRIES["transformer"], "parity"))
+    standing = to_standing(cell)
+    estimate = standing.accuracy("token")
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(sum(cell["test"]["token_accuracy"]) / 5)
+    assert (standing.seeds, standing.setting, standing.family) == (5, "parity", "attention")
+    assert standing.costs.state_floats == {int(n): count for n, count in cell["costs"]["state_floats"].items()}
+    assert to_standing({**cell, "chosen": None, "seeds": [], "test": {}}).accuracies() == ["diverged", ""]
+
+
+@pytest.fixture(scope="module")
+def tiny_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three cells of the settings of ``COMMAND``: one is trained, two have made-up figures."""
+    folder = tmp_path_factory.mktemp("reference")
+    entry = ENTRIES["linear-attention"]
+    changes: dict[str, Any] = {**TINY, "lr": (1e-3, 5e-3), "weight_decay": (0.0,), "seeds": 2}
+    options = options_of(entry, "memorization", out=folder / "out", **changes)
+    cell = train_cell(entry, "memorization", options, Console(file=io.StringIO()))
+    for name, accuracy in (("gla", 0.0), ("rt", 1.0)):
+        test = {metric: [accuracy] * 2 for metric in cell["test"]}
+        write_cell(folder, ENTRIES[name], "memorization", {**cell, "layer": name, "fingerprint": name, "test": test})
+    write_cell(folder, entry, "memorization", cell)
+    return folder
+
+
+def test_a_toy_layer_is_ranked_among_stored_cells(
+    tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    command = [*TOY, *COMMAND, "--steps", "2", "--out", str(tmp_path)]
+    mad.main([*command, "--reference", str(tiny_cells)])
+    trained = capsys.readouterr().out
+    assert "tests.mixers.strangers:GatedToy is " in trained
+    assert " of 4 on memorization: " in trained
+    assert "behind rt outside the intervals" in trained
+    assert len(list((tmp_path / "figures").glob("*.png"))) == 1
+
+    # The same from the files, and without the rows.
+    compare.main(["--out", str(tmp_path), "--reference", str(tiny_cells)])
+    (said,) = (line for line in trained.splitlines() if " of 4 on memorization: " in line)
+    assert said in capsys.readouterr().out.splitlines()
+    compare.main(["--out", str(tmp_path), "--reference", "none"])
+    assert "reference" not in capsys.readouterr().out
+    compare.main(["--out", str(tmp_path)])
+    assert "no reference rows for memorization: reference rows need --width 128" in capsys.readouterr().out
+
+
+def test_training_a_row_again_takes_its_place(
+    tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: cell["layer"] == "gla")
+    command = ["--mixer", "linear-attention", *COMMAND, "--steps", "2", "--out", str(tmp_path)]
+    mad.main([*command, "--reference", str(tiny_cells)])
+    text = capsys.readouterr().out
+    assert " of 3 on memorization: " in text
+    assert "gla (stale)" in text
+    assert "rt (stale)" not in text
+    assert rows.STALE in text
+
+
+def test_a_folder_of_reference_results_is_shipped_named_or_none(tmp_path: Path) -> None:
+    assert reference_folder("shipped") == FOLDER == Path(__file__).parents[4] / "results" / "reference"
+    assert reference_folder("none") is None
+    assert reference_folder(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="is no folder: give shipped, none"):
+        reference_folder(str(tmp_path / "nothing"))
+
+
+def test_terms_do_not_depend_on_how_the_length_is_given() -> None:
+    one, other = (summary_of(*arguments) for arguments in (["--epochs", "2"], ["--steps", "200"]))
+    points = [{"lr": 1e-3, "weight_decay": 0.0, "seeds": [0]}]
+    assert Terms.of(one.config, points) == Terms.of(other.config, points)

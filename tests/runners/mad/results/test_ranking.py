@@ -1,0 +1,87 @@
+"""Ranks on a task, and the sentence on where a layer stands."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mixers.costs import Costs
+from runners.mad.results.ranking import ordinal, print_ranking, ranked, sentence
+from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Estimate
+from tasks.base import Accuracy
+
+
+def standing(name: str, mean: float | None, half_width: float | None = 0.0, preset: str | None = None) -> Standing:
+    """Of a layer with a token accuracy; without one every grid point diverged."""
+    estimate = None if mean is None else Estimate(mean=mean, half_width=half_width)
+    return Standing(
+        mixer=name,
+        family="other",
+        remark=None,
+        task="parity",
+        difficulty="baseline" if preset is None else preset,
+        test=None if estimate is None else {"test_token_accuracy": estimate, "test_sequence_accuracy": estimate},
+        seeds=5,
+        ceiling=Accuracy(sequence=1.0, token=1.0),
+        chance=Accuracy(sequence=0.0, token=0.5),
+        costs=Costs(parameters=1234, state_floats={128: 5, 1024: 5}, flops_per_token={128: 77}),
+        preset=preset,
+    )
+
+
+def test_the_sentence_tells_layers_apart_by_their_intervals() -> None:
+    own = standing("mine", 0.8, 0.02)
+    others = [
+        standing("gla", 0.5, 0.1),
+        standing("rt", 0.83, 0.01),
+        standing("retnet", 0.77, 0.02),
+        standing("lstm", 0.9, 0.05),
+        standing("lru", None),
+    ]
+    assert sentence(own, [own, *others]) == (
+        "mine is 3rd of 6 on parity: ahead of gla, lru outside the intervals; within the intervals of rt, retnet; "
+        "behind lstm outside the intervals"
+    )
+
+
+def test_intervals_that_touch_do_not_tell_layers_apart() -> None:
+    own, touching, disjoint = standing("mine", 0.75, 0.125), standing("rt", 0.5, 0.125), standing("gla", 0.4, 0.125)
+    assert sentence(own, [own, touching, disjoint]) == (
+        "mine is 1st of 3 on parity: ahead of gla outside the intervals; within the intervals of rt"
+    )
+
+
+def test_equal_means_share_the_smaller_rank() -> None:
+    layers = [standing("a", 0.5), standing("b", 1.0), standing("c", 1.0), standing("d", None), standing("e", None)]
+    assert [(rank, s.mixer) for rank, s in ranked(layers)] == [(1, "b"), (1, "c"), (3, "a"), (4, "d"), (4, "e")]
+    assert sentence(layers[2], layers) == (
+        "c is 1st of 5 on parity: ahead of a, d, e outside the intervals; within the intervals of b"
+    )
+    assert sentence(layers[3], layers) == (
+        "d is 4th of 5 on parity: within the intervals of e; behind b, c, a outside the intervals"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd")]
+)
+def test_ordinals(number: int, text: str) -> None:
+    assert ordinal(number) == text
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_table_has_ranks_costs_and_an_arrow_at_one_s_own(width: int) -> None:
+    own = standing("mine", 0.5, 0.1, preset="quick")
+    console = Console(width=width, file=io.StringIO())
+    print_ranking([own, standing("rt", 1.0, preset="quick")], [own], console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
+    first = ["rt", "1", "1.0000 ± 0.0000", "1.0000 ± 0.0000"]
+    second = ["→ mine", "2", "0.5000 ± 0.1000", "0.5000 ± 0.1000"]
+    costs = ["1.23k", "5", "5", "77"]
+    expected = [first + costs, second + costs] if width == 200 else [first, second, ["rt", *costs], ["→ mine", *costs]]
+    assert rows == expected
+    assert "mine is 2nd of 2 on parity (quick): behind rt outside the intervals" in text
+    assert "quick: small settings, not the published protocol" in text
