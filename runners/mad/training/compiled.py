@@ -9,6 +9,7 @@ shape.
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -42,11 +43,14 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
 
     began = time.monotonic()
     try:
-        with as_operators():
-            graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-        with torch.no_grad():
-            fast: Step = torch._inductor.compile(graph, list(arguments))
-            fast(*arguments)
+        # Inductor warns of what it leaves to PyTorch, such as complex numbers, which is no fault.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with as_operators():
+                graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+            with torch.no_grad():
+                fast: Step = torch._inductor.compile(graph, list(arguments))
+                fast(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way
