@@ -13,9 +13,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch._inductor
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from mixers.base import log_once
 from mixers.ops.runs import as_operators
@@ -37,6 +35,8 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
+    from torch._inductor import compile as compile_graph  # both take a second to import
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
@@ -49,7 +49,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
             with as_operators():
                 graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
             with torch.no_grad():
-                fast: Step = torch._inductor.compile(graph, list(arguments))
+                fast: Step = compile_graph(graph, list(arguments))
                 fast(*arguments)
     except torch.OutOfMemoryError:
         raise
