@@ -18,7 +18,7 @@ import tyro
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
-from runners.interrupt import INTERRUPTED, StoppedError
+from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
 from tasks import TASKS, find_task
 
 
@@ -40,6 +40,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
     """
     try:
         try:
+            heed_interrupts()
             main()
         finally:
             sys.stdout.flush()

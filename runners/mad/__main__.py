@@ -14,6 +14,11 @@ baseline setting. The same command again resumes where it stopped. The reference
 stand beside yours; ``--reference none`` leaves them out.
 """
 
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 import hashlib
 import re
 import sys
