@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         reference_folder(options.reference)
         check_login(options.wandb)
-    with user_errors(ContractError):
+    with user_errors(ContractError, SplitOverlapError):
         try_layers(experiments, find_devices(options.device)[0])
 
     train(options, experiments, console)
