@@ -26,7 +26,7 @@ def require_memory(needed: int, device: torch.device, what: str, advice: str) ->
     """
     if needed > (total := total_memory(device)):
         where = "the GPU" if device.type == "cuda" else "this machine"
-        raise ValueError(f"{what} takes at least {_gib(needed)}, {where} has {_gib(total)}: {advice}")
+        raise ValueError(f"too little memory for {what}: at least {_gib(needed)}, {where} has {_gib(total)}: {advice}")
 
 
 def _gib(size: int) -> str:

@@ -37,13 +37,13 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
 
     models = together * COPIES * 4 * _parameters(experiment)
     advice = "lower --width, --mlp-width, --layers, --together or the task's vocabulary"
-    require_memory(models, device, f"training {together} x {experiment.label}", advice)
+    require_memory(models, device, f"{together} runs of {experiment.label}", advice)
 
     # A layer keeps at least its inputs for the backward pass, in 16 bits or more.
     shape = experiment.shape
     kept = 2 * together * experiment.protocol.batch_size * length * shape.width * shape.layers
     advice = "lower --batch-size, --together, --layers or the lengths of the task"
-    require_memory(kept, device, f"a step of {together} x {experiment.label}", advice)
+    require_memory(kept, device, f"a step of {together} runs of {experiment.label}", advice)
 
 
 def _data(config: Any) -> tuple[int, int]:

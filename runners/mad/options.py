@@ -24,7 +24,7 @@ GRIDS: dict[Grid, tuple[float, ...]] = {
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
 
-MOST = {"seeds": 10**5, "steps": 10**9, "epochs": 10**9, "evaluations": 10**5, "layers": 10**4}
+MOST = {"seeds": 10**5, "steps": 10**9, "epochs": 10**9, "evaluations": 10**5, "layers": 10**3}
 """Largest values of options that would take years, or lists of as many entries."""
 LARGEST = 10**12
 """Largest value of the other whole numbers; ``runners.mad.memory`` refuses what does not fit into memory."""

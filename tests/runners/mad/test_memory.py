@@ -16,14 +16,14 @@ PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "-
         (("--seeds", HUGE), ["--seeds", "at most 100,000"]),
         (("--seeds", HUGE, "--seeds-of", "chosen"), ["--seeds", "at most 100,000"]),
         (("--evaluations", HUGE), ["--evaluations", "at most 100,000"]),
-        (("--layers", "100000000"), ["--layers", "at most 10,000"]),
-        (("--layers", "10000", "--width", "2048"), ["training 6 x transformer", "lower --width"]),
-        (("--width", "1000000"), ["training 6 x transformer", "lower --width"]),
+        (("--layers", "100000000"), ["--layers", "at most 1,000"]),
+        (("--layers", "1000", "--width", "2048"), ["for 6 runs of transformer", "lower --width"]),
+        (("--width", "1000000"), ["for 6 runs of transformer", "lower --width"]),
         (("--task.length", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.train-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.eval-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.extrapolation-factors", HUGE), ["the data of parity", "the lengths of the task"]),
-        (("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"), ["a step of 6 x"]),
+        (("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"), ["a step of 6 runs"]),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["train", "dry run"])
@@ -44,9 +44,9 @@ def test_what_fits_is_not_refused_and_its_neighbour_is(
 ) -> None:
     """40 bits in each of 12,800 + 2 x 1,280 sequences, 17 bytes a bit."""
     monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360 - 1)
-    assert "the data of parity takes at least 0.0 GiB" in refused(*PARITY)
+    assert "the data of parity: at least 0.0 GiB" in refused(*PARITY)
     monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360)
-    assert "training 6 x transformer" in refused(*PARITY, "--width", "1024")
+    assert "for 6 runs of transformer" in refused(*PARITY, "--width", "1024")
 
 
 def test_splits_that_share_examples_are_one_line_in_training_as_in_a_dry_run(refused: Callable[..., str]) -> None:
