@@ -92,6 +92,27 @@ def test_a_module_that_ends_the_program_on_import_is_one_line(
     assert "SystemExit: 0" in error
 
 
+def test_a_layer_without_finite_outputs_ends_with_one_line_and_status_1(
+    layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*SMALL, "--mixer", "layers_that_fail:NotFinite", "--out", str(tmp_path / "out")]
+    for _ in range(2):  # the second time from the stored results
+        with pytest.raises(SystemExit) as end:
+            mad.main(command)
+        assert end.value.code == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "diverged" in line]
+        assert line.startswith("layers_that_fail:NotFinite parity")
+        assert line.endswith("not finite before any training: correct the layer")
+
+
+def test_a_layer_with_a_result_beside_one_without_is_no_failure(
+    layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--mixer", "transformer", "layers_that_fail:NotFinite", "--mixer.heads", "2", "--reference", "none"]
+    mad.main([*SMALL, *both, "--out", str(tmp_path / "out")])
+    assert "layers_that_fail:NotFinite parity" in capsys.readouterr().err
+
+
 def test_an_error_of_the_project_keeps_its_traceback() -> None:
     code = (
         "from runners.cli import run_command; from mixers.models import LanguageModel; run_command(LanguageModel, '')"
