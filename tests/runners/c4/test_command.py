@@ -108,8 +108,10 @@ def test_a_layer_may_read_values_while_it_is_built(
     assert "validation cross-entropy" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "--layers=3"])
-    error = "error: cannot build mixer 'layers_of_others:Decay': three are too many\n"
-    assert capsys.readouterr().err == error
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot build mixer 'layers_of_others:Decay': {__file__}:")
+    assert error.endswith("Decay.__init__: three are too many\n")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("form", ["init_state", "step"])
