@@ -20,6 +20,7 @@ from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
+from mixers.origin import where
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -73,8 +74,8 @@ def find_mixer(name: str) -> type[Layer]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # importing runs a user's code, which may fail in any way
-        raise ValueError(f"cannot import mixer {name!r}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing runs a user's code, which may fail in any way
+        raise ValueError(f"cannot import mixer {name!r}: {where(error)}{type(error).__name__}: {error}") from error
 
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         raise ValueError(f"{name!r} is no mixer: it must be a class derived from torch.nn.Module")
@@ -128,7 +129,7 @@ def building(mixer: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"cannot build mixer {mixer!r}: {error}") from error
+        raise ValueError(f"cannot build mixer {mixer!r}: {where(error)}{error}") from error
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
         raise

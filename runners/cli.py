@@ -7,6 +7,8 @@ import itertools
 import math
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
 from functools import partial
@@ -17,8 +19,9 @@ import docstring_parser
 import tyro
 
 from mixers import MIXERS
+from mixers.origin import origin, where
 from mixers.registry import find_mixer
-from runners.interrupt import INTERRUPTED, StoppedError
+from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
 from tasks import TASKS, find_task
 
 
@@ -32,7 +35,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
     """Run a program and turn interruptions into exit statuses.
 
     Ctrl-C prints ``interrupted``. An orderly stop prints the step at which training stopped. A closed pipe, as of
-    ``| head``, prints nothing.
+    ``| head``, prints nothing. An error in a user's code prints one line, with its place and a file with the traceback.
 
     Args:
         main: the program.
@@ -40,6 +43,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
     """
     try:
         try:
+            heed_interrupts()
             main()
         finally:
             sys.stdout.flush()
@@ -56,6 +60,25 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         # Python flushes once more at its end (https://docs.python.org/3/library/signal.html#note-on-sigpipe)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+
+    except Exception as error:
+        if (place := origin(error)) is None:
+            raise
+        print(f"error: {place}: {_described(error)}; traceback: {_traceback_file(error)}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _described(error: Exception) -> str:
+    """Return the type, the message and the notes of an error as one line."""
+    message = " ".join(str(error).split())
+    return "; ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])])
+
+
+def _traceback_file(error: Exception) -> str:
+    """Write the traceback of an error into a temporary file, and return its name."""
+    with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    return file.name
 
 
 def check_seed(seed: int) -> None:
@@ -78,7 +101,7 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # ``run_command`` handles it
         raise
     except kinds as error:
-        fail(" ".join(str(error).split()))
+        fail(" ".join(f"{where(error)}{error}".split()))
 
 
 FIND: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {

@@ -5,6 +5,11 @@
 Nothing is trained.
 """
 
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 from runners.cli import run_command
 from runners.mad.results.compare import main
 

@@ -1,5 +1,9 @@
-"""Orderly stops: the first SIGINT or SIGTERM asks the program to stop, a later Ctrl-C interrupts it at once."""
+"""Orderly stops: the first SIGINT or SIGTERM asks the program to stop, a later Ctrl-C interrupts it at once.
 
+Programs import this file before anything else, so it imports nothing that is slow.
+"""
+
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +26,28 @@ class StoppedError(RuntimeError):
     def __init__(self, step: int, asked: Sequence[int]) -> None:
         super().__init__(f"stopped after step {step}: the same command resumes from there")
         self.status = INTERRUPTED if signal.SIGINT in asked else 128 + signal.SIGTERM
+
+
+def end_at_once() -> None:
+    """Let SIGINT and SIGTERM end the process with one line, until ``heed_interrupts``; ignored signals stay ignored.
+
+    A program calls this before its other imports. These take seconds, and some libraries turn a KeyboardInterrupt
+    into another error or drop it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def heed_interrupts() -> None:
+    """Let SIGINT raise KeyboardInterrupt again after ``end_at_once``; SIGTERM still ends the process with one line."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, f"ended by {signal.Signals(number).name}: run the same command again\n".encode())
+    os._exit(128 + number)
 
 
 @contextmanager

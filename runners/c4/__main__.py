@@ -10,6 +10,11 @@
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
 """
 
+from runners.interrupt import StoppedError, end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -30,7 +35,6 @@ from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
 from runners.cli import parse, run_command, user_errors
-from runners.interrupt import StoppedError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -182,6 +182,8 @@ class Config:
                 raise ValueError(f"{_option(name)} {value} must be a whole number")
             if value is not None and value < 1 and name in _COUNTS:
                 raise ValueError(f"{_option(name)} {value} must be at least 1")
+            if value is not None and name in _COUNTS and value > (most := _MOST.get(name, _LARGEST)):
+                raise ValueError(f"{_option(name)} {value} must be at most {most:,}")
 
         # Real numbers.
         for name, (low, high, words) in _RANGES.items():
@@ -218,6 +220,10 @@ _COUNTS = (
     "checkpoint_every",
 )
 """Options that are whole numbers of at least 1."""
+_MOST = {"layers": 10**3, "steps": 10**9, "evaluations": 10**5}
+"""Largest values of options that would take years, or lists of as many entries."""
+_LARGEST = 10**12
+"""Largest value of the other whole numbers; ``runners.c4.pretraining.check_memory`` refuses what does not fit."""
 _SMALLEST = math.ulp(0.0)
 _POSITIVE = (_SMALLEST, math.inf, "a positive number")
 _FRACTION = (0.0, 1.0, "at least 0 and below 1")

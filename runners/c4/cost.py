@@ -77,7 +77,7 @@ def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
     Raises:
         ValueError: the layer cannot be built.
     """
-    parameters, tables = _count_parameters(config, options, vocab_size)
+    parameters, tables = model_parameters(config, options, vocab_size)
     rows = padded_vocab(vocab_size)
     low = _low_bytes(config)
 
@@ -118,7 +118,7 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     Raises:
         ValueError: the layer cannot be built.
     """
-    parameters, tables = _count_parameters(config, options, vocab_size)
+    parameters, tables = model_parameters(config, options, vocab_size)
     layer, layer_config = layer_of(config, options)
 
     try:
@@ -184,7 +184,7 @@ def _low_bytes(config: Config) -> int:
     return 2 if _precision(config) == "bfloat16" else 4
 
 
-def _count_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
+def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
     """Count all parameters, and those of the embedding and readout matrices."""
     layer, layer_config = layer_of(config, options)
     tables = 2 * padded_vocab(vocab_size) * config.shape().width

@@ -23,6 +23,7 @@ from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
+from runners.c4.cost import model_parameters
 from runners.c4.curve import read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
@@ -35,6 +36,7 @@ from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
 from runners.files import read_json
+from runners.memory import require_memory
 from runners.storage import Store
 from runners.tracking import check_login
 
@@ -162,6 +164,30 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
         read_items(config.downstream)
 
 
+def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
+    """Refuse a run that cannot fit into memory, before any of it is built.
+
+    Raises:
+        ValueError: the tokens of a step, the model or the activations take more memory than there is.
+    """
+    # Tokens of a step are numbers of 8 bytes.
+    shape, share = config.shape(), config.batch_size // world.size
+    tokens = 8 * share * config.seq_len
+    require_memory(tokens, torch.device("cpu"), "the tokens of a step", "lower --batch-size or --seq-len")
+
+    # A parameter is four floats: itself, its gradient, two moments.
+    model = 16 * model_parameters(config, options, 1)[0]
+    parts = world.size if config.parallel == "fsdp" else 1
+    advice = "lower --width, --mlp-width or --layers"
+    require_memory(model // parts, world.device, "the model with AdamW's moments", advice)
+
+    # A layer keeps at least its inputs for the backward pass, in 16 bits or more.
+    layers = 1 if config.recompute else shape.layers
+    kept = 2 * (config.micro_batch_size or share) * config.seq_len * shape.width * layers
+    advice = "lower --batch-size or --seq-len, or give --micro-batch-size"
+    require_memory(kept, world.device, "a forward pass", advice)
+
+
 def build_layer(config: Config, options: dict[str, Any]) -> Layer:
     """Build one layer of the model; the global random state stays as it was.
 
@@ -192,6 +218,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         StoppedError: the process was asked to stop.
     """
     config.check(world.size)
+    check_memory(config, options, world)
     if world.is_first:
         check_login(config.wandb)
     check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
@@ -199,7 +226,9 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     # Each split has one token more than targets.
     train_tokens = config.steps * config.batch_size * config.seq_len + 1
     validation_tokens = config.validation_tokens + 1
-    corpus = prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console)
+    corpus = prepare(
+        config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len
+    )
     if shortage := corpus.shortage(config.seq_len):
         console.print(shortage, soft_wrap=True)
 

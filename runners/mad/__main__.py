@@ -14,6 +14,11 @@ baseline setting. The same command again resumes where it stopped. The reference
 stand beside yours; ``--reference none`` leaves them out.
 """
 
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 import hashlib
 import re
 import sys
@@ -35,7 +40,7 @@ from runners.mad.plan import plan_experiments, plan_layers
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import Standing, print_comparison
-from runners.mad.results.tables import print_summary
+from runners.mad.results.tables import explain_divergence, print_summary
 from runners.mad.search.study import ForeignFolderError
 from runners.mad.search.workers import WorkerError
 from runners.mad.studies import look_into, train_studies, try_layers
@@ -65,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         reference_folder(options.reference)
         check_login(options.wandb)
-    with user_errors(ContractError):
+    with user_errors(ContractError, SplitOverlapError):
         try_layers(experiments, find_devices(options.device)[0])
 
     train(options, experiments, console)
@@ -103,6 +108,13 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
     say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
     if options.wandb == "offline" and (logs := options.out / "wandb").exists():
         say(f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*")
+
+    # Without a single finite run there is no result.
+    for summary in summaries:
+        if summary.chosen_point is None:
+            print(explain_divergence(summary), file=sys.stderr)
+    if summaries and all(summary.chosen_point is None for summary in summaries):
+        raise SystemExit(1)
 
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:

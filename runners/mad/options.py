@@ -24,6 +24,11 @@ GRIDS: dict[Grid, tuple[float, ...]] = {
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
 
+MOST = {"seeds": 10**5, "steps": 10**9, "epochs": 10**9, "evaluations": 10**5, "layers": 10**3}
+"""Largest values of options that would take years, or lists of as many entries."""
+LARGEST = 10**12
+"""Largest value of the other whole numbers; ``runners.mad.memory`` refuses what does not fit into memory."""
+
 FEW_EXAMPLES = {"train_examples": 3200, "eval_examples": 320}
 QUICK_TASKS: dict[str, dict[str, Any]] = {
     "in-context-recall": {**FEW_EXAMPLES, "length": 32},
@@ -195,6 +200,8 @@ def check_options(options: Options) -> None:
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"{_flag(name)} {value} must be at least 1")
+        if value is not None and value > (most := MOST.get(name, LARGEST)):
+            raise ValueError(f"{_flag(name)} {value} must be at most {most:,}")
     if options.short_convolution < 0 or options.short_convolution == 1:
         raise ValueError(f"--short-convolution {options.short_convolution} must be at least 2, or 0 for none")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():

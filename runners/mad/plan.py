@@ -1,5 +1,6 @@
 """The experiments that options ask for."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from runners.cli import applicable, expand, override
 from runners.device import find_devices
 from runners.mad.experiment import Experiment, first_layer
 from runners.mad.layers import Choice, choose_layers
+from runners.mad.memory import check_memory
 from runners.mad.options import PRESETS, Options
 from runners.mad.training.protocol import Protocol
 from tasks import TASKS, find_task
@@ -39,7 +41,9 @@ def plan_experiments(
         evaluations=options.evaluations,
     )
     layers = plan_layers(options, mixer_values, say)
-    precision = product_precision(find_devices(options.device)[0])
+    device, *others = find_devices(options.device)
+    precision = product_precision(device)
+    together = min(options.together, math.ceil(len(options.runs) / (1 + len(others))))
     configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
 
     experiments = []
@@ -59,6 +63,7 @@ def plan_experiments(
                     precision=precision,
                     preset=options.preset,
                 )
+                check_memory(experiment, together, device)
                 first_layer(experiment)  # raises for a layer that cannot be built, before anything is stored
                 experiments.append(experiment)
     return experiments

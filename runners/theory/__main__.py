@@ -8,6 +8,11 @@ float64. The program writes ``theory/theory.json`` and ``theory/path-lengths.png
 status is 1 if a check fails.
 """
 
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

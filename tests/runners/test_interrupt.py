@@ -2,12 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from runners import interrupt as stop
 from runners.cli import run_command
 from runners.interrupt import StoppedError, asked_to_stop
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
@@ -49,3 +55,67 @@ def test_a_command_that_was_stopped_says_so_in_one_line(
         run_command(main, "interrupted")
     assert end.value.code == status
     assert capsys.readouterr().err == "stopped after step 7: the same command resumes from there\n"
+
+
+def catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; of these two, Python itself installs that of SIGINT alone."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("module", "number", "delay"),
+    [
+        ("mad", signal.SIGINT, 0.05),
+        ("mad", signal.SIGTERM, 0.05),
+        ("mad", signal.SIGINT, 0.5),
+        ("mad", signal.SIGTERM, 0.5),
+        ("mad.reference", signal.SIGINT, 0.1),
+        ("c4", signal.SIGTERM, 0.1),
+        ("bench", signal.SIGINT, 0.3),
+        ("theory", signal.SIGTERM, 0.3),
+        ("compare", signal.SIGINT, 0.2),
+    ],
+)
+def test_a_signal_during_the_imports_ends_a_program_with_one_line(
+    module: str, number: signal.Signals, delay: float
+) -> None:
+    """The delay counts from the first line of the program."""
+    command = [sys.executable, "-m", f"runners.{module}"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not catches(process.pid, signal.SIGTERM):
+        assert process.poll() is None
+        time.sleep(0.005)
+
+    time.sleep(delay)
+    process.send_signal(number)
+    out, error = process.communicate()
+    assert (process.returncode, out) == (128 + number, "")
+    assert error == f"ended by {number.name}: run the same command again\n"
+
+
+def test_the_handlers_come_before_every_slow_import() -> None:
+    """Python imports the packages around a program before the program."""
+    packages = ("runners.interrupt", "runners.mad.reference", "runners.c4", "runners.bench", "runners.theory")
+    code = f"import sys, {', '.join(packages)}; print(sorted({{'numpy', 'torch', 'rich', 'tyro'}} & {{*sys.modules}}))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
+
+
+def test_an_ignored_signal_stays_ignored_during_the_imports() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "from runners import interrupt; interrupt.end_at_once(); interrupt.heed_interrupts(); "
+        "signal.raise_signal(signal.SIGINT); print('alive')"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "alive\n"
+
+
+def test_after_the_imports_ctrl_c_is_the_programs_own() -> None:
+    code = (
+        "import signal; from runners import interrupt; interrupt.end_at_once(); from runners.cli import run_command; "
+        "run_command(lambda: signal.raise_signal(signal.SIGINT), 'its own line')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "its own line\n")

@@ -7,8 +7,9 @@ and after any number of killed calls.
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runners.c4.corpus.packing import ShardContent, encode, pack
 from runners.c4.corpus.shards import Manifest, Part, open_shard, read_manifest, verify, write_manifest, write_shard
-from runners.c4.corpus.sources import ADVICE, SPLITS, Split, describe, find_files, read
+from runners.c4.corpus.sources import ADVICE, SPLITS, DataError, Split, describe, find_files, read
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer, tokenizer_hash, vocab_size
 
 if TYPE_CHECKING:
@@ -55,6 +56,19 @@ class Corpus:
         """Return the targets in an epoch of ``split``, counting only windows of ``seq_len`` that its tokens fill."""
         return (self.tokens(split) - 1) // seq_len * seq_len
 
+    def check_window(self, split: Split, seq_len: int) -> None:
+        """Check that ``split`` has a window of ``seq_len`` targets.
+
+        Raises:
+            DataError: it has fewer tokens.
+        """
+        tokens = self.tokens(split)
+        if tokens <= seq_len:
+            raise DataError(
+                f"the {split} split has {tokens:,} tokens, fewer than one window of {seq_len + 1:,}: lower --seq-len "
+                "or give more --data"
+            )
+
     def shortage(self, seq_len: int) -> str:
         """Explain what happens to a run that asked for more tokens than its splits have; empty if they have enough."""
         found = {split: self.tokens(split) for split in SPLITS if self.tokens(split) < self.asked[split]}
@@ -72,9 +86,17 @@ class Corpus:
 
 
 def prepare(
-    out: Path, data: Sequence[str], tokenizer: str, train_tokens: int, validation_tokens: int, console: Console
+    out: Path,
+    data: Sequence[str],
+    tokenizer: str,
+    train_tokens: int,
+    validation_tokens: int,
+    console: Console,
+    seq_len: int = 0,
 ) -> Corpus:
     """Return the corpus below ``out/corpora``; verify what exists and tokenise what is missing.
+
+    If the data are at fault, nothing of a new corpus is left.
 
     Args:
         out: folder of all results.
@@ -84,9 +106,11 @@ def prepare(
         train_tokens: tokens needed from the training split; all are taken if it has fewer.
         validation_tokens: tokens needed from the validation split, likewise.
         console: console on which progress is drawn.
+        seq_len: targets of a window; each split must fill one.
 
     Raises:
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
+        DataError: the data are at fault.
     """
     # Check the files first, because the tokenizer may come from the hub.
     files = find_files(data)
@@ -100,7 +124,7 @@ def prepare(
     verify(folder, read_manifest(folder) or empty, console)
 
     asked: dict[Split, int] = {"validation": validation_tokens, "train": train_tokens}
-    with _locked(folder, console):
+    with _nothing_left(folder), _locked(folder, console):
         manifest = read_manifest(folder) or empty
         for leftover in folder.glob(".*-*"):
             leftover.unlink()
@@ -108,9 +132,12 @@ def prepare(
         for split, tokens in asked.items():
             manifest = _extend(folder, manifest, split, tokens, files[split], encoder, console)
             if not manifest.splits[split].tokens and tokens:
-                raise ValueError(f"no document for the {split} split in {files[split][0]} and the like: {ADVICE}")
+                raise DataError(f"no document for the {split} split in {files[split][0]} and the like: {ADVICE}")
 
-    return Corpus(folder=folder, manifest=manifest, asked=asked)
+        corpus = Corpus(folder=folder, manifest=manifest, asked=asked)
+        for split in SPLITS:
+            corpus.check_window(split, seq_len)
+        return corpus
 
 
 def _empty_manifest(encoder: "Tokenizer", files: Mapping[Split, Sequence[str]]) -> Manifest:
@@ -122,6 +149,22 @@ def _empty_manifest(encoder: "Tokenizer", files: Mapping[Split, Sequence[str]]) 
         sources={split: [describe(file) for file in files[split]] for split in SPLITS},
         splits={split: Part() for split in SPLITS},
     )
+
+
+@contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    """Delete a corpus, its lock and the folders made for it if it is new and the data are at fault."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except DataError:
+        if folder in made:
+            shutil.rmtree(folder)
+            folder.with_suffix(".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # another corpus is in the folder by now
+                for path in made[1:]:
+                    path.rmdir()
+        raise
 
 
 @contextmanager

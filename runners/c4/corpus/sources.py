@@ -22,6 +22,10 @@ ENDS = 2**20
 """Bytes at each end of a compressed file that enter its fingerprint."""
 
 
+class DataError(ValueError):
+    """The data are at fault: corrected data make another corpus, so nothing of this one is of further use."""
+
+
 def find_files(data: Sequence[str]) -> dict[Split, list[str]]:
     """Return the files of each split, those of a folder in sorted order.
 
@@ -133,7 +137,7 @@ def _lines(file: str, skip: int) -> Iterator[str]:
             raise ValueError(
                 f"cannot read allenai/c4 from the hub ({first_line(error)}): without a network, {ADVICE}"
             ) from error
-        raise ValueError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
+        raise DataError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
 
 
 def _text(line: str, file: str, number: int) -> str:
@@ -143,7 +147,7 @@ def _text(line: str, file: str, number: int) -> str:
         # JSON can spell lone surrogates, which UTF-8 cannot.
         return text.encode(errors="replace").decode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'line {number + 1} of {file} is no JSON object with a "text": {ADVICE}') from error
+        raise DataError(f'line {number + 1} of {file} is no JSON object with a "text": {ADVICE}') from error
 
 
 def first_line(error: BaseException) -> str:

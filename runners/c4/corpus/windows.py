@@ -34,11 +34,7 @@ class Windows:
         self._split = split
         self._seq_len = seq_len
         self._count = (tokens - 1) // seq_len
-        if self._count < 1:
-            raise ValueError(
-                f"the {split} split has {tokens:,} tokens, fewer than one window of {seq_len + 1:,}: lower --seq-len "
-                "or give more --data"
-            )
+        corpus.check_window(split, seq_len)
 
         # A batch needs two orders if an epoch ends within it.
         self._order = lru_cache(maxsize=2)(partial(_order, self._count, seed))

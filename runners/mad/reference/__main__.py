@@ -17,6 +17,11 @@ The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking o
 and its accuracy against the length of its blocks.
 """
 
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
 import os
 import subprocess
 import sys

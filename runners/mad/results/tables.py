@@ -66,6 +66,16 @@ def print_choice(summary: Summary, console: Console) -> None:
         console.print(f"sequence / token accuracy on {name!r}: {sequence.text()} / {token.text()}")
 
 
+def explain_divergence(summary: Summary) -> str:
+    """Say when the first run of a study without a result diverged, and what to do."""
+    first = min(step for point in summary.points for step in point.diverged.values())
+    if all(step == 1 for point in summary.points for step in point.diverged.values()):
+        cause = "its loss or gradient is not finite before any training: correct the layer"
+    else:
+        cause = f"the first after {first} steps: lower --lr, or correct the layer"
+    return f"{summary.study}: every run diverged, {cause}"
+
+
 def edge_advice(summary: Summary) -> str:
     """What to do about a chosen learning rate that is the smallest or largest of the grid."""
     assert summary.chosen_point is not None

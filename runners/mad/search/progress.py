@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import Task, TaskID
 
 from runners.mad.experiment import Experiment
 from runners.mad.search.watch import Watcher
@@ -17,6 +17,8 @@ from runners.progress import progress_bars
 SECONDS_TO_FIRST_LINE = 10.0
 SECONDS_BETWEEN_LINES = 60.0
 """Times between lines of output where there is no terminal."""
+SECONDS_OF_A_LONG_TRAINING = 3600.0
+"""A training that will take longer is announced once."""
 
 
 class Display(Watcher):
@@ -30,6 +32,8 @@ class Display(Watcher):
         self._bar: TaskID | None = None
         self._evaluation = ""
         self._line_due = 0.0
+        self._first: tuple[int, float] | None = None
+        self._announced = False
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -47,6 +51,7 @@ class Display(Watcher):
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
         self._evaluation = ""
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
+        self._first, self._announced = None, False
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
         """Move the bar and show the figures of the run with the best validation score."""
@@ -76,6 +81,7 @@ class Display(Watcher):
         """Move the bar to a step; without a terminal print a line if one is due."""
         self._progress.update(bar, completed=step)
         task = self._progress.tasks[self._progress.task_ids.index(bar)]
+        self._announce_if_long(task, step)
         figures = [self._evaluation] if self._evaluation else []
 
         if task.speed:
@@ -89,6 +95,21 @@ class Display(Watcher):
             line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures)}"
             self._progress.console.print(line, soft_wrap=True)
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def _announce_if_long(self, task: Task, step: int) -> None:
+        """Say once how long the training will take, if that is long; measured from the first step that was reported."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+        first, began = self._first
+        if self._announced or step == first or task.total is None:
+            return
+
+        seconds = (now - began) / (step - first)
+        if (left := seconds * (task.total - step)) > SECONDS_OF_A_LONG_TRAINING:
+            speed, hours = f"{seconds:.2g} s a step", f"{left / 3600:,.1f} h"
+            self._progress.console.print(f"{task.description}: {speed}: {hours} for these runs", soft_wrap=True)
+        self._announced = True
 
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """Print the step after which the ensemble resumes; measure its speed from there."""

@@ -108,8 +108,10 @@ def test_a_layer_may_read_values_while_it_is_built(
     assert "validation cross-entropy" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "--layers=3"])
-    error = "error: cannot build mixer 'layers_of_others:Decay': three are too many\n"
-    assert capsys.readouterr().err == error
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot build mixer 'layers_of_others:Decay': {__file__}:")
+    assert error.endswith("Decay.__init__: three are too many\n")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("form", ["init_state", "step"])
@@ -233,3 +235,46 @@ def test_bad_input_is_one_line_and_status_2(
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "c4").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "1000000000000"], "the tokens of a step: at least"),
+        (["--batch-size", "1000000000000", "--micro-batch-size", "1"], "the tokens of a step: at least"),
+        (["--batch-size", "10000000"], "give --micro-batch-size"),
+        (["--seq-len", "100000000", "--validation-tokens", "100000000"], "a forward pass: at least"),
+        (["--width", "1048576"], "lower --width"),
+        (["--layers", "100000000"], "--layers 100000000 must be at most 1,000"),
+        (["--steps", "1" + 30 * "0"], "must be at most 1,000,000,000"),
+        (["--evaluations", "1" + 30 * "0"], "must be at most 100,000"),
+    ],
+)
+def test_what_cannot_fit_is_refused_in_one_line_before_anything_is_written(
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr("runners.memory.total_memory", lambda device: 16 * 2**30)
+    config, out = configured(texts, tmp_path), tmp_path / "out"
+    data = ["--tokenizer", config.tokenizer, "--data", *config.data, "--out", str(out)]
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--device", "cpu", *arguments, *data])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_split_shorter_than_a_sequence_leaves_nothing_behind(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = configured(texts, tmp_path), tmp_path / "out"
+    data = ["--tokenizer", config.tokenizer, "--data", *config.data, "--out", str(out)]
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--device", "cpu", "--seq-len", "5000", "--validation-tokens", "5000", *data])
+    assert "fewer than one window of 5,001" in capsys.readouterr().err
+    assert not out.exists()

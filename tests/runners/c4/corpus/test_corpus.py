@@ -371,8 +371,9 @@ def test_a_full_disk_is_one_line_and_damages_nothing(
 def test_a_file_that_is_no_c4(source: Source, tmp_path: Path, content: bytes, message: str) -> None:
     (source.folder / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=message + ".*--data") as error:
-        source.prepare(tmp_path / "out")
+        source.prepare(tmp_path / "out" / "of" / "mine")
     assert len(str(error.value).splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_torn_download_is_named(source: Source, tmp_path: Path) -> None:
@@ -414,6 +415,17 @@ def test_a_split_without_a_document(source: Source, tmp_path: Path, split: str) 
     for _ in range(2):
         with pytest.raises(ValueError, match=f"no document for the {split} split in .*--data"):
             source.prepare(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_data_at_fault_leave_other_corpora_and_earlier_work_alone(source: Source, tmp_path: Path) -> None:
+    first = source.prepare(tmp_path / "out", train_tokens=SHARD)
+    before = files_of(first.folder)
+    cut(source.folder / "c4-train.00001-of-00002.json.gz")
+    with pytest.raises(ValueError, match="cannot read"):
+        source.prepare(tmp_path / "out")
+    assert files_of(first.folder) == before
+    assert {path.stem for path in (tmp_path / "out" / "corpora").iterdir()} == {first.folder.name}
 
 
 def test_without_a_network_the_error_says_what_to_give(

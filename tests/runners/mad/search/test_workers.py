@@ -203,6 +203,25 @@ def test_without_a_terminal_each_evaluation_is_a_line() -> None:
     assert f"{len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "steps", "said"), [(3.1, 20_000, ["3.1 s a step: 17.2 h for these runs"]), (0.1, 30_000, [])]
+)
+def test_a_long_training_is_announced_once_for_each_ensemble(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int, said: list[str]
+) -> None:
+    """Before the first evaluation, on a terminal too; the time before the first report does not count."""
+    text, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    display = Display(Console(file=text, width=200, force_terminal=True, color_system=None))
+    for _ in range(2):
+        display.started(EXPERIMENT, GRID, steps)
+        now[0] += 500.0
+        for step in range(1, 5):
+            now[0] += seconds
+            display.progressed(step)
+    assert re.findall(r"\d\S* s a step: .* these runs", text.getvalue()) == 2 * said
+
+
 def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,6 +236,7 @@ def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluati
             display.progressed(step)
         lines = [line.partition(": ")[2] for line in text.getvalue().splitlines()]
     assert lines == [
+        "2 s a step: 11.1 h for these runs",
         "step 5 of 20000: 0.50 steps/s  11:06:30 left",
         "step 35 of 20000: 0.50 steps/s  11:05:30 left",
     ]

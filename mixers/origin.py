@@ -1,0 +1,49 @@
+"""Where in a user's code an error arose."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from torch import Tensor, nn
+
+ROOT = Path(__file__).parents[1]
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+OWN = tuple(f"{ROOT / package}/" for package in ("mixers", "tasks", "runners"))
+
+
+def origin(error: BaseException) -> str | None:
+    """Return the place of an error in a user's code, as ``file:line, in Class.forward(x (2, 32, 128))``.
+
+    It is the innermost frame in a file that belongs neither to this project nor to a library; or else the innermost
+    call of a module of a library other than PyTorch.
+
+    Returns:
+        The place; None if the error arose without such code.
+    """
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    found = [place for place in frames if _is_users(place[0])] or [place for place in frames if _is_module(place[0])]
+    if not found:
+        return None
+
+    frame, line = found[-1]
+    code = frame.f_code
+    values = {name: frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]}
+    inputs = ", ".join(f"{name} {tuple(value.shape)}" for name, value in values.items() if isinstance(value, Tensor))
+    return f"{code.co_filename}:{line}, in {code.co_qualname}" + (f"({inputs})" if inputs else "")
+
+
+def where(error: BaseException) -> str:
+    """Return ``origin`` as the beginning of a message; empty without a place."""
+    place = origin(error)
+    return "" if place is None else f"{place}: "
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith(("<", *OWN, *LIBRARIES))
+
+
+def _is_module(frame: FrameType) -> bool:
+    owner = frame.f_locals.get("self")
+    file = frame.f_code.co_filename
+    return isinstance(owner, nn.Module) and not file.startswith(OWN) and "/torch/" not in file

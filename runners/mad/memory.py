@@ -1,0 +1,78 @@
+"""The least memory that the data and the models of an experiment take."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mixers.costs import count_parameters
+from mixers.models import BACKBONES
+from mixers.registry import building
+from runners.mad.experiment import Experiment
+from runners.memory import require_memory
+from tasks.base import BLOCK
+
+TOKEN_BYTES = 17
+"""Bytes of a position of a data set: token, target, and whether it is scored."""
+COPIES = 5
+"""Floats of a parameter in training: itself, its gradient, two moments, and the one that the best evaluation kept."""
+
+
+def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
+    """Refuse an experiment that cannot fit into memory; nothing of it is drawn or built for that.
+
+    Args:
+        experiment: the experiment.
+        together: runs that are trained at the same time.
+        device: where they are trained.
+
+    Raises:
+        ValueError: data, parameters or activations take more memory than there is, or the layer cannot be built.
+    """
+    # Data lie in the machine's memory, too.
+    sequences, length = _data(experiment.task_config)
+    data = TOKEN_BYTES * max(sequences * length, BLOCK * _longest(experiment.task_config))
+    advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
+    require_memory(data, torch.device("cpu"), f"the data of {experiment.task}", advice)
+
+    models = together * COPIES * 4 * _parameters(experiment)
+    advice = "lower --width, --mlp-width, --layers, --together or the task's vocabulary"
+    require_memory(models, device, f"{together} runs of {experiment.label}", advice)
+
+    # A layer keeps at least its inputs for the backward pass, in 16 bits or more.
+    shape = experiment.shape
+    kept = 2 * together * experiment.protocol.batch_size * length * shape.width * shape.layers
+    advice = "lower --batch-size, --together, --layers or the lengths of the task"
+    require_memory(kept, device, f"a step of {together} runs of {experiment.label}", advice)
+
+
+def _data(config: Any) -> tuple[int, int]:
+    """Return the sequences of all splits, and the tokens in one of them."""
+    length = getattr(config, "length", getattr(config, "context", 1))
+    return config.train_examples + 2 * config.eval_examples, length
+
+
+def _longest(config: Any) -> int:
+    """Return a lower bound of the tokens in the longest sequence, those of extrapolation sets included."""
+    _, length = _data(config)
+    factors = getattr(config, "extrapolation_factors", ())
+    lengths = getattr(config, "extrapolation_lengths", ())
+    return max(length, getattr(config, "eval_length", 0), *lengths, *(length * factor for factor in factors))
+
+
+def _parameters(experiment: Experiment) -> int:
+    """Count the parameters of a model from those with one layer and with two."""
+
+    def of_layers(count: int) -> int:
+        task, shape = experiment.instance, replace(experiment.shape, layers=count)
+        model = BACKBONES[task.backbone](experiment.layer, experiment.mixer_config, shape, task.vocab_size)
+        return count_parameters(model)
+
+    # Without memory, if the layer can be built so.
+    try:
+        with torch.device("meta"):
+            one, two = of_layers(1), of_layers(2)
+    except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
+        with torch.random.fork_rng(devices=[]), building(experiment.mixer):
+            one, two = of_layers(1), of_layers(2)
+    return one + (experiment.shape.layers - 1) * (two - one)

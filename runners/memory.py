@@ -1,0 +1,33 @@
+"""What fits into memory: settings that ask for more are refused before anything is allocated."""
+
+import os
+
+import torch
+
+
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of memory of a GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def require_memory(needed: int, device: torch.device, what: str, advice: str) -> None:
+    """Refuse what cannot fit.
+
+    Args:
+        needed: least bytes that it takes.
+        device: where it lies.
+        what: what takes the memory.
+        advice: what to do.
+
+    Raises:
+        ValueError: ``needed`` is more than the memory of ``device``.
+    """
+    if needed > (total := total_memory(device)):
+        where = "the GPU" if device.type == "cuda" else "this machine"
+        raise ValueError(f"too little memory for {what}: at least {_gib(needed)}, {where} has {_gib(total)}: {advice}")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
