@@ -24,7 +24,7 @@ class Staircase(DeepLayer):
 
         - block: theirs has layer norms, before the branches with ``pre_norm`` and else after the additions, a ReLU MLP
           with biases, and dropout.
-        - sizes: chunks of 8, 4 passes, 16 heads; theirs has chunks of 64, 2 passes and 4 heads of 64
+        - sizes: chunks of 16, 4 passes, 16 heads; theirs has chunks of 64, 2 passes and 4 heads of 64
           (experiments/staircase/algorithmic_3var.sh).
         - positions: ALiBi; theirs learns a code of each distance, common to all layers (``key_pe``).
         - computation: the window holds only the chunks that there are; theirs is filled with a cache, at first zeros,
@@ -49,7 +49,7 @@ class Staircase(DeepLayer):
             steps: passes of a chunk through the layers, and chunks of the window.
         """
 
-        chunk: int = 8
+        chunk: int = 16
         steps: int = 4
 
     config: Config

@@ -220,12 +220,17 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
 def _first_and_further(
     config: Config, layer: type[Layer], layer_config: Any, measure: Callable[[Shape, int], int]
 ) -> tuple[int, int]:
-    """Return ``measure(shape, length)`` of a model of one layer, and the increase with each further layer."""
-    one, two = (
+    """Return ``measure(shape, length)`` of a model of one layer, and the increase with each further layer.
+
+    A ``DeepLayer`` may compute a single layer in another way; then the first figure is that of the common way.
+    """
+    least = 2 if issubclass(layer, DeepLayer) and config.layers > 1 else 1
+    fewer, more = (
         from_short(layer, layer_config, config.seq_len, partial(measure, replace(config.shape(), layers=count)))
-        for count in (1, 2)
+        for count in (least, least + 1)
     )
-    return one, two - one
+    further = more - fewer
+    return fewer - (least - 1) * further, further
 
 
 def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
