@@ -222,7 +222,5 @@ def test_questions_are_not_answered_by_an_earlier_checkpoint(finished: Config, t
     config, _ = damaged_copy(finished, tmp_path / "out", flip_newest(-1))
     question = {"id": 0, "gold": 0, "contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(question))
-    with pytest.raises(
-        DamagedFileError, match=r"step-00000008.safetensors is damaged .* and the result.json"
-    ):
+    with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged .* and the result.json"):
         run(replace(config, downstream=str(tmp_path)))
