@@ -1,26 +1,47 @@
 """Files that are either complete or absent: they are written under a temporary name, then renamed.
 
 Tensors are stored as safetensors, never as pickle.
+
+A file carries a checksum of its content, which is checked on reading. It is a CRC-32: it finds every flipped byte,
+overlooks other damage once in four billion times, and takes half of the time of BLAKE2b, so that a checkpoint takes
+hardly longer. It does not protect against forgery. Files of earlier versions without a checksum are accepted.
 """
 
 import errno
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+CHECKSUM = "checksum"
+"""Last key of a JSON file, and last column of a CSV file."""
 _INFO = "info"
+_OF_TENSORS = "tensors_checksum"
+_KIND = "crc32:"
 
 
 class DamagedFileError(ValueError):
-    """A file that this project wrote cannot be read."""
+    """A file that this project wrote is damaged; the message says what to do."""
+
+
+def damaged(path: Path, reason: object, remedy: str = "delete it and run the same command again") -> DamagedFileError:
+    """Return the error for a damaged file."""
+    return DamagedFileError(f"{path} is damaged ({reason}): {remedy}")
+
+
+def checksum(content: Any) -> str:
+    """Return the checksum of bytes, or of another object with contiguous memory."""
+    return f"{_KIND}{zlib.crc32(content):08x}"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -56,37 +77,65 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON.
+    """Write ``content`` as JSON; a mapping gets its checksum as the last entry.
 
     Raises:
         ValueError: it holds NaN or an infinity, which JSON does not have.
         OSError: as ``write_atomically``.
     """
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    sealed = _seal(content) if isinstance(content, Mapping) else content
+    text = json.dumps(sealed, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None if there is no file.
+    """Return the content of a JSON file without its checksum; None if there is no file.
 
     Raises:
-        DamagedFileError: the file is not JSON.
+        DamagedFileError: the file is not JSON, or its checksum is another.
     """
+    if not path.exists():
+        return None
+
     try:
-        return json.loads(path.read_text()) if path.exists() else None
+        content = json.loads(path.read_text())
+        return _unseal(content) if isinstance(content, dict) else content
     except ValueError as error:  # includes bytes that are not UTF-8
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+        raise damaged(path, error) from error
+
+
+def _seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON-able ``content`` with its checksum, which white space in the file does not change."""
+    return {**content, CHECKSUM: checksum(json.dumps(content, allow_nan=False).encode())}
+
+
+def _unseal(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what was given to ``_seal``; content without a checksum is returned as it is.
+
+    Raises:
+        ValueError: the checksum is another.
+    """
+    # Either the key or the value of a checksum shows that there was one, even if a byte of the other is flipped.
+    values = [value for value in content.values() if isinstance(value, str)]
+    if CHECKSUM not in content and not any(value.startswith(_KIND) for value in values):
+        return content
+
+    rest = {name: value for name, value in content.items() if name != CHECKSUM}
+    if _seal(rest) != content:
+        raise ValueError("its checksum does not fit its content")
+    return rest
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON-able ``info`` into one safetensors file.
+    """Write tensors and a JSON-able ``info`` into one safetensors file, with a checksum of each of the two.
 
     Raises:
         ValueError: ``info`` holds NaN or an infinity.
         OSError: as ``write_atomically``.
     """
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {_INFO: json.dumps(info, allow_nan=False)}
+    sealed = _seal({**info, _OF_TENSORS: _checksum_of(contiguous)})
+    metadata = {_INFO: json.dumps(sealed, allow_nan=False)}
     write_atomically(path, lambda temporary: save_file(contiguous, temporary, metadata))
 
 
@@ -97,7 +146,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         DamagedFileError: the file is damaged.
     """
     with _reading(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()[_INFO])  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        info = _unseal(json.loads(file.metadata()[_INFO]))
+        if info.pop(_OF_TENSORS, None) not in (None, _checksum_of(tensors)):
+            raise ValueError("the checksum does not fit the tensors")
+        return tensors, info
 
 
 def load_info(path: Path) -> dict[str, Any]:
@@ -107,8 +160,21 @@ def load_info(path: Path) -> dict[str, Any]:
         DamagedFileError: the file is damaged.
     """
     with _reading(path) as file:
-        info: dict[str, Any] = json.loads(file.metadata()[_INFO])
+        info = _unseal(json.loads(file.metadata()[_INFO]))
+        info.pop(_OF_TENSORS, None)
         return info
+
+
+def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the checksum of the names, types, shapes and values of contiguous tensors on the CPU."""
+    names = sorted(tensors)
+
+    # Threads share the work, because zlib releases Python's lock.
+    with ThreadPoolExecutor() as pool:
+        values = pool.map(lambda name: checksum(tensors[name].reshape(-1).view(torch.uint8).numpy()), names)
+
+    described = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]
+    return checksum(json.dumps([described, list(values)]).encode())
 
 
 @contextmanager
@@ -118,5 +184,5 @@ def _reading(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
 
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, error) from error

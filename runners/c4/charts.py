@@ -1,23 +1,23 @@
 """Charts of loss curves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from runners.c4.curve import read_curve
+from runners.c4.curve import Row
 from runners.files import write_atomically
 
 LINES = ("-", "--", "-.", ":")
 """Line styles: one for each ten runs of a chart, which has ten colours."""
 
 
-def plot_curves(folders: Sequence[Path], path: Path) -> None:
+def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw training and validation losses of runs against the tokens read.
 
     Args:
-        folders: folders of the runs; the legend names each.
+        curves: rows of the runs by their names, which the legend shows.
         path: PNG file to write.
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -25,8 +25,7 @@ def plot_curves(folders: Sequence[Path], path: Path) -> None:
     training: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}
     validation: dict[str, Any] = {"marker": "o", "markersize": 3}
 
-    for i, folder in enumerate(folders):
-        rows = read_curve(folder)
+    for i, (name, rows) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": f"C{i % 10}", "linestyle": LINES[i // 10 % len(LINES)]}
         axes.plot([row.tokens for row in rows], [row.loss for row in rows], **style, **training)
 
@@ -34,14 +33,14 @@ def plot_curves(folders: Sequence[Path], path: Path) -> None:
         axes.plot(
             [tokens for tokens, _ in measured],
             [loss for _, loss in measured],
-            label=folder.name,
+            label=name,
             **style,
             **validation,
         )
 
     # The legend explains the two kinds of lines.
-    for name, kind in (("validation", validation), ("training, each step", training)):
-        axes.plot([], [], color="black", label=name, **kind)
+    for text, kind in (("validation", validation), ("training, each step", training)):
+        axes.plot([], [], color="black", label=text, **kind)
 
     axes.set_xscale("log")
     axes.set_xlabel("tokens")

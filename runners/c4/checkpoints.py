@@ -1,4 +1,4 @@
-"""Checkpoints of a pretraining run: one safetensors file each, whole or absent. The newest one is used.
+"""Checkpoints of a pretraining run: one safetensors file each, whole or absent. The newest intact one is used.
 
 The folder of a run holds
 
@@ -13,8 +13,11 @@ A checkpoint holds whole tensors, so any number of processes can read it, sharde
 """
 
 import errno
+import sys
+from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +27,12 @@ from mixers.models import LanguageModel
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.model import build
-from runners.files import load_info, load_tensors, save_tensors
+from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
 KEPT = 2
 """Number of newest checkpoints that are kept."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -36,6 +40,10 @@ RANDOM = "random"
 """Name of the tensor that holds the state of the random number generator."""
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
+TRAIN_AGAIN = "delete it and the result.json of its run, and run the command of the training again"
+"""Remedy for a damaged file of a finished run: training continues from an earlier checkpoint, or begins again."""
+TOKENIZER_CHECKSUM = "tokenizer_checksum"
+"""Key in the description of a run's corpus; other programs would refuse a checksum in ``tokenizer.json`` itself."""
 
 
 class DiskFullError(OSError):
@@ -45,6 +53,32 @@ class DiskFullError(OSError):
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint in a run's folder; None if it has none."""
     return max(_all(folder), default=None)
+
+
+def load_newest(folder: Path, load: Callable[[Path], T], first: bool = True) -> T | None:
+    """Load the newest intact checkpoint in a run's folder; a line says if an earlier one replaces a damaged one.
+
+    Args:
+        folder: folder of the run.
+        load: loads a checkpoint; raises DamagedFileError if the run cannot continue from there.
+        first: whether this process prints.
+
+    Returns:
+        What ``load`` returned; None if there is no checkpoint.
+
+    Raises:
+        DamagedFileError: ``load`` raised it for all checkpoints.
+    """
+    paths = sorted(_all(folder), reverse=True)
+    for path, earlier in zip_longest(paths, paths[1:]):
+        try:
+            return load(path)
+        except DamagedFileError as error:
+            if earlier is None:
+                raise
+            if first:
+                print(f"{_reason(error)}: the earlier checkpoint {earlier.name} is used", file=sys.stderr)
+    return None
 
 
 def save(
@@ -88,22 +122,18 @@ def save(
         old.unlink()
 
 
-def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load a checkpoint into a model and its optimizer.
+def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put the tensors of a checkpoint into a model and its optimizer.
 
     Args:
-        path: checkpoint file.
+        path: checkpoint file, which errors name.
+        tensors: its tensors.
         model: the module to train.
         optimizer: its optimizer.
 
-    Returns:
-        The description of the run, and ``step``.
-
     Raises:
-        DamagedFileError: the file cannot be read.
         ValueError: the file belongs to another model.
     """
-    tensors, info = load_tensors(path)
     weights, moments = _state(model, optimizer, None)
 
     # Weights, which must fit the model.
@@ -121,26 +151,25 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> d
 
     set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=WHOLE)
     torch.set_rng_state(tensors[RANDOM])
-    return info
 
 
 def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
     Args:
-        path: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
+        path: folder of a run, of which the newest intact checkpoint is read, or a checkpoint file.
 
     Raises:
-        DamagedFileError: the file cannot be read.
+        DamagedFileError: a file is damaged.
         ValueError: there is no checkpoint, or it belongs to another version or another model.
     """
-    file = _find(Path(path))
-    tensors, info = load_tensors(file)
+    file, (tensors, info) = _load(Path(path), load_tensors)
     config = _read_config(info, file)
 
     tokenizer = file.parent.parent / "tokenizer.json"
     if not tokenizer.is_file():
         raise ValueError(f"no {tokenizer}: keep {file.name} in the folder of its run, which has the tokenizer")
+    check_tokenizer(tokenizer, info)
 
     prefix = f"model.{MODEL}."
     try:
@@ -153,8 +182,19 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
 
 def load_config(path: Path | str) -> Config:
     """Load the configuration of a run; arguments and errors are those of ``load_model``."""
-    file = _find(Path(path))
-    return _read_config(load_info(file), file)
+    file, info = _load(Path(path), load_info)
+    return _read_config(info, file)
+
+
+def check_tokenizer(path: Path, info: dict[str, Any]) -> None:
+    """Compare the tokenizer of a run with the checksum in the run's description, which earlier versions lack.
+
+    Raises:
+        DamagedFileError: the file is damaged.
+    """
+    expected = info.get("corpus", {}).get(TOKENIZER_CHECKSUM)
+    if expected not in (None, checksum(path.read_bytes())):
+        raise damaged(path, "its checksum does not fit", TRAIN_AGAIN)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -163,16 +203,30 @@ def clear_leftovers(folder: Path) -> None:
         leftover.unlink()
 
 
-def _find(path: Path) -> Path:
-    """Return ``path`` if it is a file, or the newest checkpoint in the folder ``path``.
+def _load(path: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
+    """Load the file ``path``, or the newest intact checkpoint in the folder ``path``; return it with its path.
 
     Raises:
+        DamagedFileError: there is no intact file.
         ValueError: there is no such file.
     """
-    file = newest(path) if path.is_dir() else path
-    if file is None or not file.is_file():
+    found: tuple[Path, T] | None = None
+    try:
+        if path.is_dir():
+            found = load_newest(path, lambda file: (file, load(file)))
+        elif path.is_file():
+            found = path, load(path)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{_reason(error)}: {TRAIN_AGAIN}") from error
+
+    if found is None:
         raise ValueError(f"no checkpoint at {path}: give a run's folder (results/c4/...) or a step-*.safetensors file")
-    return file
+    return found
+
+
+def _reason(error: DamagedFileError) -> str:
+    """Return the message of an error without its remedy."""
+    return str(error).rpartition(": ")[0]
 
 
 def _read_config(info: dict[str, Any], file: Path) -> Config:

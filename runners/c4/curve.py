@@ -1,4 +1,7 @@
-"""The curve of a run: one row for each optimizer step, in ``curve.csv``."""
+"""The curve of a run: one row for each optimizer step, in ``curve.csv``.
+
+Rows are appended one by one, so each has a checksum of its own. The steps are consecutive, so a lost row is noticed.
+"""
 
 import csv
 import io
@@ -6,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from runners.files import DamagedFileError, write_atomically
+from runners.files import CHECKSUM, checksum, damaged, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,40 +44,79 @@ class Row:
 COLUMNS = [field.name for field in fields(Row)]
 
 
-def read_curve(folder: Path) -> list[Row]:
-    """Read the rows of a run; a last line that a kill cut short is left out.
+def read_curve(folder: Path, steps: int | None = None) -> list[Row]:
+    """Read the rows of a run.
+
+    Args:
+        folder: folder of the run.
+        steps: number of first steps whose rows are read. Unless given, all rows are read, without a last line that a
+            kill cut short.
 
     Raises:
-        DamagedFileError: another line is damaged.
+        DamagedFileError: one of these rows is damaged or missing.
     """
     path = folder / "curve.csv"
-    if not path.exists():
-        return []
-
-    # A whole line ends with a newline.
     try:
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [_row(values) for values in csv.DictReader(lines)]
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedFileError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+        # A whole line ends with a newline.
+        text = path.read_text() if path.exists() else ""
+        header, *lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] or [""]
+        rows = _rows(header, lines[:steps])
+
+        if [row.step for row in rows] != list(range(1, (len(rows) if steps is None else steps) + 1)):
+            raise ValueError("rows are missing")
+        return rows
+    except (ValueError, TypeError) as error:
+        raise damaged(path, error, f"delete the folder {folder} and run the same command again") from error
 
 
-def _row(values: dict[str, str]) -> Row:
+def _rows(header: str, lines: list[str]) -> list[Row]:
+    """Convert the lines of a file; files of earlier versions have no checksums.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    if header == _line([*COLUMNS, CHECKSUM]):
+        lines = [_unseal(line) for line in lines]
+    elif lines and header != _line(COLUMNS):
+        raise ValueError("its first line does not name the columns")
+    return [_row(values) for values in csv.reader(lines)]
+
+
+def _row(values: list[str]) -> Row:
     """Convert the texts of a line."""
-    numbers: dict[str, Any] = {name: None if value == "" else float(value) for name, value in values.items()}
-    return Row(**{**numbers, "step": int(values["step"]), "tokens": int(values["tokens"])})
+    texts = dict(zip(COLUMNS, values, strict=True))
+    numbers: dict[str, Any] = {name: None if value == "" else float(value) for name, value in texts.items()}
+    return Row(**{**numbers, "step": int(texts["step"]), "tokens": int(texts["tokens"])})
 
 
 def write_curve(folder: Path, rows: list[Row]) -> None:
     """Write ``rows`` and replace an existing curve."""
-    text = "".join(map(_line, [COLUMNS, *map(astuple, rows)]))
+    text = _line([*COLUMNS, CHECKSUM]) + "".join(map(_seal, rows))
     write_atomically(folder / "curve.csv", lambda path: path.write_text(text))
 
 
 def append_curve(folder: Path, row: Row) -> None:
     """Append one row."""
     with (folder / "curve.csv").open("a") as file:
-        file.write(_line(astuple(row)))
+        file.write(_seal(row))
+
+
+def _seal(row: Row) -> str:
+    """Return the line of a row with its checksum."""
+    text = _line(astuple(row)).rstrip("\n")
+    return f"{text},{checksum(text.encode())}\n"
+
+
+def _unseal(line: str) -> str:
+    """Return a line without its checksum.
+
+    Raises:
+        ValueError: the checksum is another.
+    """
+    text, _, found = line.rstrip("\n").rpartition(",")
+    if found != checksum(text.encode()):
+        raise ValueError(f"the checksum of {text!r} does not fit")
+    return text
 
 
 def _line(values: Any) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from runners.c4 import checkpoints
 from runners.c4.config import Config
@@ -33,7 +34,7 @@ from runners.c4.identity import describe_run
 from runners.c4.model import build
 from runners.c4.step import Stepper, learning_rate
 from runners.c4.watchers import Watcher
-from runners.files import read_json, write_atomically, write_json
+from runners.files import DamagedFileError, checksum, load_tensors, read_json, write_atomically, write_json
 from runners.interrupt import StoppedError, asked_to_stop
 from runners.provenance import versions
 
@@ -85,9 +86,10 @@ class Loop:
         # Steps done.
         self.rows: list[Row] = []
         self.step = 0
-        if (path := checkpoints.newest(folder)) is not None:
-            self.step = checkpoints.restore(path, self.stepper.objective, self.stepper.optimizer)["step"]
-            self.rows = [row for row in read_curve(folder) if row.step <= self.step]
+        if (found := checkpoints.load_newest(folder, self._load, world.is_first)) is not None:
+            path, tensors, self.rows = found
+            self.step = len(self.rows)
+            checkpoints.restore(path, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
 
     def finish(self) -> dict[str, Any]:
@@ -125,22 +127,28 @@ class Loop:
         return result
 
     def _describe(self, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-        """Return the description of the run; write it and the tokenizer if the run is new."""
-        config = self.config
+        """Return the description of the run; write it and the tokenizer if the run is new or they are lost."""
+        config, path = self.config, self.folder / "tokenizer.json"
         described: dict[str, Any] | None = read_json(self.folder / "run.json")
+        self.world.wait()  # before the first process writes
+
+        # The tokenizer comes first, because the description holds its checksum.
+        if self.world.is_first and not _is_intact(path, described):
+            tokenizer = load_tokenizer(config.tokenizer)
+            write_atomically(path, lambda temporary: tokenizer.save(str(temporary)))
+        self.world.wait()
 
         if described is None:
             corpus_info = {
                 "folder": corpus.folder.name,
                 "vocab_size": corpus.manifest.vocab_size,
                 "train_tokens": corpus.tokens("train"),
+                checkpoints.TOKENIZER_CHECKSUM: checksum(path.read_bytes()),
             }
             read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))
             described = describe_run(read, options, corpus_info)
 
             if self.world.is_first:
-                tokenizer = load_tokenizer(config.tokenizer)
-                write_atomically(self.folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
                 write_json(self.folder / "run.json", described)
 
         self.world.wait()
@@ -223,6 +231,15 @@ class Loop:
             write_json(self.folder / "diverged.json", {"step": step, "documents": documents, "message": message})
         return DivergedError(message)
 
+    def _load(self, path: Path) -> tuple[Path, dict[str, Tensor], list[Row]]:
+        """Return a checkpoint's path, its tensors, and the rows of the curve up to its step.
+
+        Raises:
+            DamagedFileError: the checkpoint or one of these rows is damaged.
+        """
+        tensors, info = load_tensors(path)
+        return path, tensors, read_curve(self.folder, info["step"])
+
     def _save(self) -> None:
         """Write a checkpoint."""
         objective, optimizer = self.stepper.objective, self.stepper.optimizer
@@ -236,3 +253,15 @@ class Loop:
         speeds = sorted(row.tokens_per_second for row in self.rows)
         result["tokens_per_second"] = speeds[len(speeds) // 2]
         return result
+
+
+def _is_intact(tokenizer: Path, described: dict[str, Any] | None) -> bool:
+    """Return whether the tokenizer of a described run is there and undamaged."""
+    if described is None or not tokenizer.is_file():
+        return False
+
+    try:
+        checkpoints.check_tokenizer(tokenizer, described)
+    except DamagedFileError:
+        return False
+    return True

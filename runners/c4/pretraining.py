@@ -24,7 +24,7 @@ from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
 from runners.c4.cost import model_parameters
-from runners.c4.curve import read_curve
+from runners.c4.curve import Row, read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.items import HUB, read_items
@@ -35,7 +35,7 @@ from runners.c4.search import best, print_results, search, study_file
 from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
-from runners.files import read_json
+from runners.files import DamagedFileError, read_json
 from runners.memory import require_memory
 from runners.storage import Store
 from runners.tracking import check_login
@@ -67,7 +67,7 @@ class Result:
 
         ``pandas.DataFrame(result.curve())`` makes a table of it.
         """
-        return [asdict(row) for row in read_curve(self.folder)]
+        return [asdict(row) for row in read_curve(self.folder, self.config.steps)]
 
     @property
     def model(self) -> LanguageModel:
@@ -243,7 +243,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     # A chart with all runs on the corpus.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
-        plot_curves(_runs_on(corpus, config.out), chart)
+        plot_curves(_curves_on(corpus, config.out, console), chart)
 
     return Result(
         folder=run_folder(config, options, corpus),
@@ -271,7 +271,15 @@ def _search(
     return chosen
 
 
-def _runs_on(corpus: Corpus, out: Path) -> list[Path]:
-    """Return the folders of all runs on a corpus."""
-    described = {path.parent: read_json(path) for path in sorted((out / "c4").glob("*/run.json"))}
-    return [folder for folder, run in described.items() if run["corpus"]["folder"] == corpus.folder.name]
+def _curves_on(corpus: Corpus, out: Path, console: Console) -> dict[str, list[Row]]:
+    """Return the curves of all runs on a corpus by their names; a line names each damaged one, which is left out."""
+    curves = {}
+    for path in sorted((out / "c4").glob("*/run.json")):
+        try:
+            # A finished run has a row for each step.
+            if read_json(path)["corpus"]["folder"] == corpus.folder.name:
+                finished = read_json(path.with_name("result.json")) or {}
+                curves[path.parent.name] = read_curve(path.parent, finished.get("step"))
+        except DamagedFileError as error:
+            console.print(f"chart without {path.parent.name}: {error}", soft_wrap=True)
+    return curves

@@ -118,8 +118,8 @@ def _downstream(
 def _evaluate(
     folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
-    """Evaluate the last checkpoint on each set of questions."""
-    model, tokenizer = checkpoints.load_model(folder)
+    """Evaluate the last checkpoint on each set of questions; an earlier one would answer otherwise."""
+    model, tokenizer = checkpoints.load_model(checkpoints.newest(folder) or folder)
     model.to(world.device)
     batch = _micro_batch_size(config, world)
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from runners.files import read_json
-from runners.mad.experiment import Experiment, run_folder, study_folder
+from runners.mad.experiment import Experiment, study_folder
 from runners.mad.results.summary import Estimate, Summary
-from runners.mad.studies import kept_model
+from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.protocol import Run
 from tasks.base import Accuracy, Batch
 
@@ -74,10 +73,7 @@ class Study:
         """
         rows = []
         for run in self.runs:
-            path = run_folder(self.out, self.experiment, run) / "config.json"
-            if (record := read_json(path)) is None:
-                raise ValueError(f"{path} is gone: another out folder trains the run again")
-            for point in record["curve"]:
+            for point in kept_record(self.experiment, run, self.out)["curve"]:
                 validation = point["validation"] or dict.fromkeys(("sequence_accuracy", "token_accuracy", "loss"))
                 figures = {f"validation_{name}": value for name, value in validation.items() if name != "score"}
                 rows.append({**vars(run), "step": point["step"], "train_loss": point["train_loss"], **figures})

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 import torch
@@ -24,7 +25,7 @@ from mixers.contract import POSITIONS, check_foreign
 from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
-from runners.mad.experiment import Experiment, call_as_in_training, first_layer, study_folder
+from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
 from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
 from runners.mad.results.held_out import Reading, kept_parameters, read_test
 from runners.mad.results.summary import Summary, summarise, write_summary
@@ -174,6 +175,24 @@ def kept_model(experiment: Experiment, run: Run, out: Path) -> Backbone:
     model = experiment.build()
     model.load_state_dict(kept_parameters(experiment, run, out.resolve()), strict=False)
     return model
+
+
+def kept_record(experiment: Experiment, run: Run, out: Path) -> dict[str, Any]:
+    """The record of a finished run with its curve, from its ``config.json``.
+
+    Raises:
+        DamagedFileError: it is gone or damaged.
+    """
+    path = run_folder(out.resolve(), experiment, run) / "config.json"
+    reason: Exception | None = None
+    try:
+        record: dict[str, Any] | None = read_json(path)
+    except DamagedFileError as error:
+        record, reason = None, error
+
+    if record is None:
+        raise DamagedFileError(f"{path} is gone or damaged: another --out trains the run again") from reason
+    return record
 
 
 @contextmanager

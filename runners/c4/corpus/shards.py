@@ -7,7 +7,6 @@ The folder of a corpus has a ``manifest.json`` and two arrays for each shard:
   token in the split, its number in the sources, and the digest of its text.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from runners.c4.corpus.sources import Split, first_line
-from runners.files import write_atomically, write_json
+from runners.files import read_json, write_atomically, write_json
 
 MANIFEST = "manifest.json"
 
@@ -118,11 +117,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         ValueError: the manifest is damaged.
     """
     path = folder / MANIFEST
-    if not path.exists():
-        return None
-
     try:
-        content = json.loads(path.read_text())
+        if (content := read_json(path)) is None:
+            return None
         splits = {split: _read_part(**part) for split, part in content.pop("splits").items()}
         return Manifest(**content, splits=splits)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from mixers.base import Shape
 from runners.files import read_json, write_json
-from runners.mad.experiment import Experiment, run_folder
+from runners.mad.experiment import Experiment
 from runners.mad.options import PRESETS, Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
 from runners.mad.search.identity import agree, trajectory
-from runners.mad.studies import train_studies
+from runners.mad.studies import kept_record, train_studies
 from runners.mad.training.protocol import Run
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
@@ -119,9 +119,8 @@ def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[li
     curves = []
     for seed in point.seeds if point else []:
         run = Run(lr=point.lr, weight_decay=point.weight_decay, seed=seed)  # type: ignore[union-attr]
-        record = read_json(run_folder(out.resolve(), experiment, run) / "config.json")
         rows = []
-        for at in record["curve"]:
+        for at in kept_record(experiment, run, out)["curve"]:
             validation = at["validation"] or {}
             figures = [at["train_loss"], *map(validation.get, ("loss", "sequence_accuracy", "token_accuracy"))]
             rows.append([at["step"], *(None if y is None else float(f"{y:.{DIGITS}g}") for y in figures)])
@@ -156,7 +155,7 @@ def read_cell(path: Path) -> dict[str, Any]:
     """Content of a cell's file, with what the first files did not hold yet.
 
     Raises:
-        DamagedFileError: it is not JSON.
+        DamagedFileError: it is damaged.
     """
     cell = read_json(path)
     first = {"shape": asdict(Shape(layers=cell["layers"])), "preset": None, "remark": None, "code": None}

@@ -31,7 +31,9 @@ def test_a_damaged_curve_is_named(old: str, new: str, tmp_path: Path) -> None:
     assert read_curve(tmp_path) == [row]
     path = tmp_path / "curve.csv"
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(DamagedFileError, match=f"^{path} is damaged .*: delete it and run the same command again$"):
+    with pytest.raises(
+        DamagedFileError, match=f"^{path} is damaged .*: delete the folder {tmp_path} and run the same command again$"
+    ):
         read_curve(tmp_path)
 
 
@@ -40,16 +42,15 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
 ) -> None:
     row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
               seconds=1.0)  # fmt: skip
-    folders = [tmp_path / f"run-{i:02}" for i in range(12)]
-    for i, folder in enumerate(folders):
-        folder.mkdir()
-        write_curve(folder, [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)])
+    curves = {
+        f"run-{i:02}": [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)] for i in range(12)
+    }
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
-    plot_curves(folders, tmp_path / "chart.png")
+    plot_curves(curves, tmp_path / "chart.png")
     legend = figures[0].axes[0].get_legend()
     *names, validation, training = [text.get_text() for text in legend.get_texts()]
-    assert names == [folder.name for folder in folders]
+    assert names == list(curves)
     *lines, thick, thin = legend.get_lines()
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
     assert (validation, training) == ("validation", "training, each step")

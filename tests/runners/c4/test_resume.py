@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,7 @@ def test_a_checkpoint_of_another_model_is_refused(texts: Path, tmp_path: Path) -
     source = checkpoints.newest(folder_of(small))
     assert source is not None
     (folder / source.name).write_bytes(source.read_bytes())
+    shutil.copy(folder_of(small) / "curve.csv", folder_of(large))
     with pytest.raises(ValueError, match="checkpoint of another model"):
         run(large)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from runners.files import read_json
 from runners.mad import Study, study
 from runners.mad import __main__ as mad
 from runners.mad.results.summary import read_summary
@@ -88,7 +89,7 @@ def test_the_command_finds_what_the_function_has_trained(result: Study, capsys: 
     before = sorted((result.out / "runs").iterdir())
     mad.main([*SAME, "--seeds", "4", "--seeds-of", "chosen", "--out", str(result.out)])
     assert sorted((result.out / "runs").iterdir()) == before
-    stored = json.loads((result.folder / "summary.json").read_text())
+    stored = read_json(result.folder / "summary.json")
     assert stored == json.loads(json.dumps(result.summary.to_dict()))
     assert "chosen on validation: lr" in capsys.readouterr().out
 

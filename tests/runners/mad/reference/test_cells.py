@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.base import Shape
+from runners.files import read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
 from runners.mad.reference.cells import cell_file, is_stale, options_of, train_cell, write_cell
@@ -32,7 +33,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dict[str, Any]]) -> None:
     path, content = cell
-    assert json.loads(path.read_text()) == json.loads(json.dumps(content))
+    assert read_json(path) == json.loads(json.dumps(content))
     assert path.parts[-2:] == ("rt-block-2", "memorization.json")
     assert content["seeds"] == [0, 1, 2, 3, 4]
     assert content["grid"] == [1e-3, 5e-3]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from runners.mad.results import held_out
 from runners.mad.results.held_out import Reading, read_test
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
+from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -131,6 +132,31 @@ def test_a_damaged_reading_is_an_error_that_says_what_to_do(store: Store, conten
     (run_folder(store.folder, EXPERIMENT, RUNS[0]) / "test.json").write_text(content)
     with pytest.raises(DamagedFileError, match=r"is damaged .*: delete it and run the same command again"):
         read_test(EXPERIMENT, RUNS, store.folder, CPU, 64)
+
+
+@pytest.mark.parametrize("at", [0, 8, 30, 200, 3000, -3])
+def test_a_flipped_byte_is_an_error_that_says_what_to_do(store: Store, at: int) -> None:
+    """Of the figures, of the record with the curve, and of the parameters."""
+    read_test(EXPERIMENT, RUNS[:1], store.folder, CPU, 64)
+    calls: dict[str, Callable[[], object]] = {
+        "test.json": lambda: read_test(EXPERIMENT, RUNS[:1], store.folder, CPU, 64),
+        "config.json": lambda: kept_record(EXPERIMENT, RUNS[0], store.folder),
+        "model.safetensors": lambda: kept_model(EXPERIMENT, RUNS[0], store.folder),
+    }
+    for name, read in calls.items():
+        path = run_folder(store.folder, EXPERIMENT, RUNS[0]) / name
+        content = bytearray(path.read_bytes())
+        content[at % len(content)] ^= 0x04
+        path.write_bytes(content)
+        with pytest.raises(DamagedFileError, match=f"^{path} is .*damaged.*: (delete it and run|another --out trains)"):
+            read()
+
+
+def test_a_lost_record_is_an_error_that_says_what_to_do(store: Store) -> None:
+    path = run_folder(store.folder, EXPERIMENT, RUNS[0]) / "config.json"
+    path.unlink()
+    with pytest.raises(DamagedFileError, match=f"^{path} is gone or damaged: another --out trains the run again$"):
+        kept_record(EXPERIMENT, RUNS[0], store.folder)
 
 
 def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
