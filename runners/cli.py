@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import io
 import itertools
 import math
@@ -101,7 +102,9 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # ``run_command`` handles it
         raise
     except kinds as error:
-        fail(" ".join(f"{where(error)}{error}".split()))
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        advice = ": free some space, then the same command resumes" if full else ""
+        fail(" ".join(f"{where(error)}{error}".split()) + advice)
 
 
 FIND: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {

@@ -5,7 +5,6 @@ that process has exited, another one may take the trial over. The next process t
 files of processes that were killed.
 """
 
-import os
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,13 +15,12 @@ from typing import Any
 import optuna
 from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
+
+from runners.journal import JOURNAL_HEAD, Journal
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-JOURNAL_HEAD = b'{"op_code":'
-"""How each record of Optuna's journal begins (``optuna.storages.journal.JournalFileBackend``)."""
 SQLITE_HEAD = b"SQLite format 3\0"
 """How each SQLite database begins (https://www.sqlite.org/fileformat.html, section 1.3)."""
 
@@ -145,7 +143,7 @@ def _open_storage(storage: str) -> BaseStorage:
 
     path = _journal_path(storage)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _drop_torn_line(path)
+    path.touch()
     return _read_journal(path)
 
 
@@ -170,10 +168,10 @@ def _journal_path(storage: str) -> Path:
 def _check_journal(path: Path) -> None:
     """Raise ValueError unless a file is an Optuna journal: empty, or one record a line.
 
-    The first record may be torn, so only its start is compared.
+    The first record may be torn, and blanks may stand in its place, so only its start is compared.
     """
     with path.open("rb") as file:
-        head = file.read(max(len(JOURNAL_HEAD), len(SQLITE_HEAD)))
+        head = file.read(max(len(JOURNAL_HEAD), len(SQLITE_HEAD))).lstrip(b" ")
     if head.startswith(SQLITE_HEAD):
         raise ValueError(f"storage {path} is an SQLite database: give --storage sqlite:///{path}")
     if head[: len(JOURNAL_HEAD)] != JOURNAL_HEAD[: len(head)]:
@@ -182,20 +180,6 @@ def _check_journal(path: Path) -> None:
 
 def _read_journal(path: Path) -> BaseStorage:
     try:
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(Journal(path))
     except (ValueError, KeyError, TypeError) as error:  # raised by Optuna for lines that it did not write
         raise ValueError(f"{path} is damaged ({error}): repair it, or move it away to start again") from error
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Remove a last line that a killed process left half-written, because lines behind it could not be read."""
-    # The lock is a link to this file. A link that a killed process left to a missing file would never be released.
-    path.touch()
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()
-    try:
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
-    finally:
-        lock.release()

@@ -78,6 +78,7 @@ class Options:
         device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
+        rebuild: take finished runs whose folders the storage does not know into the storage, before training.
         wandb: Weights & Biases mode.
         preset: quick is every task in a small setting, minutes on a laptop, not the published protocol; demo is one RT
             layer against one Transformer layer on a short in-context recall.
@@ -107,6 +108,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path = Path("results")
     storage: str | None = None
+    rebuild: bool = False
     wandb: Mode = "disabled"
     preset: Literal["grid", "quick", "demo"] = "grid"
     reference: str = "shipped"
@@ -130,7 +132,14 @@ class Options:
     def settings(self) -> Settings:
         """Where and how studies are trained."""
         storage = self.storage or str(self.out / "studies.journal")
-        return Settings(out=self.out, storage=storage, device=self.device, together=self.together, wandb=self.wandb)
+        return Settings(
+            out=self.out,
+            storage=storage,
+            device=self.device,
+            together=self.together,
+            wandb=self.wandb,
+            rebuild=self.rebuild,
+        )
 
 
 PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
@@ -211,6 +220,8 @@ def check_options(options: Options) -> None:
     check_out(options.out)
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
+    if options.rebuild and (options.list or options.dry_run):
+        raise ValueError("--rebuild writes to the storage: give it without --list and --dry-run")
     if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
 

@@ -32,6 +32,7 @@ from runners.mad.results.summary import Summary, summarise, write_summary
 from runners.mad.results.tables import edge_advice
 from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
+from runners.mad.search.rebuild import lost_runs, rebuild
 from runners.mad.search.search import search
 from runners.mad.search.study import done_of, done_trials, open_study, run_of
 from runners.mad.search.tracker import Tracker
@@ -55,6 +56,7 @@ class Settings:
         device: ``auto``, ``cpu`` or ``cuda``.
         together: runs trained as one ensemble, at most.
         wandb: Weights & Biases mode.
+        rebuild: take finished runs that the storage lacks from their folders.
     """
 
     out: Path
@@ -62,6 +64,7 @@ class Settings:
     device: str
     together: int
     wandb: Mode
+    rebuild: bool = False
 
 
 def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
@@ -104,7 +107,17 @@ def train_studies(
     say = partial(console.print, soft_wrap=True)
 
     with closing(Store(settings.out, settings.storage)) as store:
+        if settings.rebuild:
+            say(f"rebuilt: {sum(rebuild(experiment, store) for experiment in experiments)} finished runs")
         experiments = [identify(experiment, store.storage, say) for experiment in experiments]
+
+        # Folders that the storage does not know.
+        wanted = [*grid, *(replace(run, seed=seed) for run in grid for seed in more_seeds)]
+        for experiment in experiments:
+            if lost := lost_runs(experiment, wanted, store):
+                counted = f"{len(lost)} finished run{'s' * (len(lost) > 1)}"
+                say(f"{experiment.name}: the storage lacks {counted}, to be trained again: --rebuild takes them over")
+
         if len(devices) > 1:
             say(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
 

@@ -10,7 +10,7 @@ checked by a *rehearsal*: a few training steps on short random sequences, on the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -122,10 +122,28 @@ def sign_study(experiment: Experiment, store: Store) -> None:
             study.set_user_attr("codes", [*codes, experiment.code])
 
 
+def sign_rebuilt(experiment: Experiment, codes: Iterable[str], store: Store) -> None:
+    """Store with a study, rebuilt from its runs, the hashes of the code that trained them.
+
+    A study without any trajectory gets one only if today's code is among them.
+    """
+    codes = dict.fromkeys(codes)
+    if experiment.code in codes:
+        sign_study(experiment, store)
+    with store.exclusive():
+        study = optuna.load_study(study_name=experiment.name, storage=store.storage)
+        if "trajectory" not in study.user_attrs:
+            study.set_user_attr("trajectory", None)
+        stored = study.user_attrs.get("codes", [])
+        study.set_user_attr("codes", [*stored, *(code for code in codes if code not in stored)])
+
+
 def _difference(then: Trajectory | None, now: Trajectory | None) -> str:
     """In what two trajectories differ, in words."""
-    if then is None or now is None:
+    if now is None:
         return "has changed, and the layer cannot be rehearsed on a CPU"
+    if then is None:
+        return "has changed, and there is no rehearsal of it to compare with"
     pairs = zip_longest(then, now)
     before, after = next((a, b) for a, b in pairs if not _close(a, b))
     return f"trained otherwise (a rehearsal gave {before}, and gives {after} now)"

@@ -478,9 +478,8 @@ def test_a_study_in_a_database_belongs_to_the_folder_that_opened_it_first(
     assert study.user_attrs["config"]["mixer"] == "transformer"
 
 
-@pytest.mark.parametrize("line", ['{"op_code":4}', '{"op_code":'])
-def test_a_damaged_journal_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "studies.journal"
+def test_a_damaged_journal_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path, line = tmp_path / "studies.journal", '{"op_code":4}'
     path.write_text(f"{line}\n{line}\n")
     with pytest.raises(ValueError, match=r"studies\.journal is damaged .*: repair it, or move it away to start again$"):
         Store(tmp_path, str(path))
