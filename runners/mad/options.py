@@ -171,6 +171,7 @@ PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
             batch_size=64,
             evaluations=5,
             preset="demo",
+            reference="none",
         ),
         {"in-context-recall": {"length": 48, "eval_examples": 320}},
     ),
