@@ -72,7 +72,8 @@ class RetNet(MixerLayer):
     def init_state(self, batch: int) -> State:
         heads, weight = self.config.heads, self.q.weight
         size = self.shape.width // heads
-        return {"S": weight.new_zeros(batch, heads, size, size), "position": weight.new_zeros(batch, 1)}
+        position_B1 = weight.new_zeros(batch, 1, dtype=torch.int64)  # bfloat16 would stop counting at 256
+        return {"S": weight.new_zeros(batch, heads, size, size), "position": position_B1}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         o_BHK, S_BHKK = matrix_step(state["S"], *self._project(x_BD, state["position"]))

@@ -9,6 +9,7 @@ from mixers.rt.layer import RecurrentTransformer
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_layer_is_a_module_for_a_model_of_ones_own(name: str) -> None:
+    torch.manual_seed(0)
     layer, x = build(name, width=64), torch.randn(2, 5, 64)
     state, outputs = layer.init_state(2), []
     for x_t in x.unbind(1):
