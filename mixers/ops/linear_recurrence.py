@@ -36,7 +36,7 @@ def matrix_recurrence(
     b_BTHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
 ) -> Tensor:
-    """Return the outputs o (B, T, H, V) from a state of zeros; float32 for 16-bit inputs.
+    """Return the outputs o (B, T, H, V) from a state of zeros: bfloat16 from our kernels, else at least float32.
 
     Args:
         q_BTHK: Queries.

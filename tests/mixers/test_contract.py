@@ -93,7 +93,7 @@ SPANS = {
     "transformer-fam": "block",
     "rmt": "segment",
 }
-"""Options of layers whose recurrence or window begins beyond so many positions."""
+"""The option of each layer that sets the longest sequence on which its recurrence or window does nothing."""
 
 
 @pytest.mark.parametrize(("name", "option"), SPANS.items())

@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import MASKED
+from mixers.ops.kernels.common import MASKED, contiguous
 from mixers.ops.runs import Method, Optionals, Tensors
 
 CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
@@ -247,14 +247,14 @@ def chunked_recurrence_method(dtype: torch.dtype) -> Method:
     """
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
-        q, k, v, g = _contiguous(*tensors)
+        q, k, v, g = contiguous(*tensors)
         o = torch.empty_like(v, dtype=dtype)
         grid, settings = _launch(q, v, g)
         chunked_fwd_kernel[grid](q, k, v, g, o, **settings)
         return (o,), ()
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
-        do, q, k, v, g = _contiguous(*gradients, *tensors)
+        do, q, k, v, g = contiguous(*gradients, *tensors)
         dq, dk, dv = (torch.empty_like(y) for y in (q, k, v))
         dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
         grid, settings = _launch(q, v, g)
@@ -263,10 +263,6 @@ def chunked_recurrence_method(dtype: torch.dtype) -> Method:
         return dq, dk, dv, dg
 
     return Method(forward, backward)
-
-
-def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
-    return tuple(y if y is None else y.contiguous() for y in tensors)
 
 
 def _launch(q: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], dict[str, Any]]:

@@ -12,6 +12,8 @@ Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions
 rows of a run, M the rows of a tile, and E the width padded to a power of two. Logits are in units of log2.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -103,6 +105,11 @@ def product(
 def rows_of(x: Tensor) -> int:
     """Number of rows of one run of x (R, ..., D)."""
     return x[0].numel() // x.shape[-1]
+
+
+def contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Tensors without gaps between their numbers; None stays None."""
+    return tuple(y if y is None else y.contiguous() for y in tensors)
 
 
 def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:

@@ -54,6 +54,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixers.ops.kernels.common import contiguous
 from mixers.ops.runs import Method, Optionals, Tensors
 
 MOST_CHANNELS = 64
@@ -481,7 +482,7 @@ def recurrence_method(dtype: torch.dtype) -> Method:
     """
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
-        q, k, v, g, a, b, bonus = _contiguous(*tensors)
+        q, k, v, g, a, b, bonus = contiguous(*tensors)
         o = torch.empty_like(v, dtype=dtype)
         u = None if b is None else torch.empty_like(v, dtype=torch.float32)
         grid, start, settings = _launch(q, v, g, b, bonus)
@@ -489,7 +490,7 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         return (o,), () if u is None else (u,)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
-        q, k, v, g, a, b, bonus = _contiguous(*tensors)
+        q, k, v, g, a, b, bonus = contiguous(*tensors)
         do = gradients[0].contiguous()
         u = saved[0] if saved else None
         grid, start, settings = _launch(q, v, g, b, bonus)
@@ -513,10 +514,6 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
 
     return Method(forward, backward)
-
-
-def _contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
-    return tuple(y if y is None else y.contiguous() for y in tensors)
 
 
 def _launch(

@@ -125,7 +125,10 @@ def test_gpu(R: int, B: int, T: int, D: int) -> None:
     for i, (y, y_again, y_plain, reference) in enumerate(zip(got, again, plain, want, strict=True)):
         assert torch.equal(y, y_again), i
         if reference.any():
-            assert error(y, reference) <= 1.5 * error(y_plain, reference) + 1e-6, i
+            # The kernel adds up the bias' gradient from rows in bfloat16, plain PyTorch from rows in float32. With a
+            # single row the rounding of that row remains; with many it averages out.
+            rounding = 2**-9 if y is got[-1] and B * T == 1 else 1e-6
+            assert error(y, reference) <= 1.5 * error(y_plain, reference) + rounding, i
         else:
             assert not y.any(), i
 
