@@ -31,8 +31,8 @@ LARGEST = 10**12
 
 FEW_EXAMPLES = {"train_examples": 3200, "eval_examples": 320}
 QUICK_TASKS: dict[str, dict[str, Any]] = {
-    "in-context-recall": {**FEW_EXAMPLES, "length": 32},
-    "noisy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 20, "noise_vocab_size": 4},
+    "in-context-recall": {**FEW_EXAMPLES, "length": 24, "vocab_size": 10},
+    "noisy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 14, "noise_vocab_size": 4},
     "fuzzy-in-context-recall": {**FEW_EXAMPLES, "length": 32, "vocab_size": 12, "max_motif": 2},
     "selective-copying": {**FEW_EXAMPLES, "length": 24, "vocab_size": 10, "tokens_to_copy": 6},
     "compression": {**FEW_EXAMPLES, "length": 8},
@@ -153,7 +153,7 @@ PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
             seeds=3,
             seeds_of="chosen",
             steps=1000,
-            batch_size=32,
+            batch_size=16,
             evaluations=10,
             width=64,
             mlp_width=128,

@@ -222,7 +222,7 @@ def test_the_preset_quick_has_small_settings_of_every_task_and_its_name_in_every
     assert list(options.more_seeds) == [1, 2]
     for experiment in experiments:
         assert (experiment.difficulty, experiment.to_dict()["preset"]) == ("quick", "quick")
-        assert experiment.protocol == Protocol(batch_size=32, steps=1000, evaluations=10)
+        assert experiment.protocol == Protocol(batch_size=16, steps=1000, evaluations=10)
         assert experiment.shape == Shape(width=64, mlp_width=128)
         small, whole = experiment.task_config, TASKS[experiment.task].Config()
         assert small.train_examples <= 3200
@@ -234,7 +234,7 @@ def test_the_name_of_a_preset_is_no_part_of_an_experiments_identity() -> None:
     settings = ["--task", "parity", "--task.length", "24", "--steps", "9", "--width", "16"]
     settings += ["--task.train-examples", "3200", "--task.eval-examples", "320"]
     (named,), (plain,) = (
-        planned([*preset, "--mixer", "lstm", *settings, "--batch-size", "32", "--mlp-width", "16"])[1]
+        planned([*preset, "--mixer", "lstm", *settings, "--batch-size", "16", "--mlp-width", "16"])[1]
         for preset in (["--preset", "quick", "--evaluations", "40"], [])
     )
     assert named.fingerprint == plain.fingerprint
