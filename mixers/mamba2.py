@@ -113,14 +113,14 @@ class Mamba2(MixerLayer):
         return self._output(o_BHV, tensors[4], gate), {"S": S_BHKV, "convolution": convolution}
 
     def _recurrence(self, xBC: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return queries C, keys B, values Δ x, logarithms of decays, and x, of each head."""
+        """Return queries C and keys B of all heads, and values Δ x, logarithms of decays, and x of each head."""
         heads, state_size = self.config.heads, self.config.state_size
         x, B, C = xBC.split([self.sizes[0], state_size, state_size], dim=-1)
         x = rearrange(x, "... (h v) -> ... h v", h=heads)
         step, log_decay = self.decay(step)
 
         # All heads share B and C.
-        B, C = (y[..., None, :].expand(*y.shape[:-1], heads, state_size) for y in (B, C))
+        B, C = B[..., None, :], C[..., None, :]
         return C, B, step[..., None] * x, log_decay[..., None], x
 
     def _output(self, o: Tensor, x: Tensor, gate: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ def matrix_recurrence(
     """Return the outputs o (B, T, H, V) from a state of zeros: bfloat16 from our kernels, else at least float32.
 
     Args:
-        q_BTHK: Queries.
-        k_BTHK: Keys.
+        q_BTHK: Queries; a single head (B, T, 1, K) is shared by all heads.
+        k_BTHK: Keys; with as many heads as the queries.
         v_BTHV: Values.
         g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay a head).
         a_BTHK: Left factors of the rank-one part of the transition, if any.
@@ -61,6 +61,7 @@ def matrix_recurrence(
             if wide and a is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
+            q, k = (y.expand(*v.shape[:-1], -1) for y in (q, k))
             return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)

@@ -3,7 +3,7 @@
     S_t = exp(g_t) S_{t-1} + k_t v_t^T          o_t = S_t^T q_t
 
     name           shape               written by        read by
-    q, k           (R, B, T, H, K)     caller            all kernels
+    q, k           (R, B, T, M, K)     caller            all kernels         M is H, or 1 if all heads share them
     v              (R, B, T, H, V)     caller            all kernels
     g              (R, B, T, H, 1)     caller            all kernels         log decays, float32; may be absent
     o              (R, B, T, H, V)     chunked_fwd       caller
@@ -74,6 +74,7 @@ def chunked_fwd_kernel(
     o_ptr: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
+    M: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     I: tl.constexpr,
@@ -99,8 +100,9 @@ def chunked_fwd_kernel(
         t = start + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        q_CI = _load(q_ptr, row_C, live_C, K, I)
-        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        key_row_C = (sequence * T + t) * M + head % M
+        q_CI = _load(q_ptr, key_row_C, live_C, K, I)
+        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
 
@@ -126,6 +128,7 @@ def chunked_query_bwd_kernel(
     share_ptr: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
+    M: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     I: tl.constexpr,
@@ -151,7 +154,8 @@ def chunked_query_bwd_kernel(
         t = start + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        key_row_C = (sequence * T + t) * M + head % M
+        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
@@ -162,7 +166,7 @@ def chunked_query_bwd_kernel(
         dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
         _store(dq_ptr, row_C, live_C, dq_CI, K, I)
         if G > 0:
-            q_CI = _load(q_ptr, row_C, live_C, K, I).to(tl.float32)
+            q_CI = _load(q_ptr, key_row_C, live_C, K, I).to(tl.float32)
             tl.store(share_ptr + row_C, tl.sum(q_CI * dq_CI, 1), live_C)
 
         # 2c. State.
@@ -183,6 +187,7 @@ def chunked_pair_bwd_kernel(
     dg_ptr: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
+    M: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     I: tl.constexpr,
@@ -211,8 +216,9 @@ def chunked_pair_bwd_kernel(
         t = (tl.cdiv(T, C) - 1 - back) * C + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        q_CI = _load(q_ptr, row_C, live_C, K, I)
-        k_CI = _load(k_ptr, row_C, live_C, K, I)
+        key_row_C = (sequence * T + t) * M + head % M
+        q_CI = _load(q_ptr, key_row_C, live_C, K, I)
+        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
@@ -243,7 +249,7 @@ def chunked_pair_bwd_kernel(
 def chunked_recurrence_method(dtype: torch.dtype) -> Method:
     """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay a head, and outputs in ``dtype``.
 
-    Tensors: q, k (R, B, T, H, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
+    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
     """
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
@@ -255,11 +261,14 @@ def chunked_recurrence_method(dtype: torch.dtype) -> Method:
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         do, q, k, v, g = contiguous(*gradients, *tensors)
-        dq, dk, dv = (torch.empty_like(y) for y in (q, k, v))
+        dq, dk = (q.new_empty(*v.shape[:-1], q.shape[-1]) for _ in range(2))
+        dv = torch.empty_like(v)
         dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
         grid, settings = _launch(q, v, g)
         chunked_query_bwd_kernel[grid](q, k, v, g, do, dq, share, **settings)
         chunked_pair_bwd_kernel[grid](q, k, v, g, do, share, dk, dv, dg, **settings)
+        if q.shape[3] < v.shape[3]:
+            dq, dk = (y.sum(3, keepdim=True) for y in (dq, dk))
         return dq, dk, dv, dg
 
     return Method(forward, backward)
@@ -267,11 +276,12 @@ def chunked_recurrence_method(dtype: torch.dtype) -> Method:
 
 def _launch(q: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], dict[str, Any]]:
     """Return the grid and the settings that all kernels share."""
-    R, B, T, H, K = q.shape
-    V = v.shape[-1]
+    R, B, T, M, K = q.shape
+    H, V = v.shape[-2:]
     settings = {
         "T": T,
         "H": H,
+        "M": M,
         "K": K,
         "V": V,
         "I": max(LEAST_CHANNELS, triton.next_power_of_2(K)),

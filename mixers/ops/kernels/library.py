@@ -37,6 +37,7 @@ def matrix_recurrence(
     if a_BTHK is not None and bonus_HK is not None:
         raise ValueError("flash-linear-attention has no kernel for a bonus together with a delta rule")
 
+    q_BTHK, k_BTHK = (y.expand(*v_BTHV.shape[:-1], -1) for y in (q_BTHK, k_BTHK))
     present = [y for y in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK) if y is not None]
     o_BTHV = over_batch(partial(_in_parts, g_BTHK is not None, bonus_HK is not None), *present)
     if bonus_HK is not None:

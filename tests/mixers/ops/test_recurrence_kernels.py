@@ -21,18 +21,19 @@ pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
 class Case(NamedTuple):
-    """Channels of a key and a value, decays of a head (0: none), and the other parts of the recurrence."""
+    """Channels of a key and a value, decays of a head (0: none), other parts, and whether all heads share keys."""
 
     K: int
     V: int
     G: int = 0
     rank_one: bool = False
     bonus: bool = False
+    shared: bool = False
 
 
 KINDS = {
     "linear attention": Case(8, 8),
-    "RetNet, Mamba-2": Case(8, 4, G=1),
+    "RetNet": Case(8, 4, G=1),
     "GLA": Case(4, 8, G=4),
     "RWKV-6": Case(4, 4, G=4, bonus=True),
     "DeltaNet": Case(4, 4, rank_one=True),
@@ -40,6 +41,8 @@ KINDS = {
     "RWKV-7": Case(8, 4, G=8, rank_one=True),
     "everything": Case(4, 8, G=4, rank_one=True, bonus=True),
 }
+SHARED = {"Mamba-2": Case(8, 4, G=1, shared=True), "shared keys without decays": Case(4, 8, shared=True)}
+"""Kinds that only the kernels for chunks take as they are."""
 
 
 def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Tensor | None]:
@@ -54,7 +57,8 @@ def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Ten
     g = -normal(R, B, T, H, G).pow(4) if G else None
     a, b = ((K**-0.5) * normal(R, B, T, H, K) for _ in range(2)) if case.rank_one else (None, None)
     bonus = normal(R, H, K) if case.bonus else None
-    return [normal(R, B, T, H, K), normal(R, B, T, H, K), normal(R, B, T, H, V), g, a, b, bonus]
+    M = 1 if case.shared else H
+    return [normal(R, B, T, M, K), normal(R, B, T, M, K), normal(R, B, T, H, V), g, a, b, bonus]
 
 
 def results(tensors: list[Tensor | None], dtype: torch.dtype | None, chunked: bool = False) -> list[Tensor]:
@@ -97,7 +101,7 @@ def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
     assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
 
 
-CHUNKED = ("linear attention", "RetNet, Mamba-2")
+CHUNKED = {**{kind: KINDS[kind] for kind in ("linear attention", "RetNet")}, **SHARED}
 """Kinds that the kernels for chunks take."""
 ROUNDED_SUMS = 1e-4
 """Tolerance of the kernels for chunks: sums of up to 64 strong decays reach hundreds, which float32 holds to 1e-5."""
@@ -107,7 +111,7 @@ ROUNDED_SUMS = 1e-4
 @pytest.mark.parametrize("kind", CHUNKED)
 @pytest.mark.parametrize("shape", [(2, 2, 150, 2), (1, 1, 1, 1)], ids=["several chunks", "one position"])
 def test_chunks_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
-    tensors = draw(KINDS[kind], *shape)
+    tensors = draw(CHUNKED[kind], *shape)
     assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
@@ -145,7 +149,7 @@ def test_bfloat16_rounds_rows_alone(kind: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 5, 63, 4), (1, 2, 100, 3), (2, 1, 300, 1)], ids=str)
 @pytest.mark.parametrize("scale", [1, 4, 8])
 def test_chunks_in_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
-    tensors = draw(KINDS[kind], *shape, scale)
+    tensors = draw(CHUNKED[kind], *shape, scale)
     assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
@@ -154,7 +158,7 @@ def test_chunks_in_float32(kind: str, shape: tuple[int, int, int, int], scale: i
 @pytest.mark.parametrize("kind", CHUNKED)
 def test_chunks_in_bfloat16(kind: str) -> None:
     """Weights and states are rounded for the products, too."""
-    tensors = draw(KINDS[kind], 2, 5, 200, 4, 8)
+    tensors = draw(CHUNKED[kind], 2, 5, 200, 4, 8)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
     assert max(errors(results(tensors, torch.bfloat16, chunked=True), results(tensors, None))) <= 2**-6
 
@@ -163,7 +167,7 @@ def test_chunks_in_bfloat16(kind: str) -> None:
 @on_gpu
 @pytest.mark.parametrize("chunked", [False, True])
 def test_repeats_bitwise(chunked: bool) -> None:
-    tensors = draw(KINDS["RetNet, Mamba-2" if chunked else "everything"], 3, 16, 100, 4, 8)
+    tensors = draw(KINDS["RetNet" if chunked else "everything"], 3, 16, 100, 4, 8)
     first = results(tensors, torch.bfloat16, chunked)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(first, results(tensors, torch.bfloat16, chunked), strict=True))

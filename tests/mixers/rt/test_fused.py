@@ -87,19 +87,35 @@ def kernels(inputs: Inputs, dtype: torch.dtype, block: int = 1) -> list[Tensor]:
     return [z, *gradients, *(w for w in dweights if w is not None)]
 
 
-def check_float32(inputs: Inputs, block: int = 1) -> None:
-    """Against the oracle.
+def share_error(got: Tensor, want: Tensor, inputs: Inputs) -> float:
+    """Return the error of the share's gradient (R, 1) relative to the norm of its parts, one part a sequence.
 
-    The share's gradient is one number a run, the sum of terms of both signs that may nearly cancel: the oracle itself
-    is off by up to 1e-5 in float32 and 0.012 in bfloat16.
+    The gradient is one number a run, and the parts of a run's sequences have both signs and may nearly cancel: 128 of
+    them gave -31 where single parts have a norm of hundreds. Their rounding errors do not cancel.
     """
+    (*xs, dz), weights, slopes = inputs
+    parts = []
+    for r in range(len(dz)):
+        x, q, k, v = (y[r] for y in xs)
+        of_run = Weights._make(None if w is None else w[r] for w in weights)
+        assert of_run.share is not None
+        share_B11 = of_run.share.expand(len(x), 1, 1).clone().requires_grad_()
+        z = naive_recurrence(x, q, k, v, of_run._replace(share=share_B11), slopes, SCALE, 1)
+        parts.append(torch.autograd.grad(z, share_B11, dz[r])[0].norm())
+    return float((got - want).norm() / torch.stack(parts).norm())
+
+
+def check_float32(inputs: Inputs, block: int = 1) -> None:
+    """Against the oracle."""
     (*_, dz), weights, _ = inputs
     results = zip(names(weights), kernels(inputs, torch.float32, block), oracle(inputs, block), strict=True)
     for name, got, want in results:
         assert got.dtype == torch.float32
         assert got.shape == want.shape
-        if want.any():
-            assert error(got, want) <= (1e-4 if name == "dshare" else 1e-5), name
+        if name == "dshare":
+            assert share_error(got, want, inputs) <= 1e-5
+        elif want.any():
+            assert error(got, want) <= 1e-5, name
         else:  # a softmax of one entry, or pairs that nothing attends to
             assert got.norm() <= 1e-6 * dz.norm(), name
 
@@ -110,7 +126,7 @@ def check_bfloat16(inputs: Inputs, block: int = 1) -> None:
     for name, y, y_again, y_naive, reference in zip(names(inputs[1]), got, again, naive, want, strict=True):
         assert torch.equal(y, y_again), f"{name} is not repeatable"
         if name == "dshare":
-            assert error(y, reference) <= 0.05
+            assert share_error(y, reference, inputs) <= 0.02
         elif reference.any():
             assert error(y, reference) <= 1.5 * error(y_naive, reference) + 1e-6, name
         else:  # a softmax of one entry, or pairs that nothing attends to
