@@ -59,7 +59,8 @@ class LinearAttention(MixerLayer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         position_T1 = torch.arange(x_BTD.shape[1], device=x_BTD.device)[:, None]
         q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD, position_T1)
-        a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK)
+        # Two gradients of the queries, of the sum and of its normaliser, nearly cancel: bfloat16 would be too coarse.
+        a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK, outputs=torch.float32)
         return self.out(normalised(a_BTHK, q_BTHK, k_BTHK.cumsum(1)).flatten(2))
 
     def init_state(self, batch: int) -> State:

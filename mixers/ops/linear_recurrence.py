@@ -35,8 +35,10 @@ def matrix_recurrence(
     a_BTHK: Tensor | None = None,
     b_BTHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
+    *,
+    outputs: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Return the outputs o (B, T, H, V) from a state of zeros: bfloat16 from our kernels, else at least float32.
+    """Return the outputs o (B, T, H, V) from a state of zeros: at least float32 unless our kernels compute them.
 
     Args:
         q_BTHK: Queries; a single head (B, T, 1, K) is shared by all heads.
@@ -46,6 +48,8 @@ def matrix_recurrence(
         a_BTHK: Left factors of the rank-one part of the transition, if any.
         b_BTHK: Right factors; given together with ``a_BTHK``.
         bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
+        outputs: Type of the outputs of our kernels, and of their gradients; heads wider than ``WIDE`` with one decay or
+            none have bfloat16.
     """
     if runs_fused(q_BTHK):
         from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
@@ -62,7 +66,7 @@ def matrix_recurrence(
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*v.shape[:-1], -1) for y in (q, k))
-            return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
+            return over_runs(recurrence_method(outputs), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)

@@ -101,6 +101,19 @@ def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
     assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
 
 
+@interpreted
+def test_rows_in_bfloat16_with_outputs_in_float32() -> None:
+    """At one position o = (q . k) v. The gradient of o, which bfloat16 would round to ones, does not cancel."""
+    q, k = torch.rand(2, 2, 1, 1, 2, generator=torch.Generator().manual_seed(0)).bfloat16()
+    v = torch.tensor([1, -1]).bfloat16().expand_as(q)
+    o = over_runs(recurrence_method(torch.float32), q.requires_grad_(), k, v, None, None, None, None)[0]
+    assert o.dtype == torch.float32
+    torch.testing.assert_close(o, (q.float() * k.float()).sum(-1, keepdim=True) * v.float())
+
+    (dq,) = torch.autograd.grad(o, q, torch.tensor([1 + 2**-12, 1]).expand_as(o))
+    torch.testing.assert_close(dq, k * 2**-12)
+
+
 CHUNKED = {**{kind: KINDS[kind] for kind in ("linear attention", "RetNet")}, **SHARED}
 """Kinds that the kernels for chunks take."""
 ROUNDED_SUMS = 1e-4
