@@ -1,4 +1,4 @@
-"""The Recurrent Transformer: the tiled method against the oracle, the oracle against the paper's own words."""
+"""The Recurrent Transformer: tiled and chunked against the oracle, the oracle against the paper's own words."""
 
 import math
 from dataclasses import replace
@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from mixers.base import Shape, log_once
 from mixers.ops.attention import alibi_slopes
+from mixers.rt.chunked.forward import CHUNK
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
@@ -61,11 +62,13 @@ def outputs_and_gradients(
     return [z, *torch.autograd.grad(z, leaves, upstream, allow_unused=True, materialize_grads=True)]
 
 
-def assert_equal_to_oracle(inputs: list[Tensor], weights: Weights, slopes: Tensor, scale: float, block: int) -> None:
+def assert_equal_to_oracle(
+    implementation: str, inputs: list[Tensor], weights: Weights, slopes: Tensor, scale: float, block: int
+) -> None:
     names = ["z", "x", "q", "k", "v", *(f for f, w in zip(Weights._fields, weights, strict=True) if w is not None)]
     oracle = outputs_and_gradients("naive", inputs, weights, slopes, scale, block)
-    tiled = outputs_and_gradients("tiled", inputs, weights, slopes, scale, block)
-    for name, got, want in zip(names, tiled, oracle, strict=True):
+    found = outputs_and_gradients(implementation, inputs, weights, slopes, scale, block)
+    for name, got, want in zip(names, found, oracle, strict=True):
         size = torch.linalg.vector_norm(want).clamp(min=1.0)  # some gradients are exactly zero
         assert torch.linalg.vector_norm(got - want) <= TOLERANCE * size, name
 
@@ -73,23 +76,51 @@ def assert_equal_to_oracle(inputs: list[Tensor], weights: Weights, slopes: Tenso
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 100])
 @pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
 def test_tiled_equals_naive_in_output_and_every_gradient(length: int, kv_norm: bool, k_norm: bool) -> None:
-    assert_equal_to_oracle(*case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
+    assert_equal_to_oracle("tiled", *case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
+
+
+@pytest.mark.parametrize("length", [1, 2, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("runs", "batch"), [(1, 1), (2, 3)])
+def test_chunked_equals_naive_in_output_and_every_gradient(
+    length: int, kv_norm: bool, k_norm: bool, runs: int, batch: int
+) -> None:
+    assert_equal_to_oracle("chunked", *case(runs, batch, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
+
+
+def test_chunked_repeats_bitwise_and_leaves_its_arguments_alone() -> None:
+    inputs, weights, slopes = case(2, 3, CHUNK + 3)
+    before = [y.detach().clone() for y in (*inputs, *(w for w in weights if w is not None))]
+    first, second = (outputs_and_gradients("chunked", inputs, weights, slopes, 0.7, 1) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    assert all(map(torch.equal, before, (*inputs, *(w for w in weights if w is not None))))
+
+
+def test_chunked_takes_logits_that_overflow_an_exponential() -> None:
+    """Own pairs far above and far below all others: weights of exactly 1 and 0 are part of the softmax."""
+    inputs, weights, slopes = case(1, 2, 2 * CHUNK)
+    x, q, _, v = (y.detach() for y in inputs)
+    for factor in (1e4, -1e4):
+        own = (factor * q).requires_grad_()
+        inputs = [x.clone().requires_grad_(), q.clone().requires_grad_(), own, v.clone().requires_grad_()]
+        assert_equal_to_oracle("chunked", inputs, weights, slopes, scale=0.7, block=1)
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
 @pytest.mark.parametrize("block", [2, 3, 200])
 def test_tiled_equals_naive_in_blocks(length: int, block: int) -> None:
-    assert_equal_to_oracle(*case(1, 2, length), scale=1.0, block=block)
+    assert_equal_to_oracle("tiled", *case(1, 2, length), scale=1.0, block=block)
 
 
-def test_tiled_passes_gradcheck() -> None:
-    """Against finite differences: naive and tiled could share an error, this could not."""
+@pytest.mark.parametrize("implementation", ["tiled", "chunked"])
+def test_passes_gradcheck(implementation: str) -> None:
+    """Against finite differences: implementations could share an error, this could not."""
     inputs, weights, slopes = case(1, 1, 8, width=4, heads=2, hidden=6)
     leaves = [*inputs, *(w for w in weights if w is not None)]
 
     def function(*tensors: Tensor) -> Tensor:
         x, q, k, v, *rest = (tensor[0] for tensor in tensors)
-        return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, "tiled")
+        return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, implementation)  # type: ignore[arg-type]
 
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
 
@@ -175,7 +206,7 @@ def test_alibi_is_added_once_per_position_of_distance() -> None:
     torch.testing.assert_close(layer(x)[0, -1], expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+@pytest.mark.parametrize("implementation", ["naive", "tiled", "chunked"])
 def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) -> None:
     """Queries and temporary pairs are those of the whole layer, persistent keys keep their norm."""
     shape = Shape(width=16, mlp_width=32, layers=2)
@@ -203,16 +234,24 @@ def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) 
     assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
 
 
-def test_auto_is_tiled_on_the_cpu_and_an_unsupported_shape_says_why_it_falls_back(
+def test_auto_is_chunked_on_the_cpu_but_for_blocks_and_bfloat16() -> None:
+    q = torch.zeros(1, 4, 96)
+    assert choose("auto", q, 64, 4, 1) == choose("auto", q.double(), 64, 4, 1) == "chunked"
+    assert choose("auto", q, 64, 4, 2) == choose("auto", q.bfloat16(), 64, 4, 1) == "tiled"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert choose("auto", q, 64, 4, 1) == "tiled"
+
+
+def test_an_unsupported_shape_says_why_it_falls_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("triton")
     log_once.cache_clear()
     q = torch.zeros(1, 4, 96)
-    assert choose("auto", q, 64, 4, 1) == "tiled"
     assert choose("naive", q, 64, 4, 1) == "naive"
     for _ in range(2):
-        assert choose("fused", q, 64, 4, 6) == "tiled"
+        assert choose("fused", q, 64, 4, 6) == choose("chunked", q, 64, 4, 6) == "tiled"
     assert [record.getMessage() for record in caplog.records] == [
-        "Recurrent Transformer: tiled in place of fused: no kernel for blocks of 6 positions (kernels: powers of two)"
+        "Recurrent Transformer: tiled in place of fused: no kernel for blocks of 6 positions (kernels: powers of two)",
+        "Recurrent Transformer: tiled in place of chunked: no kernel for blocks of 6 positions (chunked: 1)",
     ]

@@ -1,0 +1,1 @@
+"""The Recurrent Transformer's recurrence in chunks, with sequences side by side in memory: for the CPU."""

@@ -1,0 +1,46 @@
+"""RMS normalisation on the CPU against PyTorch's own."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from mixers.ops.norm import naive_rms_norm, rms_norm
+
+RUNS, WIDTH = 3, 8
+
+
+def draw(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(*shape, WIDTH, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (0, 5), (2, 4, 5)])
+def test_outputs_and_gradients_of_all_runs_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
+    x, gain, upstream = draw(RUNS, *shape).requires_grad_(), draw(RUNS).requires_grad_(), 2 * draw(RUNS, *shape)
+    found, expected = (
+        (y := vmap(norm)(x, gain), *torch.autograd.grad(y, (x, gain), upstream)) for norm in (rms_norm, naive_rms_norm)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_single_vector_and_rows_of_zeros_have_finite_gradients() -> None:
+    gain = torch.ones(WIDTH, requires_grad=True)
+    x = torch.zeros(WIDTH, requires_grad=True)
+    y = rms_norm(x, gain)
+    assert torch.equal(y, torch.zeros(WIDTH))
+    (dx,) = torch.autograd.grad(y, x, torch.ones(WIDTH))
+    torch.testing.assert_close(dx, torch.full((WIDTH,), 1e3))  # 1 / sqrt(eps)
+
+
+def test_passes_gradcheck() -> None:
+    leaves = draw(2, 3).requires_grad_(), draw().requires_grad_()
+    assert torch.autograd.gradcheck(rms_norm, leaves, check_undefined_grad=False)
+
+
+def test_bfloat16_rows_have_float32_statistics() -> None:
+    """A sum of 1,000 squares of 1 has no exact form in bfloat16 (256 + 1 = 256); the norm of equal rows is 1."""
+    x = torch.ones(2, 1000, dtype=torch.bfloat16)
+    y = rms_norm(x, torch.ones(1000))
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, x)
