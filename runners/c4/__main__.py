@@ -26,19 +26,18 @@ import torch
 from rich.console import Console
 
 from mixers.contract import check_foreign
+from runners.c4 import export
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
 from runners.c4.errors import RunError
-from runners.c4 import export
 from runners.c4.evaluation import generate, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
 from runners.cli import parse, run_command, user_errors
-
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate.main,

@@ -125,7 +125,7 @@ class Requests:
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
         """Return the continuation of one context."""
-        # As in the harness: sampling if it is asked for, or if nothing but a temperature is given.
+        # As in the harness: sampling if it is asked for, or if a temperature is given and nothing is said.
         temperature = settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0)
         greedy = temperature == 0.0 or settings.get("do_sample") is False
         known = GENERATION | OTHER_SAMPLING if greedy else GENERATION
@@ -133,7 +133,9 @@ class Requests:
             raise ValueError(f"generation knows no {', '.join(sorted(unknown))}: its settings are {sorted(GENERATION)}")
 
         # Greedy decoding ignores the settings of sampling.
-        sampling = Sampling(temperature=0.0) if greedy else Sampling(temperature=temperature, top_k=settings.get("top_k"))
+        sampling = (
+            Sampling(temperature=0.0) if greedy else Sampling(temperature=temperature, top_k=settings.get("top_k"))
+        )
         sampling.check()
 
         # The harness gives one stop text or several.

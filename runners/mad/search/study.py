@@ -54,8 +54,8 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
     # The path of another machine may be the same.
     if known.get("results_folder_identity", store.identity) != store.identity:
         raise ForeignFolderError(
-            f"study {experiment.name!r} keeps its runs in another folder than the {store.folder} of this machine: share "
-            "one results folder between the machines, or give a --storage of its own"
+            f"study {experiment.name!r} keeps its runs in another folder than the {store.folder} of this machine: "
+            "share one results folder between the machines, or give a --storage of its own"
         )
     return study
 
