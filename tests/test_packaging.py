@@ -51,12 +51,17 @@ def test_every_program_has_a_command_that_runs_its_module(monkeypatch: pytest.Mo
     assert sorted(run) == sorted([*(".".join(folder.parts) for folder in folders), "runners.compare"])
 
 
-def test_a_command_runs_as_the_main_program(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_command_runs_as_the_main_program_which_its_worker_processes_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["rt-compare", "--version"])
-    scripts.compare()
-    assert capsys.readouterr().out == f"python -m runners.compare {__version__}\n"
+    (tmp_path / "some_program").mkdir()
+    (tmp_path / "some_program" / "__init__.py").touch()
+    (tmp_path / "some_program" / "__main__.py").write_text(
+        "import sys\nprint(__name__, sys.modules['__main__'].__spec__.name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    scripts._run("some_program")
+    assert capsys.readouterr().out == "__main__ some_program.__main__\n"
 
 
 def test_the_version_is_printed_and_nothing_is_run(
