@@ -22,6 +22,7 @@ import tyro
 from mixers import MIXERS
 from mixers.origin import origin, where
 from mixers.registry import find_mixer
+from runners import __version__
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
 from tasks import TASKS, find_task
 
@@ -33,7 +34,7 @@ def fail(message: str) -> NoReturn:
 
 
 def run_command(main: Callable[[], None], interrupted: str) -> None:
-    """Run a program and turn interruptions into exit statuses.
+    """Run a program and turn interruptions into exit statuses; with ``--version`` print its version instead.
 
     Ctrl-C prints ``interrupted``. An orderly stop prints the step at which training stopped. A closed pipe, as of
     ``| head``, prints nothing. An error in a user's code prints one line, with its place and a file with the traceback.
@@ -42,6 +43,10 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         main: the program.
         interrupted: line for Ctrl-C.
     """
+    if "--version" in sys.argv[1:]:
+        print(f"{_command()} {__version__}")
+        return
+
     try:
         try:
             heed_interrupts()

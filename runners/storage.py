@@ -8,6 +8,7 @@ files of processes that were killed.
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from runners.files import write_atomically
 from runners.journal import JOURNAL_HEAD, Journal
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
+IDENTITY = "folder.id"
+"""File in a results folder with its identity. It moves with the folder, and tells folders of one path apart."""
 SQLITE_HEAD = b"SQLite format 3\0"
 """How each SQLite database begins (https://www.sqlite.org/fileformat.html, section 1.3)."""
 
@@ -68,6 +72,16 @@ class Store:
     def exclusive(self) -> FileLock:
         """Lock that one process at a time holds for this storage."""
         return FileLock(self._locks / f"{self._digest}.lock")
+
+    @cached_property
+    def identity(self) -> str:
+        """Identity of the results folder, made at its first use; machines that share the folder read the same."""
+        path = self.folder / IDENTITY
+        (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / "locks" / "folder.lock"):
+            if not path.exists():
+                write_atomically(path, lambda temporary: temporary.write_text(f"{uuid.uuid4().hex}\n"))
+            return path.read_text().strip()
 
     def close(self) -> None:
         """Give up ownership; from here on other processes may take over trials that still run."""

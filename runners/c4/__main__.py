@@ -6,6 +6,8 @@
     python -m runners.c4 --preset tiny --data my_folder --tokenizer tokenizer.json
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
+    python -m runners.c4 export results/c4/RUN my_model
+    python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=results/c4/RUN --tasks piqa hellaswag
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
 """
@@ -17,31 +19,39 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from mixers.contract import check_foreign
+from runners.c4 import export
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
 from runners.c4.errors import RunError
-from runners.c4.evaluation import generate
+from runners.c4.evaluation import generate, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
 from runners.cli import parse, run_command, user_errors
 
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "generate": generate.main,
+    "export": export.main,
+    "lm_eval": lm_eval_adapter.main,
+}
+"""Commands that follow ``python -m runners.c4``; without one, it trains."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "generate":
-        generate.main(arguments[1:])
+    if arguments and arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]](arguments[1:])
         return
 
     with user_errors(ValueError, OSError):

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from mixers.models import LanguageModel
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
+from runners.c4.exported import is_exported, load_exported, load_exported_config
 from runners.c4.model import build
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
 
@@ -157,12 +158,15 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
     Args:
-        path: folder of a run, of which the newest intact checkpoint is read, or a checkpoint file.
+        path: folder of a run, of which the newest intact checkpoint is read, a checkpoint file, or an exported folder.
 
     Raises:
         DamagedFileError: a file is damaged.
         ValueError: there is no checkpoint, or it belongs to another version or another model.
     """
+    if is_exported(Path(path)):
+        return load_exported(Path(path))
+
     file, (tensors, info) = _load(Path(path), load_tensors)
     config = _read_config(info, file)
 
@@ -182,8 +186,18 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
 
 def load_config(path: Path | str) -> Config:
     """Load the configuration of a run; arguments and errors are those of ``load_model``."""
+    if is_exported(Path(path)):
+        return load_exported_config(Path(path))
+
     file, info = _load(Path(path), load_info)
     return _read_config(info, file)
+
+
+def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint file and its description of the run; arguments and errors are those of ``load_model``."""
+    file, info = _load(Path(path), load_info)
+    _read_config(info, file)
+    return file, info
 
 
 def check_tokenizer(path: Path, info: dict[str, Any]) -> None:

@@ -33,7 +33,8 @@ heads of the deepest ones follow from the paper's head width of 64."""
 class Config:
     """Pretrain a language model of any registered layer on C4.
 
-    With generate RUN in place of options it continues texts: see generate --help.
+    In place of options, generate RUN continues texts, export RUN FOLDER writes the model for use elsewhere, and lm_eval
+    runs lm-evaluation-harness: see their --help.
 
     Attributes:
         size: size of the paper's model; size and layers determine width, MLP and heads.

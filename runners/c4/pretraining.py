@@ -32,6 +32,7 @@ from runners.c4.identity import run_folder
 from runners.c4.model import build, layer_of
 from runners.c4.presets import configure
 from runners.c4.search import best, print_results, search, study_file
+from runners.c4.shared_folder import require_shared
 from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
@@ -213,12 +214,14 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         console: console for progress; silent in all processes but the first.
 
     Raises:
-        ValueError: the options do not fit the processes or the layer, or data or tokenizer are not available.
+        ValueError: the options do not fit the processes or the layer, data or tokenizer are not available, or the
+            processes do not share the results folder.
         RunError: the run cannot continue, or every point of the search diverged.
         StoppedError: the process was asked to stop.
     """
     config.check(world.size)
     check_memory(config, options, world)
+    require_shared(config.out, world)
     if world.is_first:
         check_login(config.wandb)
     check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)

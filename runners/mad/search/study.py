@@ -27,25 +27,36 @@ METRIC_NAME = "validation score"
 
 
 class ForeignFolderError(ValueError):
-    """A study in a database belongs to another results folder."""
+    """A study belongs to another results folder."""
 
 
 def open_study(experiment: Experiment, store: Store) -> optuna.Study:
     """The experiment's study, which is made if there is none.
 
     Raises:
-        ForeignFolderError: its runs lie in another results folder.
+        ForeignFolderError: its runs lie in another results folder, perhaps in one of the same path on another machine.
     """
     with store.exclusive():
         study = optuna.create_study(
             storage=store.storage, study_name=experiment.name, direction="maximize", load_if_exists=True
         )
-        if "results_folder" not in study.user_attrs:
-            study.set_user_attr("results_folder", str(store.folder))
+        known = study.user_attrs
+        mine = {"results_folder": str(store.folder), "results_folder_identity": store.identity}
+        home = known.get("results_folder", mine["results_folder"])
+        if store.is_database and home != mine["results_folder"]:
+            raise ForeignFolderError(
+                f"study {experiment.name!r} belongs to the results folder {home}: give --out {home}"
+            )
 
-    home = study.user_attrs["results_folder"]
-    if store.is_database and home != str(store.folder):
-        raise ForeignFolderError(f"study {experiment.name!r} belongs to the results folder {home}: give --out {home}")
+        for name in mine.keys() - known.keys():
+            study.set_user_attr(name, mine[name])
+
+    # The path of another machine may be the same.
+    if known.get("results_folder_identity", store.identity) != store.identity:
+        raise ForeignFolderError(
+            f"study {experiment.name!r} keeps its runs in another folder than the {store.folder} of this machine: "
+            "share one results folder between the machines, or give a --storage of its own"
+        )
     return study
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +16,7 @@ from mixers.base import Shape
 from mixers.models import LanguageModel
 from mixers.transformer import Transformer
 from runners.c4.evaluation import lm_eval_adapter
-from runners.c4.evaluation.lm_eval_adapter import language_model, read_until
+from runners.c4.evaluation.lm_eval_adapter import NAME, main, read_until, register
 
 LENGTH = 8
 TEXT = "the cat sat on the mat with a hat"
@@ -63,12 +63,31 @@ def model(tokenizer: Tokenizer) -> LanguageModel:
 
 
 @pytest.fixture
-def adapter(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    harness = {name: ModuleType(name) for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model")}
-    monkeypatch.setattr(harness["lm_eval.api.model"], "LM", LM, raising=False)
-    for name, module in harness.items():
-        monkeypatch.setitem(sys.modules, name, module)
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
+    """Stand-in of the harness; returns its registry of models."""
+    found: dict[str, type] = {}
 
+    def register_model(name: str) -> Callable[[type], None]:
+        return lambda model: found.update({name: model})
+
+    contents = {"lm_eval": {}, "lm_eval.api": {}, "lm_eval.api.model": {"LM": LM}}
+    contents |= {"lm_eval.api.registry": {"register_model": register_model}}
+    contents |= {"lm_eval.__main__": {"cli_evaluate": lambda: print(*sys.argv, *found)}}
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+@pytest.fixture
+def adapter(
+    registered: dict[str, type],
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     loaded = {"load_model": (model, tokenizer), "load_config": SimpleNamespace(seq_len=LENGTH)}
     for name, value in loaded.items():
 
@@ -77,7 +96,8 @@ def adapter(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path, monkeypa
             return value
 
         monkeypatch.setattr(lm_eval_adapter, name, load)
-    return language_model(tmp_path, batch_size=2, device="cpu")
+    register()
+    return registered[NAME](checkpoint=tmp_path, batch_size="2", max_batch_size=None, device="cpu")
 
 
 def following(model: LanguageModel, context: list[int]) -> torch.Tensor:
@@ -174,9 +194,31 @@ def test_sampling_is_seeded(adapter: Any) -> None:
     assert first == second != greedy
 
 
-def test_a_setting_that_is_not_known_is_refused(adapter: Any) -> None:
-    with pytest.raises(ValueError, match="generation knows no num_beams"):
-        adapter.generate_until([Instance(("the", {"num_beams": 4}))])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": False, "temperature": 0.7, "top_k": 0, "top_p": 0.9},
+        {"temperature": 0.0, "min_p": 0.1},
+        {"do_sample": True, "temperature": 0.0, "typical_p": 0.5},
+    ],
+)
+def test_greedy_decoding_ignores_settings_of_sampling(adapter: Any, settings: dict[str, Any]) -> None:
+    requests = [Instance(("the", {**more, "max_gen_toks": 20})) for more in ({}, settings)]
+    plain, other = adapter.generate_until(requests)
+    assert other == plain != ""
+
+
+def test_a_temperature_alone_asks_for_sampling(adapter: Any) -> None:
+    settings = {"temperature": 2.0, "max_gen_toks": 20}
+    requests = [Instance(("the", {**settings, **more})) for more in ({}, {"do_sample": True}, {"do_sample": False})]
+    alone, sampled, greedy = adapter.generate_until(requests)
+    assert alone == sampled != greedy
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"do_sample": True, "top_p": 0.9}])
+def test_a_setting_that_would_count_and_is_not_known_is_refused(adapter: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"generation knows no (num_beams|top_p)"):
+        adapter.generate_until([Instance(("the", settings))])
 
 
 def test_text_is_read_no_further_than_its_first_stop() -> None:
@@ -192,7 +234,25 @@ def test_text_is_read_no_further_than_its_first_stop() -> None:
     assert read_until(pieces(), []) == "one two, three"
 
 
-def test_without_the_harness_the_error_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_is_the_harness_own_with_the_model_registered(
+    registered: dict[str, type], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["anything"])
+    main(["--model", NAME, "--tasks", "piqa"])
+    assert capsys.readouterr().out == f"lm_eval --model {NAME} --tasks piqa {NAME}\n"
+
+
+def test_a_batch_size_that_is_no_number_is_refused(adapter: Any, tmp_path: Path) -> None:
+    for wrong in ("auto", 0, "-1"):
+        with pytest.raises(ValueError, match="must be a whole number"):
+            type(adapter)(checkpoint=tmp_path, batch_size=wrong, device="cpu")
+
+
+def test_without_the_harness_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(ValueError, match="pip install lm-eval"):
-        language_model(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["--tasks", "piqa"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: lm-evaluation-harness is not installed: pip install '.[eval]'\n"

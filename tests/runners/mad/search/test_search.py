@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -387,6 +388,37 @@ def test_a_study_in_a_database_stays_with_its_results_folder(tmp_path: Path) -> 
         search(experiment(), GRID[:1], second, CPU, 64, Silent())
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("kind", ["database", "journal"])
+def test_a_study_notices_a_results_folder_of_its_path_on_another_machine(tmp_path: Path, kind: str) -> None:
+    """The storage is shared, the folder is not; once it is mounted, also at another path, the study continues."""
+    url = f"sqlite:///{tmp_path}/studies.db" if kind == "database" else str(tmp_path / "studies.journal")
+    out, kept = tmp_path / "out", tmp_path / "kept"
+
+    first = Store(out, url)
+    open_study(experiment(), first)
+    first.close()
+    out.rename(kept)
+
+    other = Store(out, url)
+    with pytest.raises(ForeignFolderError, match=r"keeps its runs in another folder than the .*: share"):
+        open_study(experiment(), other)
+    other.close()
+
+    shutil.rmtree(out)
+    kept.rename(out)
+    again = Store(out, url)
+    open_study(experiment(), again)
+    again.close()
+
+
+def test_a_study_of_an_earlier_version_takes_the_identity_of_its_folder(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "out", f"sqlite:///{tmp_path}/studies.db")
+    study = optuna.create_study(storage=opened.storage, study_name=experiment().name, direction="maximize")
+    study.set_user_attr("results_folder", str(tmp_path / "out"))
+    assert open_study(experiment(), opened).user_attrs["results_folder_identity"] == opened.identity
+    opened.close()
 
 
 def test_a_run_that_only_its_evaluation_finds_broken_is_recorded_as_diverged(

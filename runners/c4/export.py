@@ -1,0 +1,59 @@
+"""Export a trained model for use elsewhere: its weights, a configuration that can be read, its tokenizer.
+
+    python -m runners.c4 export results/c4/<run> my_model
+
+``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` take the folder in place of a run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from runners.c4.checkpoints import find_checkpoint, load_model
+from runners.c4.exported import TOKENIZER, write_exported
+from runners.cli import cli, not_understood, user_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Export a trained model: weights, configuration and tokenizer, without the state of the training.
+
+    Attributes:
+        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
+        folder: folder to write, which must not exist.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    folder: tyro.conf.Positional[Path]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; an error is one line and exit status 2."""
+    with user_errors(ValueError, OSError):
+        default = Options(checkpoint=tyro.MISSING, folder=tyro.MISSING)
+        options, unknown = cli(Options, default, arguments, "export")
+        if unknown:
+            raise ValueError(not_understood(unknown[0]))
+
+        export(options.checkpoint, options.folder)
+        print(f"exported: {options.folder}")
+
+
+def export(checkpoint: Path | str, folder: Path | str) -> None:
+    """Write the model of a checkpoint into a new folder.
+
+    Args:
+        checkpoint: folder of a run, of which the newest intact checkpoint is read, or a checkpoint file.
+        folder: folder to write.
+
+    Raises:
+        DamagedFileError: a file of the run is damaged.
+        ValueError: there is no checkpoint, or ``folder`` exists.
+        OSError: ``folder`` cannot be written.
+    """
+    file, info = find_checkpoint(checkpoint)
+    model, _ = load_model(file)
+    tokenizer = (file.parent.parent / TOKENIZER).read_bytes()
+    write_exported(Path(folder), model.state_dict(), tokenizer, info)

@@ -1,0 +1,115 @@
+"""A trained model in a folder of its own, to be used elsewhere: weights, configuration and tokenizer.
+
+- ``model.safetensors``: the weights by the names of ``mixers.models.LanguageModel``, in float32,
+- ``config.json``: layer, shape and training of the model,
+- ``tokenizer.json``.
+
+Any library reads these formats. ``runners.c4.load_model`` makes the model of them.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mixers.models import LanguageModel
+from runners import __version__
+from runners.c4.config import Config
+from runners.c4.corpus.tokenizer import load_tokenizer
+from runners.c4.identity import INCIDENTAL
+from runners.c4.model import build, layer_of
+from runners.files import checksum, damaged, load_tensors, read_json, save_tensors, write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+EXPORT_AGAIN = "export the run again"
+
+
+def is_exported(path: Path) -> bool:
+    """Return whether ``path`` is a folder that ``write_exported`` has written."""
+    return (path / CONFIG).is_file()
+
+
+def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes, info: Mapping[str, Any]) -> None:
+    """Write an exported model; the folder is complete or absent.
+
+    Args:
+        folder: a folder that does not exist.
+        weights: parameters and buffers of the model by name.
+        tokenizer: content of ``tokenizer.json``.
+        info: description of the run in a checkpoint.
+
+    Raises:
+        ValueError: the folder exists.
+        OSError: it cannot be written.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists: name a new folder")
+
+    # Paths and the like mean nothing elsewhere. Options of the layer are written out, since defaults may change.
+    values = {name: value for name, value in info["config"].items() if name not in INCIDENTAL}
+    config = Config(**values)
+    description = {
+        "program": f"recurrent-transformer-diagnostics {__version__}",
+        "config": values,
+        "shape": asdict(config.shape()),
+        "mixer_options": asdict(layer_of(config, info["mixer_options"])[1]),
+        "vocab_size": info["corpus"]["vocab_size"],
+        "step": info["step"],
+        "tokenizer_checksum": checksum(tokenizer),
+    }
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        made = Path(temporary) / folder.name
+        made.mkdir()
+        save_tensors(made / WEIGHTS, weights, {})
+        (made / TOKENIZER).write_bytes(tokenizer)
+        write_json(made / CONFIG, description)
+        made.rename(folder)
+
+
+def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
+    """Load an exported model, on the CPU and in evaluation mode, and its tokenizer.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+        ValueError: a file is missing, or the model belongs to another version of this project.
+    """
+    for name in (WEIGHTS, TOKENIZER):
+        if not (folder / name).is_file():
+            raise ValueError(f"no {folder / name}: {EXPORT_AGAIN}")
+
+    description = read_json(folder / CONFIG)
+    if description.get("tokenizer_checksum") != checksum((folder / TOKENIZER).read_bytes()):
+        raise damaged(folder / TOKENIZER, "its checksum does not fit", EXPORT_AGAIN)
+
+    weights, _ = load_tensors(folder / WEIGHTS)
+    try:
+        model = build(load_exported_config(folder), description["mixer_options"], description["vocab_size"])
+        model.load_state_dict(weights)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise _other_version(folder) from error
+    return model.eval(), load_tokenizer(str(folder / TOKENIZER))
+
+
+def load_exported_config(folder: Path) -> Config:
+    """Load the configuration of an exported model; its paths are the defaults.
+
+    Raises:
+        ValueError: ``config.json`` is damaged, or belongs to another version of this project or to another program.
+    """
+    try:
+        return Config(**read_json(folder / CONFIG)["config"])
+    except (KeyError, TypeError) as error:
+        raise _other_version(folder) from error
+
+
+def _other_version(folder: Path) -> ValueError:
+    """Return the error for a folder that does not fit this code."""
+    return ValueError(f"{folder} is no export of this version of the project: {EXPORT_AGAIN}, with this version")

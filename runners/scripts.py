@@ -1,0 +1,41 @@
+"""The programs as commands, which an installation puts beside ``python``; ``pyproject.toml`` names them.
+
+Each does what ``python -m`` with the name of the module does, also in the processes that it starts.
+"""
+
+import runpy
+
+
+def mad() -> None:
+    """``rt-mad``: train single layers on diagnostic tasks."""
+    _run("runners.mad")
+
+
+def c4() -> None:
+    """``rt-c4``: pretrain language models."""
+    _run("runners.c4")
+
+
+def compare() -> None:
+    """``rt-compare``: compare finished studies."""
+    _run("runners.compare")
+
+
+def reference() -> None:
+    """``rt-reference``: train the reference results."""
+    _run("runners.mad.reference")
+
+
+def bench() -> None:
+    """``rt-bench``: time layers and training steps."""
+    _run("runners.bench")
+
+
+def theory() -> None:
+    """``rt-theory``: check the paper's theorems."""
+    _run("runners.theory")
+
+
+def _run(module: str) -> None:
+    """Run a module as the main program."""
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,97 @@
+"""A model that was exported is the same elsewhere, with this project and without it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from runners.c4 import load_model
+from runners.c4.__main__ import main
+from runners.c4.checkpoints import load_config
+from runners.c4.export import export
+from runners.c4.exported import write_exported
+from runners.files import DamagedFileError
+from tests.runners.c4.runs import configured, folder_of, run
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run whose results folder is gone but for itself."""
+    config = configured(texts, tmp_path_factory.mktemp("out"), steps=2, evaluations=1)
+    run(config)
+    moved = tmp_path_factory.mktemp("moved") / "run"
+    shutil.move(folder_of(config), moved)
+    return moved
+
+
+def test_an_exported_model_computes_what_the_checkpoint_does(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["export", str(trained), str(tmp_path / "new" / "my_model")])
+    folder = tmp_path / "new" / "my_model"
+    assert capsys.readouterr().out == f"exported: {folder}\n"
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert [path.name for path in folder.parent.iterdir()] == ["my_model"]
+
+    (model, tokenizer), (other, other_tokenizer) = load_model(trained), load_model(folder)
+    tokens = torch.tensor([tokenizer.encode("kan lor mis").ids])
+    assert torch.equal(other(tokens), model(tokens))
+    assert other_tokenizer.to_str() == tokenizer.to_str()
+    assert load_config(folder).seq_len == load_config(trained).seq_len
+
+
+def test_the_files_are_read_without_this_project(trained: Path, tmp_path: Path) -> None:
+    export(trained, tmp_path / "my_model")
+    model, tokenizer = load_model(trained)
+    weights = load_file(tmp_path / "my_model" / "model.safetensors")
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+    description = json.loads((tmp_path / "my_model" / "config.json").read_text())
+    assert description["shape"] == {"width": 16, "mlp_width": 32, "layers": 2}
+    assert description["mixer_options"]["heads"] == 2
+    assert description["step"] == 2
+    assert description["vocab_size"] == tokenizer.get_vocab_size()
+    assert str(tmp_path.parent) not in json.dumps(description)  # no path of this machine
+    assert Tokenizer.from_file(str(tmp_path / "my_model" / "tokenizer.json")).get_vocab_size() > 0
+
+
+def test_a_folder_that_exists_is_left_alone(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(trained), str(tmp_path / "mine")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'mine'} exists: name a new folder\n"
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_an_export_that_fails_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    model, _ = load_model(trained)
+    with pytest.raises(KeyError):
+        write_exported(tmp_path / "my_model", model.state_dict(), b"", {"config": {}, "mixer_options": {}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_lacks_a_file_or_is_damaged_says_what_to_do(trained: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        folder = tmp_path / name
+        export(trained, folder)
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-3] + b"x" + content[-2:])
+        with pytest.raises(DamagedFileError, match=name):
+            load_model(folder)
+
+    (tmp_path / "tokenizer.json" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"no .*tokenizer.json: export the run again"):
+        load_model(tmp_path / "tokenizer.json")
+
+
+def test_config_files_of_other_programs_are_refused_in_a_line(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match="is no export of this version"):
+        load_config(tmp_path)

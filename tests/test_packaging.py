@@ -1,0 +1,110 @@
+"""What an installation needs: locked versions, commands, one version number, files for citing and contributing."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from runners import __version__, scripts
+from runners.cli import run_command
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def pins(name: str) -> dict[str, tuple[str, int]]:
+    """By package of a file: its version, and how many hashes it has."""
+    found = PIN.findall((ROOT / name).read_text())
+    return {canonicalize_name(package): (version, rest.count("--hash=sha256:")) for package, version, rest in found}
+
+
+def test_every_dependency_is_locked_at_a_version_that_fits() -> None:
+    extras = PROJECT["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*PROJECT["dependencies"], *extras["dev"], *extras["pretraining"])]
+    locked, chosen = pins("constraints.txt"), pins("torch.txt")
+    assert chosen.keys() == {"torch", "triton"}
+    assert not chosen.keys() & locked.keys()
+    assert all(hashes for _, hashes in locked.values())
+
+    for requirement in wanted:
+        version, _ = (chosen | locked)[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), requirement
+
+
+def test_every_program_has_a_command_that_runs_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[str] = []
+    monkeypatch.setattr(scripts, "_run", run.append)
+    for entry in PROJECT["scripts"].values():
+        module, _, function = entry.partition(":")
+        assert module == scripts.__name__
+        getattr(scripts, function)()
+
+    folders = [path.parent.relative_to(ROOT) for path in (ROOT / "runners").rglob("__main__.py")]
+    assert sorted(run) == sorted([*(".".join(folder.parts) for folder in folders), "runners.compare"])
+
+
+def test_a_command_runs_as_the_main_program_which_its_worker_processes_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some_program").mkdir()
+    (tmp_path / "some_program" / "__init__.py").touch()
+    (tmp_path / "some_program" / "__main__.py").write_text(
+        "import sys\nprint(__name__, sys.modules['__main__'].__spec__.name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    scripts._run("some_program")
+    assert capsys.readouterr().out == "__main__ some_program.__main__\n"
+
+
+def test_the_version_is_printed_and_nothing_is_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--steps", "3", "--version"])
+    run_command(lambda: pytest.fail("it ran"), "interrupted")
+    assert capsys.readouterr().out.endswith(f" {__version__}\n")
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_the_newest_entry_of_the_changes_and_the_citation_are_of_this_version() -> None:
+    newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = load("CITATION.cff")
+    assert newest is not None
+    assert newest.groups() == (citation["version"], str(citation["date-released"]))
+    assert newest[1] == __version__
+    assert citation["license"] == PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_workflow_runs_what_the_readme_says() -> None:
+    jobs = load(".github/workflows/test.yml")["jobs"].values()
+    assert [step["run"] for job in jobs for step in job["steps"] if "run" in step] == ["make test"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").iterdir()), ids=lambda path: path.stem)
+def test_an_issue_template_asks_for_what_is_needed(path: Path) -> None:
+    """As in GitHub's syntax for issue forms: a name, a description, and fields with an id and a label of their own."""
+    form = yaml.safe_load(path.read_text())
+    assert form["name"]
+    assert form["description"]
+    for key in ("id", "label"):
+        values = [part["id"] if key == "id" else part["attributes"]["label"] for part in form["body"]]
+        assert len(set(values)) == len(values)
+    assert {part["type"] for part in form["body"]} <= {"input", "textarea"}
+    assert any(part.get("validations", {}).get("required") for part in form["body"])
+
+
+def test_links_between_the_documents_lead_to_files() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
