@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from mixers.contract import check_foreign
-from runners.c4.config import Config
+from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
@@ -34,13 +34,16 @@ from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
-from runners.cli import parse, run_command, user_errors
+from runners.cli import print_short_help, run_command, user_errors
+from runners.nested_options import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "generate":
+    if not arguments:
+        print_short_help(__doc__, Config)
+    if arguments[0] == "generate":
         generate.main(arguments[1:])
         return
 
@@ -78,7 +81,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     peek.add_argument("--preset", nargs="?", default="paper")
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
 
-    config, nested = parse(Config, preset, arguments)
+    config, nested = parse(Config, preset, arguments, OF_THE_MODEL)
     check(config, nested["mixer"], [argument.partition("=")[0].removeprefix("--") for argument in arguments])
     return config, nested["mixer"]
 

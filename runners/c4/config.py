@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
 from runners.cli import check_out, check_seed
@@ -29,6 +29,10 @@ SIZES: dict[str, dict[int, Widths]] = {
 heads of the deepest ones follow from the paper's head width of 64."""
 
 
+OF_THE_MODEL = ("heads",)
+"""Options of layers that follow from the size of the model, so that they are options of the program alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Pretrain a language model of any registered layer on C4.
@@ -36,12 +40,13 @@ class Config:
     With generate RUN in place of options it continues texts: see generate --help.
 
     Attributes:
+        preset: paper, or tiny, which trains in two minutes on a CPU.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
-        heads: heads of layers that have heads, replaces the paper's.
+        heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
         seq_len: target tokens of a sequence.
         batch_size: sequences a step, of all processes together.
         micro_batch_size: sequences of one forward pass in a process; unless given, its whole share of a step.
@@ -55,22 +60,31 @@ class Config:
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
         seed: seed of the initial parameters and of the order of the data.
+        search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
         evaluations: evaluations during training, at log-spaced steps, the last step among them.
         downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
-        checkpoint_every: steps between checkpoints.
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
         parallel: in each of several processes, ddp keeps the whole model and fsdp a part.
         device: auto takes the GPU if there is one.
         out: folder of results.
+        checkpoint_every: steps between checkpoints.
         wandb: Weights & Biases mode.
-        search: train the paper's grid of learning rates and beta2 instead of one run.
         dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda needs no GPU then.
-        preset: paper, or tiny, which trains in two minutes on a CPU.
     """
 
+    groups: ClassVar[dict[str, str]] = {
+        "preset": "model",
+        "seq_len": "training",
+        "tokenizer": "data",
+        "recompute": "machine",
+        "out": "output",
+    }
+    """First field of each group of the help; the fields after it belong to the same group."""
+
+    preset: Literal["paper", "tiny"] = "paper"
     size: Literal["150m", "300m"] = "300m"
     layers: int = 6
     mixer: str = "rt"
@@ -90,20 +104,19 @@ class Config:
     warmup_fraction: float = 0.4
     final_lr_fraction: float = 0.1
     seed: int = 0
+    search: bool = False
     tokenizer: str = "google-t5/t5-base"
     data: tuple[str, ...] = ()
     validation_tokens: int = 2**22
     evaluations: int = 12
     downstream: str | None = None
-    checkpoint_every: int = 500
     recompute: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path = Path("results")
+    checkpoint_every: int = 500
     wandb: Mode = "disabled"
-    search: bool = False
     dry_run: bool = False
-    preset: Literal["paper", "tiny"] = "paper"
 
     def shape(self) -> Shape:
         """Return the shape of each layer.

@@ -6,7 +6,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,6 +151,12 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     config.check()
     if config.search and {"lr", "beta2"}.intersection(given):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
+
+    # The number of heads is an option of the run, for layers that have heads.
+    if "heads" in options:
+        raise ValueError("the number of heads is an option of the run, not of the layer: give --heads alone")
+    if "heads" in given and "heads" not in {field.name for field in fields(find_mixer(config.mixer).Config)}:
+        raise ValueError(f"--heads does not apply to mixer {config.mixer}: leave it out")
 
     # Build the model without memory, to see whether it can be built.
     try:

@@ -7,7 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from mixers import MIXERS
 from mixers.base import Shape
 from mixers.costs import Costs
 from runners.c4.config import Config
-from runners.cli import parse
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.results.charts import draw_bars, draw_heat_map, plot_comparison
@@ -35,6 +34,7 @@ from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, 
 from runners.mad.results.tables import print_summary
 from runners.mad.search.study import DISTRIBUTIONS, run_of
 from runners.mad.training.protocol import Protocol, Run
+from runners.nested_options import parse
 from tasks import TASKS
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
@@ -385,7 +385,7 @@ def test_ceiling_and_chance_are_those_of_the_test_split(task: str, limit: str) -
 
 def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
-    for name in Options.__dataclass_fields__:
+    for name in (field.name for field in fields(Options)):
         assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name
 
 
@@ -397,8 +397,12 @@ def test_options_document_every_field() -> None:
     ],
 )
 def test_the_help_names_the_layers_and_tasks_at_their_option(
-    capsys: pytest.CaptureFixture[str], preset: Any, sections: dict[tuple[str, str], dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    preset: Any,
+    sections: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # a wide terminal gets groups side by side
     with pytest.raises(SystemExit) as stop:
         parse(type(preset), preset, ["--help"])
     assert stop.value.code == 0
