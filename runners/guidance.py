@@ -84,8 +84,8 @@ def not_understood(argument: str, known: Mapping[str, str]) -> str:
 def closest(option: str, known: Mapping[str, str]) -> str | None:
     """Return the option that a user most likely meant, or None.
 
-    It is the one of the same name in another group (``--mixer.heads`` for ``--heads``), or of a similar name, or the one
-    whose help says the words of the option (``--lr`` for ``--learning-rate``).
+    It is the one of the same name in another group (``--mixer.heads`` for ``--heads``), or of a similar name, or the
+    one whose help says the words of the option (``--lr`` for ``--learning-rate``).
 
     Args:
         option: unknown option, with its dashes.

@@ -72,7 +72,7 @@ class Config:
         out: folder of results.
         checkpoint_every: steps between checkpoints.
         wandb: Weights & Biases mode.
-        dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda needs no GPU then.
+        dry_run: print parameters, FLOPs, tokens and memory, a GPU's unless --device is cpu; train nothing.
     """
 
     groups: ClassVar[dict[str, str]] = {
