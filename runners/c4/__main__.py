@@ -131,6 +131,8 @@ def print_result(
     console.print(f"curves: {result.chart}", soft_wrap=True)
     if _has_steps(config, options, device):
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
+    if (advice := config.tracking.advice()) is not None:
+        console.print(advice, soft_wrap=True)
     if config.search:
         console.print(f"dashboard: optuna-dashboard {study_file(config.out)}", soft_wrap=True)
 

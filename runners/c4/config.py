@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type
 
 from mixers.base import Shape
 from runners.cli import check_out, check_seed
-from runners.tracking import Mode
+from runners.tracking import Mode, Tracking
 
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""
@@ -72,6 +72,9 @@ class Config:
         out: folder of results.
         checkpoint_every: steps between checkpoints.
         wandb: Weights & Biases mode.
+        wandb_project: W&B project, c4 unless given.
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
         dry_run: print parameters, FLOPs, tokens and memory, a GPU's unless --device is cpu; train nothing.
     """
 
@@ -116,7 +119,21 @@ class Config:
     out: Path = Path("results")
     checkpoint_every: int = 500
     wandb: Mode = "disabled"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_tags: tuple[str, ...] = ()
     dry_run: bool = False
+
+    @property
+    def tracking(self) -> Tracking:
+        """Where curves are logged."""
+        return Tracking(
+            mode=self.wandb,
+            folder=self.out,
+            project=self.wandb_project,
+            entity=self.wandb_entity,
+            tags=self.wandb_tags,
+        )
 
     def shape(self) -> Shape:
         """Return the shape of each layer.

@@ -7,7 +7,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
-from runners.c4.cost import model_parameters
+from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import Row, read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
@@ -239,7 +239,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         console.print(shortage, soft_wrap=True)
 
     # Training.
-    bar, wandb = Bar(console), Wandb(config.wandb, config.out)
+    bar, wandb = Bar(console), Wandb(config.tracking, partial(facts, config, options, corpus))
     with closing(bar), closing(wandb):
         if config.search:
             config, result = _search(config, options, corpus, world, [bar, wandb], console)
@@ -258,6 +258,18 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         chart=chart,
         config=config,
     )
+
+
+def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """Return what is known of a model before its training, for the tables of Weights & Biases."""
+    vocab_size = corpus.manifest.vocab_size
+    parameters, tables = model_parameters(config, options, vocab_size)
+    return {
+        "parameters": parameters,
+        "parameters_without_embeddings": parameters - tables,
+        "flops_per_token": flops_per_token(config, options, vocab_size),
+        "family": layer_of(config, options)[0].family,
+    }
 
 
 def _search(

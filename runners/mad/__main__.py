@@ -108,8 +108,8 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
             plot_comparison(drawn, figure)
         say(f"chart: {figure}")
     say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
-    if options.wandb == "offline" and (logs := options.out / "wandb").exists():
-        say(f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*")
+    if (advice := options.tracking.advice()) is not None:
+        say(advice)
 
     # Without a single finite run there is no result.
     for summary in summaries:

@@ -15,7 +15,7 @@ from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
 from runners.mad.training.protocol import Protocol, Run
 from runners.nested_options import parse
-from runners.tracking import Mode
+from runners.tracking import Mode, Tracking
 
 Grid = Literal["paper", "wide"]
 GRIDS: dict[Grid, tuple[float, ...]] = {
@@ -83,6 +83,9 @@ class Options:
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         rebuild: take finished runs whose folders the storage does not know into the storage, before training.
         wandb: Weights & Biases mode.
+        wandb_project: W&B project, mad unless given
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
         reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
@@ -115,6 +118,9 @@ class Options:
     storage: str | None = None
     rebuild: bool = False
     wandb: Mode = "disabled"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_tags: tuple[str, ...] = ()
     reference: str = "shipped"
     list: bool = False
     dry_run: bool = False
@@ -133,6 +139,17 @@ class Options:
         return () if self.seeds_of == "all" else range(1, self.seeds)
 
     @property
+    def tracking(self) -> Tracking:
+        """Where curves are logged."""
+        return Tracking(
+            mode=self.wandb,
+            folder=self.out,
+            project=self.wandb_project,
+            entity=self.wandb_entity,
+            tags=self.wandb_tags,
+        )
+
+    @property
     def settings(self) -> Settings:
         """Where and how studies are trained."""
         storage = self.storage or str(self.out / "studies.journal")
@@ -141,7 +158,7 @@ class Options:
             storage=storage,
             device=self.device,
             together=self.together,
-            wandb=self.wandb,
+            tracking=self.tracking,
             rebuild=self.rebuild,
         )
 
