@@ -1,6 +1,7 @@
 """Weights & Biases: modes, login, and opening a run. Nothing is sent anywhere unless the mode is ``online``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,39 +27,59 @@ def check_login(mode: Mode) -> None:
     raise ValueError(f"--wandb online cannot log in ({reason}): run wandb login, or give --wandb offline")
 
 
-def open_run(
-    mode: Mode,
-    folder: Path,
-    *,
-    project: str,
-    name: str,
-    run_id: str,
-    config: Mapping[str, Any],
-    group: str | None = None,
-) -> Any:
-    """Open a W&B run beside others; an online run with a known id continues.
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where runs are logged.
 
-    Args:
-        mode: ``offline`` or ``online``.
+    Attributes:
+        mode: ``disabled``, ``offline`` or ``online``.
         folder: results folder; the logs lie in its subfolder ``wandb``.
-        project: W&B project.
-        name: name shown for the run.
-        run_id: identity of the run within the project.
-        config: settings of the run.
-        group: runs that are shown together.
+        project: W&B project; unless given, that of the program.
+        entity: user or team of the project; unless given, the default of the login.
+        tags: tags of each run.
     """
-    import wandb  # takes a second to import, and few commands need it
 
-    folder.mkdir(parents=True, exist_ok=True)
-    return wandb.init(
-        project=project,
-        dir=folder,
-        mode=mode,
-        group=group,
-        name=name,
-        id=run_id,
-        resume="allow" if mode == "online" else None,
-        config=dict(config),
-        reinit="create_new",
-        settings=wandb.Settings(silent=True),
-    )
+    mode: Mode
+    folder: Path
+    project: str | None = None
+    entity: str | None = None
+    tags: Sequence[str] = ()
+
+    def open_run(
+        self, *, project: str, job_type: str, group: str, name: str, run_id: str, config: Mapping[str, Any]
+    ) -> Any:
+        """Open a W&B run beside others; an online run with a known id continues.
+
+        Args:
+            project: project unless another one was given.
+            job_type: kind of work.
+            group: runs that are shown together.
+            name: name shown for the run.
+            run_id: identity of the run within the project.
+            config: settings of the run, and what is known of it beforehand.
+        """
+        import wandb  # takes a second to import, and few commands need it
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return wandb.init(
+            project=self.project or project,
+            entity=self.entity,
+            tags=list(self.tags),
+            dir=self.folder,
+            mode=self.mode,
+            job_type=job_type,
+            group=group,
+            name=name,
+            id=run_id,
+            resume="allow" if self.mode == "online" else None,
+            config=dict(config),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True),
+        )
+
+    def advice(self) -> str | None:
+        """Return a line on offline logs, if there are any: where they are, and how to upload them."""
+        logs = self.folder / "wandb"
+        if self.mode != "offline" or not logs.exists():
+            return None
+        return f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*"

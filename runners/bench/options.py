@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from runners.cli import cli, not_understood
+from runners.cli import cli
 from runners.device import find_devices
 
 LEAST_REPEATS = 5
@@ -65,9 +65,7 @@ def parse_options(
     peek.add_argument("--device", nargs="?", default="auto")
     device = find_devices(peek.parse_known_args(arguments)[0].device or "auto")[0]
 
-    options, unknown = cli(options_class, presets[device.type], arguments)
-    if unknown:
-        raise ValueError(not_understood(unknown[0]))
+    options = cli(options_class, presets[device.type], arguments)
 
     _check_values(options, several, counts)
     return options, device

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from mixers.contract import check_foreign
 from runners.c4 import export
-from runners.c4.config import Config
+from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
@@ -37,7 +37,8 @@ from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
-from runners.cli import parse, run_command, user_errors
+from runners.cli import print_short_help, run_command, user_errors
+from runners.nested_options import parse
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate.main,
@@ -50,7 +51,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] in COMMANDS:
+    if not arguments:
+        print_short_help(__doc__, Config)
+    if arguments[0] in COMMANDS:
         COMMANDS[arguments[0]](arguments[1:])
         return
 
@@ -88,7 +91,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     peek.add_argument("--preset", nargs="?", default="paper")
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
 
-    config, nested = parse(Config, preset, arguments)
+    config, nested = parse(Config, preset, arguments, OF_THE_MODEL)
     check(config, nested["mixer"], [argument.partition("=")[0].removeprefix("--") for argument in arguments])
     return config, nested["mixer"]
 
@@ -138,6 +141,8 @@ def print_result(
     console.print(f"curves: {result.chart}", soft_wrap=True)
     if _has_steps(config, options, device):
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
+    if (advice := config.tracking.advice()) is not None:
+        console.print(advice, soft_wrap=True)
     if config.search:
         console.print(f"dashboard: optuna-dashboard {study_file(config.out)}", soft_wrap=True)
 

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
 from runners.cli import check_out, check_seed
-from runners.tracking import Mode
+from runners.tracking import Mode, Tracking
 
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""
@@ -29,6 +29,10 @@ SIZES: dict[str, dict[int, Widths]] = {
 heads of the deepest ones follow from the paper's head width of 64."""
 
 
+OF_THE_MODEL = ("heads",)
+"""Options of layers that follow from the size of the model, so that they are options of the program alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Pretrain a language model of any registered layer on C4.
@@ -37,12 +41,13 @@ class Config:
     runs lm-evaluation-harness: see their --help.
 
     Attributes:
+        preset: paper, or tiny, which trains in two minutes on a CPU.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
-        heads: heads of layers that have heads, replaces the paper's.
+        heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
         seq_len: target tokens of a sequence.
         batch_size: sequences a step, of all processes together.
         micro_batch_size: sequences of one forward pass in a process; unless given, its whole share of a step.
@@ -56,22 +61,34 @@ class Config:
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
         seed: seed of the initial parameters and of the order of the data.
+        search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
         evaluations: evaluations during training, at log-spaced steps, the last step among them.
         downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
-        checkpoint_every: steps between checkpoints.
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
         parallel: in each of several processes, ddp keeps the whole model and fsdp a part.
         device: auto takes the GPU if there is one.
         out: folder of results.
+        checkpoint_every: steps between checkpoints.
         wandb: Weights & Biases mode.
-        search: train the paper's grid of learning rates and beta2 instead of one run.
-        dry_run: print parameters, FLOPs, memory and tokens, train nothing; --device cuda needs no GPU then.
-        preset: paper, or tiny, which trains in two minutes on a CPU.
+        wandb_project: W&B project, c4 unless given.
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
+        dry_run: print parameters, FLOPs, tokens and memory, a GPU's unless --device is cpu; train nothing.
     """
 
+    groups: ClassVar[dict[str, str]] = {
+        "preset": "model",
+        "seq_len": "training",
+        "tokenizer": "data",
+        "recompute": "machine",
+        "out": "output",
+    }
+    """First field of each group of the help; the fields after it belong to the same group."""
+
+    preset: Literal["paper", "tiny"] = "paper"
     size: Literal["150m", "300m"] = "300m"
     layers: int = 6
     mixer: str = "rt"
@@ -91,20 +108,33 @@ class Config:
     warmup_fraction: float = 0.4
     final_lr_fraction: float = 0.1
     seed: int = 0
+    search: bool = False
     tokenizer: str = "google-t5/t5-base"
     data: tuple[str, ...] = ()
     validation_tokens: int = 2**22
     evaluations: int = 12
     downstream: str | None = None
-    checkpoint_every: int = 500
     recompute: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path = Path("results")
+    checkpoint_every: int = 500
     wandb: Mode = "disabled"
-    search: bool = False
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_tags: tuple[str, ...] = ()
     dry_run: bool = False
-    preset: Literal["paper", "tiny"] = "paper"
+
+    @property
+    def tracking(self) -> Tracking:
+        """Where curves are logged."""
+        return Tracking(
+            mode=self.wandb,
+            folder=self.out,
+            project=self.wandb_project,
+            entity=self.wandb_entity,
+            tags=self.wandb_tags,
+        )
 
     def shape(self) -> Shape:
         """Return the shape of each layer.

@@ -21,7 +21,6 @@ from mixers.registry import building
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
-from runners.device import find_devices
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
 """Vocabularies that are known without loading the tokenizer: a dry run of the paper's models needs no network."""
@@ -153,7 +152,8 @@ def describe(cost: Cost, config: Config) -> Table:
         table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
-    numbers = f"{_sequences(config)} × {config.seq_len}, {_precision(config)}{fused}"
+    where = "CPU" if config.device == "cpu" else "GPU"
+    numbers = f"{where}, {_sequences(config)} × {config.seq_len}, {_precision(config)}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
 
     # The whole run.
@@ -175,8 +175,8 @@ def _sequences(config: Config) -> int:
 
 
 def _precision(config: Config) -> str:
-    """Return the precision of matrix products; for ``cuda`` no GPU is needed."""
-    return product_precision(torch.device("cuda") if config.device == "cuda" else find_devices(config.device)[0])
+    """Return the precision of matrix products on a GPU, which need not be here, unless ``device`` is ``cpu``."""
+    return product_precision(torch.device("cpu" if config.device == "cpu" else "cuda"))
 
 
 def _low_bytes(config: Config) -> int:

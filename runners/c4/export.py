@@ -13,7 +13,7 @@ import tyro
 
 from runners.c4.checkpoints import find_checkpoint, load_model
 from runners.c4.exported import TOKENIZER, write_exported
-from runners.cli import cli, not_understood, user_errors
+from runners.cli import cli, user_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command line; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
         default = Options(checkpoint=tyro.MISSING, folder=tyro.MISSING)
-        options, unknown = cli(Options, default, arguments, "export")
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
-
+        options = cli(Options, default, arguments, "export")
         export(options.checkpoint, options.folder)
         print(f"exported: {options.folder}")
 

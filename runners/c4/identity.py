@@ -13,7 +13,7 @@ from runners.provenance import code_version
 
 INCIDENTAL = (
     *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
-    *("recompute", "data", "tokenizer", "downstream"),
+    *("recompute", "data", "tokenizer", "downstream", "wandb_project", "wandb_entity", "wandb_tags"),
 )
 """Options that do not make another run: where and how it is computed and evaluated. The corpus stands for its data."""
 DECIDING = tuple(

@@ -6,8 +6,8 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
-from runners.c4.cost import model_parameters
+from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import Row, read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
@@ -153,6 +153,12 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     if config.search and {"lr", "beta2"}.intersection(given):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
 
+    # The number of heads is an option of the run, for layers that have heads.
+    if "heads" in options:
+        raise ValueError("the number of heads is an option of the run, not of the layer: give --heads alone")
+    if "heads" in given and "heads" not in {field.name for field in fields(find_mixer(config.mixer).Config)}:
+        raise ValueError(f"--heads does not apply to mixer {config.mixer}: leave it out")
+
     # Build the model without memory, to see whether it can be built.
     try:
         with torch.device("meta"):
@@ -236,7 +242,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         console.print(shortage, soft_wrap=True)
 
     # Training.
-    bar, wandb = Bar(console), Wandb(config.wandb, config.out)
+    bar, wandb = Bar(console), Wandb(config.tracking, partial(facts, config, options, corpus))
     with closing(bar), closing(wandb):
         if config.search:
             config, result = _search(config, options, corpus, world, [bar, wandb], console)
@@ -255,6 +261,18 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         chart=chart,
         config=config,
     )
+
+
+def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """Return what is known of a model before its training, for the tables of Weights & Biases."""
+    vocab_size = corpus.manifest.vocab_size
+    parameters, tables = model_parameters(config, options, vocab_size)
+    return {
+        "parameters": parameters,
+        "parameters_without_embeddings": parameters - tables,
+        "flops_per_token": flops_per_token(config, options, vocab_size),
+        "family": layer_of(config, options)[0].family,
+    }
 
 
 def _search(

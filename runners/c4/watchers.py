@@ -1,13 +1,13 @@
 """Watchers of a run: a progress bar, and Weights & Biases."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
 from runners.c4.curve import Row
 from runners.progress import progress_bars
-from runners.tracking import Mode, open_run
+from runners.tracking import Tracking
 
 PROJECT = "c4"
 
@@ -82,19 +82,36 @@ class Bar(Watcher):
 
 
 class Wandb(Watcher):
-    """Curves in Weights & Biases; with mode ``disabled`` it does nothing."""
+    """Curves in Weights & Biases; with mode ``disabled`` it does nothing.
 
-    def __init__(self, mode: Mode, folder: Path) -> None:
-        self.mode = mode
-        self.folder = folder
+    Args:
+        tracking: where curves are logged.
+        facts: what is known of the model beforehand; called if a run is logged.
+    """
+
+    def __init__(self, tracking: Tracking, facts: Callable[[], dict[str, Any]]) -> None:
+        self.tracking = tracking
+        self.facts = facts
         self._run: Any = None
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
         """Open the run; in mode ``online``, a resumed run continues its curves."""
-        if self.mode == "disabled":
+        if self.tracking.mode == "disabled":
             return
 
-        self._run = open_run(self.mode, self.folder, project=PROJECT, name=name, run_id=name, config=description)
+        # Seeds and the points of a search gather in the group of their model and length.
+        config = description["config"]
+        kind = name.partition("-lr")[0]
+        group = f"{kind} {config['steps']} steps of {config['batch_size']} × {config['seq_len']}"
+        others = {key: value for key, value in description.items() if key != "config"}
+        self._run = self.tracking.open_run(
+            project=PROJECT,
+            job_type="pretraining",
+            group=group,
+            name=name,
+            run_id=name,
+            config={**config, **others, **self.facts()},
+        )
 
     def stepped(self, row: Row) -> None:
         """Log one step."""

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 
 from mixers.base import ContractError
-from runners.cli import run_command, user_errors
+from runners.cli import print_short_help, run_command, user_errors
 from runners.device import find_devices
 from runners.files import DamagedFileError
 from runners.mad.dry_run import print_forecast
@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments, console = sys.argv[1:] if arguments is None else arguments, Console(markup=False)
     say = partial(console.print, soft_wrap=True)
+    if not arguments:
+        print_short_help(__doc__, Options)
 
     with user_errors(ValueError, OSError):
         options, mixer_values, task_values = read_options(arguments)
@@ -106,8 +108,8 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
             plot_comparison(drawn, figure)
         say(f"chart: {figure}")
     say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
-    if options.wandb == "offline" and (logs := options.out / "wandb").exists():
-        say(f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*")
+    if (advice := options.tracking.advice()) is not None:
+        say(advice)
 
     # Without a single finite run there is no result.
     for summary in summaries:

@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
 from tasks import TASKS
 from tasks.base import Task
+
+LONGEST_DIFFERENCE = 200
+"""Characters of a study's title for the settings that differ from the defaults; SQL storages take 512 in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,30 @@ class Experiment:
         """Name of the study: label, task, difficulty, start of the fingerprint, revision unless it is the first."""
         revision = "" if self.revision == 1 else f" r{self.revision}"
         return f"{self.label} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
+
+    @property
+    def title(self) -> str:
+        """Name of the study for readers: the settings that differ from the defaults stand in place of ``custom``."""
+        words = [self.label, self.task, self.difficulty]
+        if differences := self._differences():
+            words[2:] = [word for word in words[2:] if word not in ("baseline", "custom")]
+            words.append(f"({shorten(', '.join(differences), LONGEST_DIFFERENCE, placeholder=' …')})")
+        return " ".join([*words, self.name.removeprefix(f"{self.label} {self.task} {self.difficulty} ")])
+
+    def _differences(self) -> list[str]:
+        """Return the settings that differ from the defaults, in words; under a preset, those of the layer alone."""
+        pairs = [(self.mixer_config, type(self.mixer_config)())]
+        if self.preset == "grid":
+            pairs += [(self.shape, Shape()), (self.protocol, Protocol())]
+        if self.difficulty.endswith("custom"):
+            pairs.append((self.task_config, type(self.task_config)()))
+
+        return [
+            f"{name.replace('_', '-')} {value}"
+            for given, default in pairs
+            for name, value in vars(given).items()
+            if value != getattr(default, name) and not is_dataclass(value)
+        ]
 
     @property
     def setting(self) -> str:

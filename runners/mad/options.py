@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mixers.base import Shape
 from mixers.costs import Figure
-from runners.cli import check_out, parse
+from runners.cli import check_out
 from runners.mad.results.choice import PAPER_LRS
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
 from runners.mad.training.protocol import Protocol, Run
-from runners.tracking import Mode
+from runners.nested_options import parse
+from runners.tracking import Mode, Tracking
 
 Grid = Literal["paper", "wide"]
 GRIDS: dict[Grid, tuple[float, ...]] = {
@@ -60,6 +61,8 @@ class Options:
         mixer: layers to train: registered names, package.module:Class, or all.
         task: tasks to train on, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
+        preset: quick is every task in a small setting, minutes on a laptop, not the published protocol; demo is one RT
+            layer against one Transformer layer on a short in-context recall.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
         grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide has 2e-3 and 5e-3 besides; both have weight decays 0, 0.1.
@@ -80,16 +83,21 @@ class Options:
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         rebuild: take finished runs whose folders the storage does not know into the storage, before training.
         wandb: Weights & Biases mode.
-        preset: quick is every task in a small setting, minutes on a laptop, not the published protocol; demo is one RT
-            layer against one Transformer layer on a short in-context recall.
+        wandb_project: W&B project, mad unless given
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
         reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
     """
 
+    groups: ClassVar[dict[str, str]] = {"mixer": "study", "width": "model", "together": "output"}
+    """First field of each group of the help; the fields after it belong to the same group."""
+
     mixer: tuple[str, ...]
     task: tuple[str, ...]
     difficulty: tuple[str, ...] = ("baseline",)
+    preset: Literal["grid", "quick", "demo"] = "grid"
     seeds: int = 1
     seeds_of: Literal["all", "chosen"] = "all"
     grid: Grid = "paper"
@@ -110,7 +118,9 @@ class Options:
     storage: str | None = None
     rebuild: bool = False
     wandb: Mode = "disabled"
-    preset: Literal["grid", "quick", "demo"] = "grid"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_tags: tuple[str, ...] = ()
     reference: str = "shipped"
     list: bool = False
     dry_run: bool = False
@@ -129,6 +139,17 @@ class Options:
         return () if self.seeds_of == "all" else range(1, self.seeds)
 
     @property
+    def tracking(self) -> Tracking:
+        """Where curves are logged."""
+        return Tracking(
+            mode=self.wandb,
+            folder=self.out,
+            project=self.wandb_project,
+            entity=self.wandb_entity,
+            tags=self.wandb_tags,
+        )
+
+    @property
     def settings(self) -> Settings:
         """Where and how studies are trained."""
         storage = self.storage or str(self.out / "studies.journal")
@@ -137,7 +158,7 @@ class Options:
             storage=storage,
             device=self.device,
             together=self.together,
-            wandb=self.wandb,
+            tracking=self.tracking,
             rebuild=self.rebuild,
         )
 

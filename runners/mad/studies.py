@@ -12,12 +12,11 @@ For each experiment:
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import optuna
 import torch
 from rich.console import Console
 
@@ -34,13 +33,13 @@ from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
 from runners.mad.search.rebuild import lost_runs, rebuild
 from runners.mad.search.search import search
-from runners.mad.search.study import done_of, done_trials, open_study, run_of
+from runners.mad.search.study import RESULTS, done_of, done_trials, open_study, run_of, show_result
 from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
 from runners.mad.training.protocol import Run
 from runners.storage import Store
-from runners.tracking import Mode
+from runners.tracking import Tracking
 
 Say = Callable[[str], None]
 """Prints a line."""
@@ -55,7 +54,7 @@ class Settings:
         storage: Optuna storage URL, or path of a journal file.
         device: ``auto``, ``cpu`` or ``cuda``.
         together: runs trained as one ensemble, at most.
-        wandb: Weights & Biases mode.
+        tracking: where curves are logged.
         rebuild: take finished runs that the storage lacks from their folders.
     """
 
@@ -63,7 +62,7 @@ class Settings:
     storage: str
     device: str
     together: int
-    wandb: Mode
+    tracking: Tracking
     rebuild: bool = False
 
 
@@ -123,12 +122,13 @@ def train_studies(
 
         # Other processes get the experiments without the data that these hold, and a tracker of their own.
         bare = [replace(experiment) for experiment in experiments]
-        tracker = Tracker(settings.wandb, settings.out)
+        tracker = Tracker(settings.tracking)
         work = partial(train_elsewhere, bare, grid, store.folder, store.url, together, tracker)
 
         say_once = cache(say)
         with memory_advice(together), Display(console) as display, Workers(devices[1:], work) as workers:
-            watcher = Watchers(display, Tracker(settings.wandb, settings.out), check=workers.check)
+            mine = Tracker(settings.tracking)
+            watcher = Watchers(display, mine, check=workers.check)
             for experiment in experiments:
                 if len(done_of(grid, experiment, store.storage)) < len(grid):
                     workers.start()
@@ -144,10 +144,11 @@ def train_studies(
                 selected = {chosen, *others.values()}
                 runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) in selected]
                 readings = _read_test(experiment, runs, store, devices[0], together, say_once)
+                mine.close({run: asdict(reading) for run, reading in readings.items()})
 
                 whole, summary = (summarise(experiment, t, chosen, readings, others) for t in (done, trials))
                 write_summary(whole, study_folder(store.folder, experiment))
-                flag_study(open_study(experiment, store), summary)
+                flag_study(experiment, summary, store)
                 yield experiment, summary
 
 
@@ -221,11 +222,21 @@ def memory_advice(together: int) -> Iterator[None]:
         raise torch.OutOfMemoryError(f"out of GPU memory: lower --together (now {together})") from error
 
 
-def flag_study(study: optuna.Study, summary: Summary) -> None:
-    """Show the chosen point with the study in the dashboard, and that it lies at the edge of the grid."""
-    chosen = summary.chosen_point
-    at = "every point diverged" if chosen is None else f"lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}"
-    study.set_user_attr("chosen", at if summary.edge is None else f"{at}: {edge_advice(summary)}")
+def flag_study(experiment: Experiment, summary: Summary, store: Store) -> None:
+    """Show the chosen point, its test accuracies and the folder of its best run with the study in the dashboard."""
+    chosen, run = summary.chosen_point, summary.best_run
+    if chosen is None or run is None:
+        result = dict.fromkeys(RESULTS, "every point diverged")
+    else:
+        at = f"lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}"
+        estimates = chosen.estimates or {}
+        read = [(name, estimates.get(f"test_{name}_accuracy")) for name in ("sequence", "token")]
+        result = {
+            "chosen": at if summary.edge is None else f"{at}: {edge_advice(summary)}",
+            "test": ", ".join(f"{name} accuracy {value.text()}" for name, value in read if value) or "not read",
+            "folder of the best run": str(run_folder(store.folder, experiment, run)),
+        }
+    show_result(open_study(experiment, store), result)
 
 
 def _point_of(run: Run) -> GridPoint:

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runners.cli import check_seed, cli, not_understood, run_command, user_errors
+from runners.cli import check_seed, cli, run_command, user_errors
 from runners.files import write_json
 from runners.theory.checks import Check
 from runners.theory.figure import plot_path_lengths
@@ -45,9 +45,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     with user_errors(ValueError):
-        options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
+        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         check_seed(options.seed)
 
     # Checks.

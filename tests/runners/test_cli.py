@@ -1,9 +1,11 @@
 """What all command lines share: how they end, and how their help reads."""
 
 import os
+import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 
 from mixers.transformer import Transformer
-from runners.c4.config import Config
-from runners.cli import parse
+from runners.c4 import __main__ as c4
+from runners.c4.config import OF_THE_MODEL, Config
+from runners.guidance import flag_of
+from runners.mad import __main__ as mad
 from runners.mad.options import Options
+from runners.nested_options import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,6 +107,53 @@ def test_an_option_of_two_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     meaning = "--mixer.sizes means different things to mixer layers_of_others:Listing, layers_of_others:Other: give"
     with pytest.raises(ValueError, match=meaning):
         parse(Options, Options(mixer=(), task=()), ["--mixer", *names, "--mixer.sizes", "3"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "arguments", "message"),
+    [
+        (Options(mixer=(), task=()), ["--learning-rate", "1e-3"], "unknown option --learning-rate: did you mean --lr?"),
+        (Options(mixer=(), task=()), ["--batch", "3"], "unknown option --batch: did you mean --batch-size?"),
+        (Options(mixer=(), task=()), ["--dryrun"], "unknown option --dryrun: did you mean --dry-run?"),
+        (Options(mixer=(), task=()), ["--gpu"], "unknown option --gpu: did you mean --device?"),
+        (Options(mixer=(), task=()), ["--nonsense"], "unknown option --nonsense: see --help"),
+        (Options(mixer=("rt",), task=()), ["--block=4"], "unknown option --block: did you mean --mixer.block?"),
+        (Options(mixer=("rt",), task=()), ["--mixer.head", "4"], "to mixer rt: did you mean --mixer.heads?"),
+        (Options(mixer=("rt",), task=()), ["--mixer.width", "4"], "to mixer rt: did you mean --width?"),
+        (Options(mixer=("rt",), task=()), ["--mixer.nonsense", "4"], "to mixer rt: the options are --mixer.heads, "),
+        (
+            Options(mixer=(), task=("parity",)),
+            ["--lenght", "9"],
+            "unknown option --lenght: did you mean --task.length?",
+        ),
+        (Config(), ["--learning_rate=1"], "unknown option --learning_rate: did you mean --lr?"),
+        (Config(), ["--mixer.heads", "8"], "--mixer.heads is the option --heads here: give that one"),
+    ],
+)
+def test_an_unknown_option_is_told_which_one_was_meant(preset: Any, arguments: list[str], message: str) -> None:
+    own = OF_THE_MODEL if isinstance(preset, Config) else ()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse(type(preset), preset, arguments, own)
+
+
+@pytest.mark.parametrize("main", [mad.main, c4.main], ids=["mad", "c4"])
+def test_a_command_without_arguments_says_what_it_does_in_25_lines(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    printed = capsys.readouterr().out
+    assert printed.count("\n") <= 25
+    options = Options if main is mad.main else Config
+    assert set(re.findall(r"(?<= )--[\w-]+", printed)) >= {flag_of(field.name) for field in fields(options)}
+
+
+def test_the_options_stand_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(Options, Options(mixer=(), task=()), ["--mixer", "rt", "--help"])
+    titles = re.findall(r"^\W*((?:\w+ )?options) +\W*$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert titles == ["options", "study options", "model options", "output options", "mixer options"]
 
 
 def test_a_wrong_value_is_told_what_may_be_given() -> None:

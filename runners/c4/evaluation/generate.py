@@ -20,7 +20,7 @@ from torch import Tensor
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
-from runners.cli import check_seed, cli, not_understood, user_errors
+from runners.cli import check_seed, cli, user_errors
 from runners.device import find_devices
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command line; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
         default = Options(checkpoint=tyro.MISSING)
-        options, unknown = cli(Options, default, arguments, "generate")
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
+        options = cli(Options, default, arguments, "generate")
         options.check()
 
         device = find_devices(options.device)[0]

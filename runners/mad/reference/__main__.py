@@ -31,11 +31,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import tyro
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, not_understood, run_command, user_errors
+from runners.cli import check_out, cli, run_command, user_errors
 from runners.mad.reference.cells import (
     FOLDER,
     ProtocolName,
@@ -72,8 +71,8 @@ class ReferenceOptions:
     preset: ProtocolName = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
-    overview: tyro.conf.FlagCreatePairsOff[bool] = False
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    overview: bool = False
+    dry_run: bool = False
 
     @property
     def cells(self) -> Path:
@@ -91,9 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(markup=False)
     with user_errors(ValueError, OSError):
-        options, unknown = cli(ReferenceOptions, ReferenceOptions(), arguments)
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
+        options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, not_understood, user_errors
+from runners.cli import check_out, cli, user_errors
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
@@ -45,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say = partial(console.print, soft_wrap=True)
 
     with user_errors(ValueError, OSError):
-        options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
+        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         check_out(options.out)
         folder = reference_folder(options.reference)
 

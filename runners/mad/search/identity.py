@@ -15,13 +15,12 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
-import optuna
 import torch
 from optuna.storages import BaseStorage
 
 from runners.interrupt import StoppedError
 from runners.mad.experiment import Experiment
-from runners.mad.search.study import open_study, study_names
+from runners.mad.search.study import load_study, open_study, stored_name, study_names
 from runners.mad.training.loop import train
 from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
@@ -91,7 +90,7 @@ def _close(one: float | None, other: float | None) -> bool:
 def identify(experiment: Experiment, storage: BaseStorage, say: Callable[[str], None]) -> Experiment:
     """The experiment with the revision whose study was trained by code that behaves as today's; nothing is written."""
     studies, now = study_names(storage), None
-    while (attributes := studies.get(experiment.name)) is not None and "codes" in attributes:
+    while (attributes := studies.get(stored_name(experiment, storage))) is not None and "codes" in attributes:
         if experiment.code in attributes["codes"]:
             return experiment
 
@@ -114,7 +113,7 @@ def sign_study(experiment: Experiment, store: Store) -> None:
         return
     found = None if "codes" in study.user_attrs else trajectory(experiment)
     with store.exclusive():
-        attributes = optuna.load_study(study_name=experiment.name, storage=store.storage).user_attrs
+        attributes = load_study(experiment, store.storage).user_attrs
         codes = attributes.get("codes", [])
         if not codes:
             study.set_user_attr("trajectory", found)
@@ -131,7 +130,7 @@ def sign_rebuilt(experiment: Experiment, codes: Iterable[str], store: Store) -> 
     if experiment.code in codes:
         sign_study(experiment, store)
     with store.exclusive():
-        study = optuna.load_study(study_name=experiment.name, storage=store.storage)
+        study = load_study(experiment, store.storage)
         if "trajectory" not in study.user_attrs:
             study.set_user_attr("trajectory", None)
         stored = study.user_attrs.get("codes", [])

@@ -4,8 +4,9 @@ A run is finished when its folder holds its record and its model. ``rebuild`` ma
 the storage lacks. The code that trained it is known from its record; its rehearsal is known only if it is today's code.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from runners.files import read_json
 from runners.mad.experiment import Experiment, run_folder
 from runners.mad.search.identity import sign_rebuilt
-from runners.mad.search.study import DISTRIBUTIONS, is_done, open_study, run_of
+from runners.mad.search.study import DISTRIBUTIONS, is_done, load_study, open_study, run_of, shown_value
 from runners.mad.training.protocol import Run
+from runners.mad.training.result import Metrics
 from runners.storage import Store
 
 NO_FIGURES = ("study", "config", "fingerprint", "code", "curve")
@@ -26,7 +28,7 @@ NO_FIGURES = ("study", "config", "fingerprint", "code", "curve")
 def lost_runs(experiment: Experiment, runs: Sequence[Run], store: Store) -> list[Run]:
     """Return those of ``runs`` that are finished by their folders, but neither done nor running by the storage."""
     try:
-        study = optuna.load_study(storage=store.storage, study_name=experiment.name)
+        study = load_study(experiment, store.storage)
     except KeyError:
         known = set()
     else:
@@ -58,7 +60,7 @@ def rebuild(experiment: Experiment, store: Store) -> int:
                 if trial.state == TrialState.RUNNING and run_of(trial) in lost:
                     study.tell(trial.number, state=TrialState.FAIL)
             for run, record in sorted(lost.items(), key=lambda item: tuple(vars(item[0]).values())):
-                study.add_trial(_trial(run, record, run_folder(store.folder, revised, run)))
+                study.add_trial(_trial(study, run, record, run_folder(store.folder, revised, run)))
         added += len(lost)
     return added
 
@@ -88,17 +90,18 @@ def _known(trials: Iterable[FrozenTrial], store: Store) -> set[Run]:
     }
 
 
-def _trial(run: Run, record: dict[str, Any], folder: Path) -> FrozenTrial:
+def _trial(study: optuna.Study, run: Run, record: dict[str, Any], folder: Path) -> FrozenTrial:
     """Return the trial as the search would have stored it (``runners.mad.search.search``)."""
     figures = {name: value for name, value in record.items() if name not in NO_FIGURES}
     diverged = "validation_score" not in figures
+    validations = {p["step"]: Metrics(**p["validation"]) for p in record["curve"] if p["validation"] is not None}
+    kept = {field.name: figures.get(f"validation_{field.name}", math.nan) for field in fields(Metrics)}
     return create_trial(
         state=TrialState.FAIL if diverged else TrialState.COMPLETE,
-        value=None if diverged else figures["validation_score"],
-        params=vars(run),
+        value=None if diverged else shown_value(study, Metrics(**kept)),
+        params={name: getattr(run, name) for name in DISTRIBUTIONS},
         distributions=DISTRIBUTIONS,
-        user_attrs={"folder": str(folder), **figures},
-        intermediate_values={
-            point["step"]: point["validation"]["score"] for point in record["curve"] if point["validation"] is not None
-        },
+        user_attrs={"seed": run.seed, "folder": str(folder), **figures},
+        system_attrs={"fixed_params": vars(run)},
+        intermediate_values={step: shown_value(study, metrics) for step, metrics in validations.items()},
     )

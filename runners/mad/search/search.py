@@ -24,7 +24,15 @@ from runners.device import device_name
 from runners.files import clear_leftovers, load_info, save_tensors, write_json
 from runners.mad.experiment import Experiment, run_folder
 from runners.mad.search.identity import sign_study
-from runners.mad.search.study import describe_study, is_done, open_study, run_of, split_by_state, suggest
+from runners.mad.search.study import (
+    describe_study,
+    is_done,
+    open_study,
+    run_of,
+    shown_value,
+    split_by_state,
+    write_parameters,
+)
 from runners.mad.search.watch import Watcher
 from runners.mad.training.loop import train
 from runners.mad.training.protocol import Run
@@ -58,8 +66,8 @@ def train_available(
 ) -> None:
     """Train the runs of ``grid`` that are neither done nor claimed by another process."""
     study = open_study(experiment, store)
-    sign_study(experiment, store)
     describe_study(study, experiment, store)
+    sign_study(experiment, store)
     while claimed := _claim(study, grid, store, together):
         for ensemble in _equal_progress(claimed, experiment, store):
             _train_ensemble(study, ensemble, experiment, store, device, watcher)
@@ -88,7 +96,10 @@ def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -
 
         # All trials are claimed before the first parameter is written, which takes time.
         mine = [store.claim(study, asdict(run), trials) for run in unclaimed]
-        return [(trial, suggest(trial)) for trial in mine]
+        claimed = list(zip(mine, unclaimed, strict=True))
+        for claim in claimed:
+            write_parameters(*claim)
+        return claimed
 
 
 def _equal_progress(claimed: Claimed, experiment: Experiment, store: Store) -> list[Claimed]:
@@ -124,7 +135,7 @@ def _train_ensemble(
     def report(points: Sequence[CurvePoint]) -> None:
         for trial, point, before in zip(trials, points, reported, strict=True):
             if point.validation is not None and point.step not in before:
-                trial.report(point.validation.score, point.step)
+                trial.report(shown_value(study, point.validation), point.step)
 
     def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
         report(points)
@@ -142,7 +153,7 @@ def _train_ensemble(
         if result.validation is None:
             study.tell(trial, state=TrialState.FAIL)
         else:
-            study.tell(trial, result.validation.score)
+            study.tell(trial, shown_value(study, result.validation))
         checkpoint.unlink(missing_ok=True)
     watcher.finished(results)
 

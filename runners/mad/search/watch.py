@@ -28,6 +28,9 @@ class Watcher:
     def waiting(self, trials: int) -> None:
         """Other processes train the ``trials`` that are missing; 0 ends the wait."""
 
+    def close(self) -> None:
+        """Nothing of the study is left to train."""
+
 
 class Watchers(Watcher):
     """Several watchers as one.

@@ -43,6 +43,7 @@ def train_elsewhere(
     with closing(Store(folder, storage)) as store:
         for experiment in experiments:
             train_available(experiment, grid, store, device, together, watcher)
+            watcher.close()
 
 
 class WorkerError(RuntimeError):

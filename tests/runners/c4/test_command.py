@@ -221,6 +221,7 @@ def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
         (["--search", "--lr", "0.1"], "leave --lr"),
         (["--search", f"--beta2={Config.beta2}"], "leave --lr"),
         (["--heads", "3"], "heads: 3"),
+        (["--mixer", "lstm", "--heads", "4"], "--heads does not apply to mixer lstm: leave it out"),
         (["--downstream", "/nowhere"], "nowhere"),
         (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "no file or folder /nowhere/at/all"),
     ],

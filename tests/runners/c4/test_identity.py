@@ -57,7 +57,8 @@ def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does(texts: Path,
     same = {option for option, value in changed.items() if name(**{option: value}) == name()}
     computed = {"device", "parallel", "micro_batch_size", "recompute", "checkpoint_every"}
     told_by_the_corpus = {"data", "tokenizer"}
-    commanded = {"out", "wandb", "search", "dry_run", "preset", "downstream"}
+    commanded = {"out", "search", "dry_run", "preset", "downstream"}
+    commanded |= {"wandb", "wandb_project", "wandb_entity", "wandb_tags"}
     assert same == computed | told_by_the_corpus | commanded
     assert run_folder(config, {"heads": 1}, corpus).name != name()
 

@@ -21,7 +21,6 @@ from mixers.base import Layer, Shape, State
 from mixers.costs import count_flops
 from mixers.models import LanguageModel
 from mixers.parts import MLP
-from runners.c4 import cost as costs
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config
 from runners.c4.cost import ACTIVATIONS, cost, describe, flops_per_token
@@ -303,13 +302,12 @@ def test_less_memory_with_smaller_parts_lower_precision_or_recomputation() -> No
     assert activations(recompute=True, layers=5) - activations(recompute=True) == 2 * 4 * 8 * 64 * 16
 
 
-@pytest.mark.parametrize(("place", "dtype"), [("cuda", "bfloat16"), ("cpu", "float32")])
-def test_memory_is_that_of_the_device_that_auto_finds(place: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [torch.device(place)]
-    monkeypatch.setattr(costs, "find_devices", lambda name: found)
-    config = replace(SMALL, device="auto")
-    assert cost(config, {}, VOCAB) == cost(replace(config, device=place), {}, VOCAB)
-    assert f"5 × 11, {dtype}" in rendered(config, {})
+@pytest.mark.parametrize(("device", "place"), [("auto", "GPU"), ("cuda", "GPU"), ("cpu", "CPU")])
+def test_memory_is_that_of_a_gpu_unless_the_cpu_is_asked_for(device: Any, place: str) -> None:
+    config = replace(SMALL, device=device)
+    same = replace(config, device="cpu" if place == "CPU" else "cuda")
+    assert cost(config, {}, VOCAB) == cost(same, {}, VOCAB)
+    assert f"{place}, 5 × 11, {'float32' if place == 'CPU' else 'bfloat16'}" in rendered(config, {})
 
 
 def test_memory_of_parameters_gradients_and_moments_is_that_of_a_step() -> None:

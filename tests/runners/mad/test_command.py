@@ -5,9 +5,10 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from mixers import MIXERS
 from mixers.base import Shape
 from mixers.costs import Costs
 from runners.c4.config import Config
-from runners.cli import parse
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.results.charts import draw_bars, draw_heat_map, plot_comparison
@@ -35,6 +35,7 @@ from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, 
 from runners.mad.results.tables import print_summary
 from runners.mad.search.study import DISTRIBUTIONS, run_of
 from runners.mad.training.protocol import Protocol, Run
+from runners.nested_options import parse
 from tasks import TASKS
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
@@ -290,9 +291,63 @@ def test_wandb_offline_writes_runs_without_a_network(
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
-    mad.main([*command, "--wandb", "offline", "--out", str(tmp_path)])
-    assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 2
+    logging = ["--wandb", "offline", "--wandb-project", "mine", "--wandb-entity", "us", "--wandb-tags", "first", "try"]
+    mad.main([*command, *logging, "--out", str(tmp_path)])
     assert capsys.readouterr().out.endswith(f"upload them: wandb sync {tmp_path}/wandb/offline-run-*\n")
+
+    runs = [Logged.read(path) for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(runs) == 2
+    for run in runs:
+        assert (run.project, run.entity, run.job_type, run.tags) == ("mine", "us", "diagnostics", ["first", "try"])
+        assert run.group.startswith("transformer in-context-recall (")
+        assert run.config.keys() >= {"mixer", "lr", "seed", "parameters", "state_128", "flops_per_token_128"}
+        assert run.config["family"] == "attention"
+
+    # The chosen point alone has test figures.
+    assert sorted("test/token_accuracy" in run.summary for run in runs) == [False, True]
+
+
+@dataclass
+class Logged:
+    """What an offline run of Weights & Biases holds."""
+
+    project: str
+    entity: str
+    job_type: str
+    group: str
+    tags: list[str]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+
+    @staticmethod
+    def read(path: Path) -> "Logged":
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        run, summary = None, {}
+        for data in log_records(path.read_bytes()):
+            record = Record.FromString(data)
+            if record.HasField("run"):
+                run = record.run
+            for item in record.summary.update:
+                summary["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+        assert run is not None
+        config = {item.key: json.loads(item.value_json) for item in run.config.update}
+        return Logged(run.project, run.entity, run.job_type, run.run_group, list(run.tags), config, summary)
+
+
+def log_records(data: bytes) -> Iterator[bytes]:
+    """Records of a log in LevelDB's format, behind W&B's header of 7 bytes."""
+    at, block, head, record = 7, 2**15, 7, b""
+    while at + head <= len(data):
+        if (left := block - at % block) < head:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + head])
+        record += data[at + head : at + head + length]
+        at += head + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield record
+            record = b""
 
 
 @pytest.mark.usefixtures("logged_out")
@@ -385,7 +440,7 @@ def test_ceiling_and_chance_are_those_of_the_test_split(task: str, limit: str) -
 
 def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
-    for name in Options.__dataclass_fields__:
+    for name in (field.name for field in fields(Options)):
         assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name
 
 
@@ -397,8 +452,12 @@ def test_options_document_every_field() -> None:
     ],
 )
 def test_the_help_names_the_layers_and_tasks_at_their_option(
-    capsys: pytest.CaptureFixture[str], preset: Any, sections: dict[tuple[str, str], dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    preset: Any,
+    sections: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # a wide terminal gets groups side by side
     with pytest.raises(SystemExit) as stop:
         parse(type(preset), preset, ["--help"])
     assert stop.value.code == 0

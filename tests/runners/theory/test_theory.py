@@ -175,7 +175,7 @@ def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sed", "1"], "unknown option --sed: see --help"),
+        (["--sed", "1"], "unknown option --sed: did you mean --seed?"),
         (["--seed", "-1"], "--seed -1 must be 0 or more, and below 2**64"),
         (["--seed", f"{2**64}"], f"--seed {2**64} must be 0 or more, and below 2**64"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -55,15 +56,32 @@ def test_the_dashboard_shows_name_parameters_curves_and_protocol(
     )
     try:
         (study,) = _get(f"http://127.0.0.1:{port}/api/studies")["study_summaries"]
-        assert study["study_name"].startswith("transformer in-context-recall custom ")
+        assert study["study_name"].startswith("transformer in-context-recall (heads 2, width 16, mlp-width 32, ")
         detail = _get(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}")
+        importances = _get(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}/param_importances")
     finally:
         server.terminate()
         server.wait(timeout=30)
-    assert detail["objective_names"] == ["validation score"]
+    assert detail["objective_names"] == ["% of sequences right"]
+    assert {entry["name"] for entry in importances["param_importances"][0]} == {"lr", "weight_decay"}
+
+    # The result, in the attributes on the first page and in the note.
+    attributes = {entry["key"]: entry["value"] for entry in detail["user_attrs"]}
+    assert list(attributes)[:3] == ["chosen", "test", "folder of the best run"]
+    assert re.fullmatch(r'"?sequence accuracy 0\.\d{4}, token accuracy 0\.\d{4}"?', attributes["test"])
+    assert (Path(attributes["folder of the best run"].strip('"')) / "test.json").exists()
     assert "6 steps of 16 sequences" in detail["note"]["body"]
+    for attribute in ("chosen", "test", "folder of the best run"):
+        assert attributes[attribute].strip('"') in detail["note"]["body"]
     assert len(detail["trials"]) == 2
     for trial in detail["trials"]:
         assert {p["name"]: float(p["param_external_value"]) for p in trial["params"]}["lr"] == 1e-3
         assert [point["step"] for point in trial["intermediate_values"]] == [2, 4, 6]
         assert trial["state"] == "Complete"
+        assert {entry["key"]: entry["value"] for entry in trial["user_attrs"]}["seed"] == "0"
+
+        # 1.782939 is 1.78% of the sequences and 29.39% of the tokens.
+        figures = {entry["key"]: float(entry["value"]) for entry in trial["user_attrs"] if "accuracy" in entry["key"]}
+        sequences, tokens = f"{trial['values'][0]:.6f}"[:-4], f"{trial['values'][0]:.6f}"[-4:]
+        assert float(sequences) == pytest.approx(100 * figures["validation_sequence_accuracy"], abs=0.005)
+        assert int(tokens) == int(1e4 * figures["validation_token_accuracy"])

@@ -111,6 +111,28 @@ def test_what_a_killed_process_left_half_written_goes(store: Store) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_a_study_of_an_earlier_version_is_continued_under_its_name_and_with_its_value(store: Store) -> None:
+    """Its study is named after the experiment, its trials have a parameter seed, and their value is the score."""
+    study = optuna.create_study(storage=store.storage, study_name=experiment().name, direction="maximize")
+    study.set_user_attr("results_folder", str(store.folder))
+    study.set_user_attr("config", experiment().to_dict())
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        study.set_metric_names(["validation score"])
+    study.enqueue_trial(asdict(GRID[0]))
+    trial = study.ask()
+    trial.suggest_float("lr", 1e-8, 10.0, log=True)
+    trial.suggest_float("weight_decay", 0.0, 10.0)
+    trial.suggest_int("seed", 0, 2**31 - 1)
+    study.tell(trial, 0.5)
+
+    watcher = Silent()
+    first, second = search(experiment(), GRID[:2], store, CPU, 64, watcher)
+    assert watcher.started_runs == GRID[1:2]
+    assert first.value == 0.5
+    assert second.value == second.user_attrs["validation_score"]
+    assert len(optuna.get_all_study_names(store.storage)) == 1
+
+
 def test_a_queue_that_a_killed_command_left_is_nobody_elses(store: Store) -> None:
     study = open_study(experiment(), store)
     for run in GRID[1:4]:
@@ -137,7 +159,10 @@ def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> 
     (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
     attrs = trial.user_attrs
     assert list(trial.intermediate_values) == [2, 4, 6]
-    assert trial.value == attrs["validation_score"]
+    percent = round(100 * attrs["validation_sequence_accuracy"], 2)
+    assert trial.value == pytest.approx(percent + int(1e4 * attrs["validation_token_accuracy"]) * 1e-6, abs=1e-9)
+    assert "seed" not in trial.params
+    assert attrs["seed"] == 0
     files = Path(attrs["folder"])
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "model.safetensors"]
     record = json.loads((files / "config.json").read_text())

@@ -25,6 +25,7 @@ from runners.mad.experiment import Experiment
 from runners.mad.search import progress
 from runners.mad.search.progress import Display
 from runners.mad.search.search import search
+from runners.mad.search.study import run_of
 from runners.mad.search.workers import WorkerError, Workers
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
@@ -93,10 +94,10 @@ def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
     store = Store(tmp_path / "one", str(tmp_path / "one" / "studies.journal"))
     expected = search(EXPERIMENT, GRID, store, CPU, 64, Display(Console(quiet=True)))
     store.close()
-    by_run = {tuple(trial.params.values()): trial for trial in found}
+    by_run = {run_of(trial): trial for trial in found}
     assert len(by_run) == len(found) == len(expected)
     for trial in expected:
-        other = by_run[tuple(trial.params.values())]
+        other = by_run[run_of(trial)]
         assert other.state == TrialState.COMPLETE
         assert other.user_attrs["best_step"] == trial.user_attrs["best_step"]
         for name in ("validation_loss", "validation_token_accuracy"):

@@ -1,0 +1,125 @@
+"""What a command line tells its user: the help of each option, the short help, and suggestions for unknown options."""
+
+import difflib
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import docstring_parser
+
+COLUMNS = 79
+"""Width of the short help, for terminals of 80 columns."""
+
+
+def texts_of(options_class: type) -> dict[str, str]:
+    """Return the texts on a class's fields, from the docstrings of the class and of its base classes."""
+    return {
+        param.arg_name: param.description or ""
+        for ancestor in reversed(options_class.__mro__)
+        for param in docstring_parser.parse(ancestor.__doc__ or "").params
+    }
+
+
+def default_hint(default: str) -> str:
+    """Return the help's text on a default; empty for an option without one."""
+    return "" if default in ("", "None") else f"(default: {default})"
+
+
+def flag_of(name: str, group: str = "") -> str:
+    """Return a field of options as the command line spells it: ``--name``, or ``--group.name``."""
+    return f"--{group}{'.' * bool(group)}{name.replace('_', '-')}"
+
+
+def in_groups(options_class: Any) -> dict[str, list[str]]:
+    """Return the fields of options by the title of their group.
+
+    ``options_class.groups`` names the first field of each group; the fields after it belong to the same group.
+    """
+    found: dict[str, list[str]] = {}
+    title = ""
+    for field in fields(options_class):
+        title = options_class.groups.get(field.name, title)
+        found.setdefault(title, []).append(field.name)
+    return found
+
+
+def short_help(documentation: str, options_class: type) -> str:
+    """Return what a command prints when it is given nothing: its purpose, examples, and the names of its options.
+
+    Args:
+        documentation: docstring of the program; its first paragraph is the purpose, its second the examples.
+        options_class: dataclass of the options, with ``groups``.
+    """
+    purpose, examples, *_ = documentation.strip().split("\n\n")
+    groups = [
+        textwrap.fill(
+            f"{title} options: {' '.join(map(flag_of, names))}",
+            COLUMNS,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+        for title, names in in_groups(options_class).items()
+    ]
+    more = "--help explains them, and the options of layers and tasks that are named beside it."
+    return "\n".join([purpose, "", examples, "", *groups, "", more])
+
+
+def not_understood(argument: str, known: Mapping[str, str]) -> str:
+    """Return the message on an argument that no option takes.
+
+    Args:
+        argument: word of the command line.
+        known: the command's options, as the command line spells them, with their help.
+    """
+    if not argument.startswith("-"):
+        return f"no option takes {argument}: see --help"
+
+    option = argument.partition("=")[0]
+    found = closest(option, known)
+    return f"unknown option {option}: " + (f"did you mean {found}?" if found else "see --help")
+
+
+def closest(option: str, known: Mapping[str, str]) -> str | None:
+    """Return the option that a user most likely meant, or None.
+
+    It is the one of the same name in another group (``--mixer.heads`` for ``--heads``), or of a similar name, or the
+    one whose help says the words of the option (``--lr`` for ``--learning-rate``).
+
+    Args:
+        option: unknown option, with its dashes.
+        known: options with their help.
+    """
+    name = _plain(option)
+    by_name: dict[str, str] = {}
+    for flag in known:
+        by_name.setdefault(_plain(flag), flag)
+        by_name.setdefault(_plain(flag).rpartition(".")[2], flag)
+
+    # The name itself, without its group, or as the start of one option alone.
+    for spelling in (name, name.rpartition(".")[2]):
+        if spelling in by_name:
+            return by_name[spelling]
+    if len(longer := {flag for other, flag in by_name.items() if other.startswith(f"{name}-")}) == 1:
+        return longer.pop()
+
+    # A similar name, or the words of the help; a name of several words is rarely there by chance.
+    similar = difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)
+    by_help = _by_help(name.replace("-", " "), known)
+    if by_help is not None and ("-" in name or not similar):
+        return by_help
+    return by_name[similar[0]] if similar else None
+
+
+def _by_help(words: str, known: Mapping[str, str]) -> str | None:
+    """Return the option with the shortest help that says ``words``, or None."""
+    pattern = re.compile(rf"\b{re.escape(words)}", re.IGNORECASE)
+    return min(
+        (flag for flag, text in known.items() if pattern.search(text)), key=lambda f: len(known[f]), default=None
+    )
+
+
+def _plain(option: str) -> str:
+    """Return the name of an option in small letters with dashes between words, without those in front of it."""
+    return option.lstrip("-").replace("_", "-").lower()
