@@ -60,7 +60,7 @@ class Display(Watcher):
             best = max(alive, key=lambda p: p.validation.score if p.validation else -math.inf)
             assert best.validation is not None
             self._evaluation = (
-                f"train loss {best.train_loss:.3f}  val loss {best.validation.loss:.3f}  "
+                f"loss train {best.train_loss:.3f} val {best.validation.loss:.3f}  "
                 f"seq {best.validation.sequence_accuracy:.3f} token {best.validation.token_accuracy:.3f}"
             )
 
