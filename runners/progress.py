@@ -1,4 +1,4 @@
-"""Progress bars that both training programs show."""
+"""Progress bars that both training programs show, and times in words."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -6,6 +6,9 @@ from rich.table import Column
 
 SECONDS_OF_SPEED = 300.0
 """Speed is a mean over this time, because a step or an evaluation on a CPU may take many seconds."""
+SECONDS_TO_FIRST_LINE = 10.0
+SECONDS_BETWEEN_LINES = 60.0
+"""Times between lines of output where there is no terminal."""
 WIDTH_OF_TEXT = 88
 """Characters that stand beside a bar."""
 
@@ -21,3 +24,12 @@ def progress_bars(console: Console) -> Progress:
         speed_estimate_period=SECONDS_OF_SPEED,
         auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
+
+
+def spell(seconds: float) -> str:
+    """Return a time in the unit that suits it: 40 s, 4 min, 9.2 h, 12 days."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"

@@ -37,6 +37,7 @@ from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
 from runners.c4.search import points_of, study_file
+from runners.c4.watchers import with_bits
 from runners.cli import print_short_help, run_command, user_errors
 from runners.nested_options import parse
 
@@ -131,9 +132,8 @@ def print_result(
         device: where the layers run.
         console: where to print.
     """
-    console.print(
-        f"validation cross-entropy {result.validation_loss:.4f} nats a token, run {result.folder}", soft_wrap=True
-    )
+    loss = with_bits(result.validation_loss, result.bytes_per_token)
+    console.print(f"validation cross-entropy {loss}, run {result.folder}", soft_wrap=True)
     if result.downstream:
         print_scores(result.downstream, console)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from runners.c4 import checkpoints
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
+from runners.c4.corpus.text import bytes_per_token
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token
@@ -67,11 +68,11 @@ class Loop:
         self.config = config
         self.world = world
         self.watchers = watchers if world.is_first else ()
-        self.described = self._describe(options, corpus)
 
         # Data.
         self.windows = Windows(corpus, "train", config.seq_len, config.seed)
         self.validation = Windows(corpus, "validation", config.seq_len, None)
+        self.described = self._describe(options, corpus)
 
         # Model and optimizer.
         vocab_size = corpus.manifest.vocab_size
@@ -143,6 +144,7 @@ class Loop:
                 "folder": corpus.folder.name,
                 "vocab_size": corpus.manifest.vocab_size,
                 "train_tokens": corpus.tokens("train"),
+                "bytes_per_token": bytes_per_token(self.validation, config.seq_len, load_tokenizer(config.tokenizer)),
                 checkpoints.TOKENIZER_CHECKSUM: checksum(path.read_bytes()),
             }
             read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))

@@ -52,6 +52,7 @@ class Result:
     Attributes:
         folder: folder of the run's files.
         validation_loss: validation cross-entropy after the last step, in nats a token.
+        bytes_per_token: bytes of validation text that a token stands for; None if that is not known.
         downstream: by downstream set, its ``runners.c4.evaluation.downstream.Scores`` as a dict.
         chart: chart of the curves of all runs on the same corpus.
         config: configuration of the run.
@@ -59,6 +60,7 @@ class Result:
 
     folder: Path
     validation_loss: float
+    bytes_per_token: float | None
     downstream: dict[str, dict[str, Any]]
     chart: Path
     config: Config = field(repr=False)
@@ -240,6 +242,9 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     )
     if shortage := corpus.shortage(config.seq_len):
         console.print(shortage, soft_wrap=True)
+    if config.data:
+        for line in corpus.warnings(config.seq_len):
+            console.print(line, soft_wrap=True)
 
     # Training.
     bar, wandb = Bar(console), Wandb(config.tracking, partial(facts, config, options, corpus))
@@ -257,6 +262,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     return Result(
         folder=run_folder(config, options, corpus),
         validation_loss=result["validation_loss"],
+        bytes_per_token=result["corpus"].get("bytes_per_token"),
         downstream=result.get("downstream", {}),
         chart=chart,
         config=config,

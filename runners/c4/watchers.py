@@ -1,15 +1,21 @@
 """Watchers of a run: a progress bar, and Weights & Biases."""
 
+import math
+import time
+from collections import deque
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
 from runners.c4.curve import Row
-from runners.progress import progress_bars
+from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
 from runners.tracking import Tracking
 
 PROJECT = "c4"
+RECENT = 50
+"""Steps over whose mean the training loss and the speed are shown."""
 
 
 class Watcher:
@@ -29,36 +35,58 @@ class Watcher:
 
 
 class Bar(Watcher):
-    """A progress bar with the figures of the last step; each evaluation prints a line."""
+    """A progress bar with the figures of the last steps; each evaluation prints a line.
+
+    Without a terminal a line is also printed every ``SECONDS_BETWEEN_LINES``.
+    """
 
     def __init__(self, console: Console) -> None:
         self._progress = progress_bars(console)
         self._task = self._progress.add_task("", figures="", start=False)
+        self._steps = 0
+        self._bytes_per_token: float | None = None
+        self._recent: deque[Row] = deque(maxlen=RECENT)
+        self._line_due = 0.0
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
         """Show the bar."""
         done = row.step if row else 0
-        total = description["config"]["steps"]
+        self._steps = description["config"]["steps"]
+        self._bytes_per_token = description["corpus"].get("bytes_per_token")
+        self._recent.clear()
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
         begin = "continuing after" if done else "from"
 
         # A line for logs, and the bar.
         self._progress.console.print(f"{name}: {begin} step {done}", soft_wrap=True)
-        self._progress.update(self._task, description=name, completed=done, total=total)
+        self._progress.update(self._task, description=name, completed=done, total=self._steps)
         self._progress.start_task(self._task)
         self._progress.start()
 
     def stepped(self, row: Row) -> None:
-        """Advance the bar; print a line if the step was evaluated."""
-        # Figures of the step.
-        utilisation = "" if row.mfu is None else f"  MFU {row.mfu:.1%}  {row.memory_gib:.1f} GiB"
-        speed = f"{row.tokens_per_second:,.0f} tok/s{utilisation}"
-        figures = f"loss {row.loss:.3f}  norm {row.grad_norm:.2f}  {speed}"
-        self._progress.update(self._task, completed=row.step, figures=figures)
-
-        # A line that stays.
+        """Advance the bar; print a line if the step was evaluated, or if one is due in a log."""
+        self._recent.append(row)
+        loss = fmean(recent.loss for recent in self._recent)
+        figures = f"training loss {loss:.4f}"
         if row.validation_loss is not None:
-            losses = f"loss {row.loss:.4f}, validation {row.validation_loss:.4f}"
-            self._progress.console.print(f"step {row.step:>6}: {losses}, lr {row.lr:.2e}, {speed}")
+            figures += f", validation {with_bits(row.validation_loss, self._bytes_per_token)}"
+
+        # Speed and time left, as of the last steps.
+        tokens = row.tokens / row.step
+        seconds = fmean(tokens / recent.tokens_per_second for recent in self._recent)
+        left = spell(seconds * (self._steps - row.step))
+        utilisation = "" if row.mfu is None else f", MFU {row.mfu:.1%}, {row.memory_gib:.1f} GiB"
+        pace = f"{tokens / seconds:,.0f} tokens/s{utilisation}, {left} left"
+
+        # The bar, and a line that stays.
+        self._progress.update(
+            self._task, completed=row.step, figures=f"training loss {loss:.3f}  norm {row.grad_norm:.2f}  {pace}"
+        )
+        is_due = not self._progress.console.is_terminal and time.monotonic() >= self._line_due
+        if row.validation_loss is not None or is_due:
+            line = f"step {row.step:>6}: {figures}, lr {row.lr:.2e}, {pace}"
+            self._progress.console.print(line, soft_wrap=True)
+            self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def evaluating(self, name: str, number: int, sets: int) -> None:
         """Count downstream sets in place of steps."""
@@ -79,6 +107,12 @@ class Bar(Watcher):
     def close(self) -> None:
         """Release the terminal, also after an error."""
         self._progress.stop()
+
+
+def with_bits(loss: float, bytes_per_token: float | None) -> str:
+    """Return a loss in nats a token, and in bits a byte of text if the bytes of a token are known."""
+    nats = f"{loss:.4f} nats a token"
+    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.4f} bits a byte"
 
 
 class Wandb(Watcher):

@@ -20,9 +20,11 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import hashlib
+import math
 import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -33,6 +35,7 @@ from runners.cli import print_short_help, run_command, user_errors
 from runners.device import find_devices
 from runners.files import DamagedFileError
 from runners.mad.dry_run import print_forecast
+from runners.mad.duration import Clock, sentence, work_left
 from runners.mad.experiment import Experiment, study_folder
 from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
@@ -41,6 +44,7 @@ from runners.mad.reference.rows import print_rankings, rankings, reference_folde
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import explain_divergence, print_summary
+from runners.mad.search.identity import identify
 from runners.mad.search.study import ForeignFolderError
 from runners.mad.search.workers import WorkerError
 from runners.mad.studies import look_into, train_studies, try_layers
@@ -49,6 +53,8 @@ from runners.storage import existing_storage
 from runners.tracking import check_login
 from tasks.base import SplitOverlapError
 
+FEW_STEPS = 100
+"""Trainings of fewer steps are not announced."""
 LONGEST_NAME = 100
 """Characters of a chart's file name taken from the command line; file systems take 255 bytes."""
 
@@ -68,21 +74,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
             storage = existing_storage(options.settings.storage)
-            print_forecast(experiments, options.runs, storage, options.out, console, options.more_seeds)
+            print_forecast(
+                experiments, options.runs, storage, options.out, console, _clock(options), options.more_seeds
+            )
             return
         reference_folder(options.reference)
         check_login(options.wandb)
     with user_errors(ContractError, SplitOverlapError):
         try_layers(experiments, find_devices(options.device)[0])
 
-    train(options, experiments, console)
+    only = len({experiment.label for experiment in experiments}) == 1
+    train(options, experiments, console, beside_another(arguments, experiments[0].mixer) if only else None)
 
 
-def train(options: Options, experiments: Sequence[Experiment], console: Console) -> None:
-    """Train what is missing; print each study's table, then a comparison of all."""
+def beside_another(arguments: Sequence[str], mixer: str) -> str:
+    """Return the command line with a second layer beside the only one: the Transformer, or RT beside that."""
+    words, other = list(arguments), "rt" if mixer == "transformer" else "transformer"
+    if "--mixer" not in words:
+        return f"the same command with --mixer {mixer} {other}"
+    words.insert(words.index("--mixer") + 2, other)
+    return shlex.join(["python", "-m", "runners.mad", *words])
+
+
+def train(options: Options, experiments: Sequence[Experiment], console: Console, following: str | None = None) -> None:
+    """Train what is missing; print each study's table, a comparison of all, and the command ``following`` this one."""
     say, settings, summaries = partial(console.print, soft_wrap=True), options.settings, []
     try:
         with user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError):
+            announce(options, experiments, say)
             for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
                 look_into(experiment, summary, settings, say)
@@ -93,7 +112,7 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
         raise SystemExit(1) from error
 
     standings = [Standing.of(summary) for summary in summaries]
-    if len(standings) > 1:
+    if standings:
         print_comparison(standings, console)
 
     # The reference rows beside them.
@@ -102,11 +121,13 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
     print_rankings(found, console)
 
     drawn = [*standings, *(row for ranking in found for row in ranking.rows)]
-    if len(drawn) > 1:
+    if drawn:
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         with user_errors(OSError):
             plot_comparison(drawn, figure)
         say(f"chart: {figure}")
+    if following is not None:
+        say(f"to compare: {following}")
     say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
     if (advice := options.tracking.advice()) is not None:
         say(advice)
@@ -117,6 +138,30 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
             print(explain_divergence(summary), file=sys.stderr)
     if summaries and all(summary.chosen_point is None for summary in summaries):
         raise SystemExit(1)
+
+
+def _clock(options: Options) -> Clock:
+    devices = find_devices(options.device)
+    return Clock(devices, min(options.together, math.ceil(len(options.runs) / len(devices))))
+
+
+def announce(options: Options, experiments: Sequence[Experiment], say: Callable[[str], None]) -> None:
+    """Say how long the training will take; a training of few steps is over before its steps are timed.
+
+    On a GPU nothing is timed: the first step of many layers is compiled, which takes longer than all that is said here.
+    """
+    storage, durations, clock = existing_storage(options.settings.storage), [], _clock(options)
+    if clock.devices[0].type == "cuda":
+        clock.left = 0.0
+    for experiment in experiments:
+        if experiment.protocol.total_steps(experiment.task_config.train_examples) < FEW_STEPS:
+            return
+        known = experiment if storage is None else identify(experiment, storage, lambda line: None)
+        durations.append(
+            clock.duration(known, work_left(known, options.runs, options.more_seeds, storage, options.out))
+        )
+    if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
+        say(f"training takes {text}")
 
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:

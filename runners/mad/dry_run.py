@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from optuna.storages import BaseStorage
@@ -11,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mixers.contract import check_foreign
+from mixers import MIXERS
 from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
-from runners.mad.experiment import Experiment, call_as_in_training
+from runners.mad.duration import Clock, sentence, work_left
+from runners.mad.experiment import Experiment
+from runners.mad.results.tables import fits
 from runners.mad.search.identity import identify
 from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
+from runners.mad.studies import try_layers
 from runners.mad.training.protocol import Run
 
 FOOTNOTE = (
@@ -62,35 +66,21 @@ class Forecast:
 def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage | None, folder: Path) -> Forecast:
     """Count the cost of an experiment, and the part of it that is finished or saved.
 
-    A layer that can be called on the CPU is also tried as before training; its errors are passed on.
-
     Args:
         experiment: layer and task.
         grid: runs of the experiment.
         storage: where finished runs are recorded; None if there is none yet.
         folder: results folder with the checkpoints.
-
-    Raises:
-        ContractError: the layer breaks the rules that the trainer relies on.
     """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
     model = replace(experiment, mixer_config=layer.plain_config(config)).build().requires_grad_(False)
     examples, length = experiment.instance.split("train").inputs_ST.shape
 
-    # FLOPs of a forward pass, from sequences as short as the layer allows.
-    counted: list[int] = []
-
     def flops(positions: int) -> int:
-        counted.append(positions)
         return operations(model, torch.zeros(1, positions, dtype=torch.long))
 
+    # FLOPs of a forward pass, from sequences as short as the layer allows.
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
-
-    # The trial before training.
-    if forward is not None:
-        check_foreign(experiment.mixer, lambda: experiment.build().stack[0], torch.device("cpu"), lambda: length)
-        call_as_in_training(experiment, experiment.build, min(counted), torch.device("cpu"))
-
     done = [] if storage is None else [run_of(trial) for trial in done_of(grid, experiment, storage)]
     return Forecast(
         runs=len(grid),
@@ -109,9 +99,10 @@ def print_forecast(
     storage: BaseStorage | None,
     folder: Path,
     console: Console,
+    clock: Clock,
     more_seeds: Sequence[int] = (),
 ) -> None:
-    """Print one row a layer under each task, then the cost of the runs that are not finished.
+    """Print one row a layer under each task, then what the runs that are not finished cost, and how long they take.
 
     Args:
         experiments: experiments of the command.
@@ -119,17 +110,21 @@ def print_forecast(
         storage: where finished runs are recorded; None if there is none yet.
         folder: results folder with the checkpoints.
         console: where to print.
-        more_seeds: seeds with which the chosen point is repeated; only their number is printed.
+        clock: times steps.
+        more_seeds: seeds with which the chosen point is repeated; times contain them, FLOPs do not.
+
+    Raises:
+        ContractError: a layer breaks the rules that the trainer relies on.
     """
     table = Table(title="would be trained", title_justify="left")
     table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", "parameters", "state", "FLOPs\n/ step"):
+    for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
         table.add_column(heading, justify="right")
 
-    found = []
+    found, durations, tried = [], [], set()
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
-            status.update(f"counting {experiment.label} on {experiment.task}")
+            status.update(f"counting {experiment.label} on {experiment.task}, {i + 1} of {len(experiments)}")
             if not i or experiment.setting != experiments[i - 1].setting:
                 table.add_section()
                 table.add_row(Text(experiment.setting, "bold"))
@@ -137,18 +132,34 @@ def print_forecast(
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
             found.append(forecast(experiment, grid, storage, folder))
+            if found[-1].flops is not None and (setting := _setting(experiment)) not in tried:
+                try_layers([experiment], torch.device("cpu"))
+                tried.add(setting)
+
+            work = work_left(experiment, grid, more_seeds, storage, folder)
+            durations.append(clock.duration(experiment, work))
             remark = f"\n    {experiment.remark}" if experiment.remark else ""
-            table.add_row(f"  {experiment.label}{remark}", *found[-1].cells())
+            table.add_row(f"  {experiment.label}{remark}", *found[-1].cells(), *durations[-1].cells())
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})
     seeds = len({run.seed for run in grid})
+    if not fits(table, console):
+        table.padding = 0
     console.print(table)
     console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n{_remainder(found)}")
     if more_seeds:
         seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
-        runs_more = f"up to {len(more_seeds) * len(experiments):,} runs that are not counted here"
+        runs_more = f"up to {len(more_seeds) * len(experiments):,} runs whose FLOPs are not counted here"
         console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
+    if any(duration.here != 0.0 for duration in durations):
+        console.print(f"time: {sentence(durations)}", soft_wrap=True)
+
+
+def _setting(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what decides whether a layer can be trained; that of a layer from outside may depend on the task."""
+    task = experiment.task if experiment.mixer not in MIXERS else experiment.instance.backbone
+    return experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape, task
 
 
 def _remainder(found: Sequence[Forecast]) -> str:

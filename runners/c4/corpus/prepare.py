@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SHARD_TOKENS = 2**22
+LITTLE = 0.5
+"""Share of the training text below which a run is told how much it leaves unread."""
+FEW_VALIDATION_TOKENS = 2**16
+"""Validation tokens below which a run is told so."""
 FORMAT = 1
 """Version of the files; another one makes another corpus."""
 
@@ -83,6 +87,20 @@ class Corpus:
             parts.append(f"validation reads {self.targets('validation', seq_len):,} tokens of {asked:,} asked for")
 
         return "; ".join(parts)
+
+    def warnings(self, seq_len: int) -> list[str]:
+        """Say where a run reads little of the text that it was given, or so little that its losses mean little."""
+        lines = []
+        part, used = self.manifest.splits["train"], self.tokens("train") - 1
+        if used < part.tokens * LITTLE:
+            given = f"{'' if part.complete else 'more than '}{part.tokens:,}"
+            lines.append(f"training reads {used:,} of {given} tokens of the text: more --steps would read more")
+
+        validation, whole = self.targets("validation", seq_len), self.manifest.splits["validation"].tokens
+        if validation < FEW_VALIDATION_TOKENS:
+            more = "give a larger validation file" if whole < 2 * validation else "give more --validation-tokens"
+            lines.append(f"validation reads {validation:,} tokens only, which makes its loss uncertain: {more}")
+        return lines
 
 
 def prepare(

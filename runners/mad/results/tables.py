@@ -9,8 +9,8 @@ from rich.table import Table
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
 
 COLUMNS = (
-    *zip(("val seq", "token", "loss"), METRICS[:3], strict=True),
-    *zip(("test seq", "token"), TEST_METRICS[:2], strict=True),
+    *zip(("val seq", "val token", "val loss"), METRICS[:3], strict=True),
+    *zip(("test seq", "test token"), TEST_METRICS[:2], strict=True),
     ("steps/s", "steps_per_second"),
 )
 """Headings of a study's table, and the figures below them."""

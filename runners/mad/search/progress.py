@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import Task, TaskID
@@ -12,11 +11,8 @@ from runners.mad.experiment import Experiment
 from runners.mad.search.watch import Watcher
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import CurvePoint, Result
-from runners.progress import progress_bars
+from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
 
-SECONDS_TO_FIRST_LINE = 10.0
-SECONDS_BETWEEN_LINES = 60.0
-"""Times between lines of output where there is no terminal."""
 SECONDS_OF_A_LONG_TRAINING = 3600.0
 """A training that will take longer is announced once."""
 
@@ -64,8 +60,8 @@ class Display(Watcher):
             best = max(alive, key=lambda p: p.validation.score if p.validation else -math.inf)
             assert best.validation is not None
             self._evaluation = (
-                f"loss {best.train_loss:.3f}  val seq {best.validation.sequence_accuracy:.3f} "
-                f"token {best.validation.token_accuracy:.3f}"
+                f"loss train {best.train_loss:.3f} val {best.validation.loss:.3f}  "
+                f"seq {best.validation.sequence_accuracy:.3f} token {best.validation.token_accuracy:.3f}"
             )
 
         # Print a line at once.
@@ -91,7 +87,7 @@ class Display(Watcher):
         # Without a terminal: a line at times.
         if figures and not self._progress.console.is_terminal and time.monotonic() >= self._line_due:
             if task.time_remaining:
-                figures.append(f"{timedelta(seconds=task.time_remaining)} left")
+                figures.append(f"{spell(task.time_remaining)} left")
             line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures)}"
             self._progress.console.print(line, soft_wrap=True)
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES

@@ -1,5 +1,6 @@
 """The Python functions ``pretrain`` and ``load_model`` against the command line."""
 
+import math
 import re
 import subprocess
 import sys
@@ -54,13 +55,20 @@ def test_pretrain_trains_the_run_of_the_command(
         )
 
     result = call("b", progress=True)
-    assert "step      4: loss" in capsys.readouterr().out
+    assert "step      4: training loss" in capsys.readouterr().out
     assert result.folder == tmp_path / "b" / "c4" / folder.name
 
     rows, expected = read_curve(result.folder), read_curve(folder)
     assert [(row.loss, row.validation_loss) for row in rows] == [(row.loss, row.validation_loss) for row in expected]
     assert result.validation_loss == expected[-1].validation_loss
     assert f"validation cross-entropy {result.validation_loss:.4f} nats a token" in printed
+
+    # A word of the texts has two or three letters and is a token; there is a space between two words.
+    assert result.bytes_per_token is not None
+    assert 3 < result.bytes_per_token < 4
+    bits = result.validation_loss / math.log(2) / result.bytes_per_token
+    assert f"= {bits:.4f} bits a byte" in printed
+    assert "which makes its loss uncertain" in printed
 
     assert call("a", progress=False).validation_loss == result.validation_loss
     assert capsys.readouterr().out == ""

@@ -283,7 +283,14 @@ def test_brackets_in_a_path_are_no_markup(capsys: pytest.CaptureFixture[str], tm
     out = tmp_path / "a[bold]b[" / "c]"
     command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
     mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--out", str(out)])
-    assert f"\nstored in {out}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"\nstored in {out}" in text
+
+    # One layer on one task has a final table with its costs, a chart, and a next command.
+    assert "test accuracy of the points chosen on validation" in text
+    assert "FLOPs" in text
+    assert len(list((out / "figures").glob("*.png"))) == 1
+    assert "\nto compare: python -m runners.mad --mixer transformer rt --task in-context-recall" in text
 
 
 def test_wandb_offline_writes_runs_without_a_network(

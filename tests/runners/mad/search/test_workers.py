@@ -192,7 +192,8 @@ def test_a_bar_of_80_columns_keeps_its_figures() -> None:
     with Display(Console(file=text, width=80, force_terminal=True)) as display:
         display.started(long, GRID, 20_000)
         display.evaluated(12_345, [CurvePoint(step=12_345, train_loss=2.5, validation=metrics)])
-    for shown in ("12345/20000", "loss 2.500  val seq 0.123 token 0.456", "noisy-in-context-recall", "vocab-size-32"):
+    figures = ("12345/20000", "loss train 2.500 val 1.000  seq 0.123 token 0.456")
+    for shown in (*figures, "noisy-in-context-recall", "vocab-size-32"):
         assert shown in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
 
 
@@ -238,6 +239,6 @@ def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluati
         lines = [line.partition(": ")[2] for line in text.getvalue().splitlines()]
     assert lines == [
         "2 s a step: 11.1 h for these runs",
-        "step 5 of 20000: 0.50 steps/s  11:06:30 left",
-        "step 35 of 20000: 0.50 steps/s  11:05:30 left",
+        "step 5 of 20000: 0.50 steps/s  11.1 h left",
+        "step 35 of 20000: 0.50 steps/s  11.1 h left",
     ]

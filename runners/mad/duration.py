@@ -1,0 +1,209 @@
+"""How long training takes: steps are timed on this machine, and the reference results tell how long a GPU took."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from optuna.storages import BaseStorage
+
+from mixers.costs import attempt
+from runners.mad.experiment import Experiment
+from runners.mad.reference.cells import FOLDER, cell_file, protocol_folder, read_cell
+from runners.mad.reference.entries import ENTRIES
+from runners.mad.results.choice import choose_point
+from runners.mad.search.search import saved_step
+from runners.mad.search.study import done_of, run_of
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Optimizer, Protocol, Run
+from runners.mad.training.step import Stepper
+from runners.progress import spell
+
+STEPS = 3
+"""Steps of each shape that are timed, after a first one."""
+BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
+"""Seconds after which no further shape, and no further step of a shape, is timed; of a long step the first counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left to train of an experiment.
+
+    Attributes:
+        runs: unfinished runs, those that repeat the chosen point included.
+        run_steps: their optimizer steps, without those that checkpoints hold.
+    """
+
+    runs: int
+    run_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """How long the work on an experiment takes; None where it is not known.
+
+    Attributes:
+        here: seconds on this machine.
+        recorded: seconds on the device of the reference results.
+        device: that device.
+    """
+
+    here: float | None
+    recorded: float | None
+    device: str = ""
+
+    def cells(self) -> list[str]:
+        """Return both times as cells of a table; ? marks an unknown one here, and none is shown of a GPU."""
+        here = "?" if self.here is None else spell(self.here)
+        return [here, "" if self.recorded is None else spell(self.recorded)]
+
+
+class Clock:
+    """Tells how long experiments take.
+
+    Args:
+        devices: the devices that share each grid.
+        together: runs that are trained as one ensemble, at most.
+        budget: seconds for all timing.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], together: int, budget: float = BUDGET) -> None:
+        self.devices = devices
+        self.together = together
+        self.left = budget
+        self._timed: dict[Any, float | None] = {}
+
+    def duration(self, experiment: Experiment, work: Work) -> Duration:
+        """Return how long the work on an experiment takes: training alone, evaluations left out."""
+        if not work.run_steps:
+            return Duration(here=0.0, recorded=0.0)
+
+        # An ensemble's step serves all its members.
+        members = min(self.together, math.ceil(work.runs / len(self.devices)))
+        step = self._seconds_of_step(experiment, members)
+        here = None if step is None else step / members * work.run_steps / len(self.devices)
+
+        found = seconds_on_gpu(experiment)
+        if found is None:
+            return Duration(here=here, recorded=None)
+        seconds, device = found
+        return Duration(here=here, recorded=seconds * work.run_steps, device=device)
+
+    def _seconds_of_step(self, experiment: Experiment, members: int) -> float | None:
+        """Return the seconds of a step of ``members`` runs; None if the budget is spent or the step fails."""
+        task = experiment.instance
+        length = task.split("train").inputs_ST.shape[1]
+        model = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape
+        shape = *model, task.backbone, task.vocab_size, length, experiment.protocol.batch_size, members
+
+        if shape not in self._timed and self.left > 0:
+            began = time.monotonic()
+            step = partial(time_step, experiment, members, self.devices[0])
+            self._timed[shape] = attempt("time", experiment.layer, step)
+            self.left -= time.monotonic() - began
+        return self._timed.get(shape)
+
+
+def time_step(experiment: Experiment, members: int, device: torch.device) -> float:
+    """Return the seconds of one optimizer step of an ensemble, the shortest of ``STEPS`` after a first.
+
+    Args:
+        experiment: layer, task and protocol.
+        members: runs of the ensemble.
+        device: where it is trained.
+    """
+    data, protocol = experiment.instance.split("train"), experiment.protocol
+    runs = [Run(lr=1e-3, weight_decay=0.0, seed=0)] * members
+    ensemble = Ensemble(experiment.build, runs, protocol.optimizer, protocol.total_steps(len(data)), device)
+    stepper = Stepper(ensemble, data, protocol.batch_size)
+    if device.type == "cuda":
+        stepper.capture()
+
+    def step() -> float:
+        began = time.monotonic()
+        stepper.run(0, 1)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.monotonic() - began
+
+    taken = [step()]
+    while len(taken) <= STEPS and sum(taken) < BUDGET_OF_A_SHAPE:
+        taken.append(step())
+    return min(taken[1:] or taken)
+
+
+def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
+    """Return the seconds of one step of one run on the GPU of a reference result, and the GPU's name.
+
+    The result must be of the same layer, task, data, widths and batch; the number of steps may be another. Its seconds
+    contain the evaluations; they are shared evenly among the steps of all its runs. None if there is no such result.
+    """
+    for entry in ENTRIES.values():
+        if entry.mixer != experiment.mixer or entry.layers != experiment.shape.layers:
+            continue
+        for protocol in ("full", "quick"):
+            path = cell_file(protocol_folder(FOLDER, protocol), entry, experiment.task)
+            if path.exists() and _same_settings(cell := read_cell(path), experiment):
+                run_steps = cell["steps"] * sum(len(point["seeds"]) for point in cell["points"])
+                return cell["seconds"] / run_steps, cell["device"]
+    return None
+
+
+def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
+    """Return whether a reference result was trained on a GPU, in the settings of an experiment but for its length."""
+    stored = cell["protocol"]
+    protocol = Protocol(**{**stored, "optimizer": Optimizer(**stored["optimizer"])})
+    if protocol.batch_size != experiment.protocol.batch_size or cell["shape"] != asdict(experiment.shape):
+        return False
+    same = replace(experiment, protocol=protocol, precision=cell["precision"])
+    return "CPU" not in cell["device"] and same.fingerprint == cell["fingerprint"]
+
+
+def work_left(
+    experiment: Experiment, grid: Sequence[Run], more_seeds: Sequence[int], storage: BaseStorage | None, folder: Path
+) -> Work:
+    """Return what is left to train of an experiment.
+
+    Args:
+        experiment: layer and task, as identified.
+        grid: runs of the grid.
+        more_seeds: seeds that the chosen point is repeated with.
+        storage: where finished runs are recorded; None if there is none yet.
+        folder: results folder with the checkpoints.
+    """
+    done = [] if storage is None else done_of(grid, experiment, storage)
+    finished = [run_of(trial) for trial in done]
+    saved = sum(saved_step(experiment, run, folder) for run in grid if run not in finished)
+    unfinished = len(grid) - len(done)
+
+    # Repeats are known once the grid is finished.
+    repeats = len(more_seeds)
+    if not unfinished and storage is not None:
+        chosen = choose_point(done)
+        runs = [] if chosen is None else [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in more_seeds]
+        repeats = len(runs) - len(done_of(runs, experiment, storage))
+
+    steps = experiment.protocol.total_steps(experiment.task_config.train_examples)
+    runs_left = unfinished + repeats
+    return Work(runs=unfinished or repeats, run_steps=runs_left * steps - saved)
+
+
+def sentence(durations: Sequence[Duration]) -> str:
+    """Return how long all the work takes, here and on the GPU of the reference results; empty if neither is known."""
+    here = [duration.here for duration in durations if duration.here is not None]
+    on_gpu = [duration.recorded for duration in durations if duration.recorded is not None]
+    gpus = " or ".join(sorted({duration.device for duration in durations if duration.device}))
+    parts = []
+
+    if len(here) == len(durations):
+        parts.append(f"about {spell(sum(here))} here ({STEPS} steps of each shape were timed)")
+    elif here:
+        parts.append(f"more than {spell(sum(here))} here ({len(here)} of {len(durations)} rows were timed)")
+    if gpus:
+        which = "" if len(on_gpu) == len(durations) else f" of {len(on_gpu)} of {len(durations)} rows"
+        parts.append(f"about {spell(sum(on_gpu))} on one {gpus} (from the reference results{which})")
+    return ", ".join(parts)
