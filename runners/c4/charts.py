@@ -53,7 +53,8 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     axes.grid(alpha=0.3)
     handles, names = axes.get_legend_handles_labels()
     shown = [pair for pair in zip(handles, names, strict=True) if not few or pair[1] not in curves]
-    place: dict[str, Any] = {"loc": "upper right"} if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 2}
+    place: dict[str, Any] = below if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
     axes.legend(*zip(*shown, strict=True), fontsize=7, **place)
     if few:
         label_ends(axes, [(name, _last(rows), look[name].color) for name, rows in curves.items() if rows], size=7)

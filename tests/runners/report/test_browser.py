@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from runners.report.__main__ import main
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 CLICKS = """
@@ -81,13 +79,12 @@ document.body.append(out);
 
 
 @pytest.fixture
-def found(results: Path, tmp_path: Path) -> tuple[dict[str, object], str]:
+def found(page: Path, tmp_path: Path) -> tuple[dict[str, object], str]:
     """What the script has found on the page at the width of a phone, and the browser's log."""
-    main(["--out", str(results)])
-    page = results / "report" / "index.html"
-    page.write_text(page.read_text().replace("</body>", CLICKS + "</body>"))
+    clicked = tmp_path / "index.html"
+    clicked.write_text(page.read_text().replace("</body>", CLICKS + "</body>"))
     words = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --window-size=500,900 --dump-dom"
-    command = [str(CHROMIUM), *words.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    command = [str(CHROMIUM), *words.split(), f"--user-data-dir={tmp_path / 'profile'}", clicked.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     return json.loads(unescape(text)), done.stderr

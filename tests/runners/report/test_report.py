@@ -1,8 +1,7 @@
 """The page: what it shows of which records, at whatever stage these are."""
 
-import json
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from runners.drawing import DARK, spread, style_of, styles
-from runners.mad import __main__ as mad
+from runners.mad.results.summary import Point, summarise
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of
@@ -20,11 +19,13 @@ from runners.report.ranks import largest_block, mean_ranks
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
 from tests.runners.mad.commands import planned
+from tests.runners.report.made_up import use, write_cell, write_study
 
 PUBLISHED = Path(__file__).parents[3] / "results" / "published"
+MINE = ("--mixer", "transformer", "--task", "parity")
 TINY = (
     *("--steps", "4", "--evaluations", "2", "--batch-size", "8", "--width", "16", "--mlp-width", "16"),
-    *("--lr", "1e-3", "--weight-decay", "0", "--device", "cpu", "--mixer.heads", "2", "--seeds", "2"),
+    *("--lr", "1e-3", "--weight-decay", "0", "--mixer.heads", "2"),
 )
 
 
@@ -52,32 +53,29 @@ class Outside(HTMLParser):
             self.loaded.append(given.get("href") or "")
 
 
-def test_the_page_is_one_file_that_loads_nothing_and_has_every_id_once(results: Path) -> None:
-    main(["--out", str(results)])
-    page = (results / "report" / "index.html").read_text()
-    assert [file.name for file in (results / "report").iterdir()] == ["index.html"]
-    assert len(page.encode()) < 8e6
+def test_the_page_is_one_file_that_loads_nothing_and_has_every_id_once(page: Path) -> None:
+    text = page.read_text()
+    assert [file.name for file in page.parent.iterdir()] == ["index.html"]
     outside = Outside()
-    outside.feed(page)
+    outside.feed(text)
     assert {address.partition(":")[0] for address in outside.loaded if not address.startswith("#")} <= {"", "data"}
     assert len(outside.ids) == len(set(outside.ids))
-    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest", page)
+    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest", text)
 
 
-def test_a_cell_that_is_not_trained_says_so_and_a_stale_one_is_marked(results: Path) -> None:
-    main(["--out", str(results)])
-    page = (results / "report" / "index.html").read_text()
-    rows = dict(re.findall(r'<tr data-kind="\w+" data-layer="([\w-]+)"(.*?)\n    </tr>', page, re.DOTALL))
+def test_a_cell_that_is_not_trained_says_so_and_a_stale_one_is_marked(page: Path) -> None:
+    text = page.read_text()
+    rows = dict(re.findall(r'<tr data-kind="\w+" data-layer="([\w-]+)"(.*?)\n    </tr>', text, re.DOTALL))
     assert rows.keys() == {"rt", "transformer", "deltanet"}
     missing = re.findall(r'<td class="none" data-task="([\w-]+)">not trained</td>', rows["transformer"])
     assert "copying" in missing
     assert "parity" not in missing
     assert len(missing) == 8
-    assert {name for name, text in rows.items() if "badge stale" in text} == {"deltanet"}
-    assert "7<small> of 270</small>" in page
+    assert {name for name, row in rows.items() if "badge stale" in row} == {"deltanet"}
+    assert "7<small> of 270</small>" in text
 
     # A cell links to its record, and says the command that made it.
-    assert (results / "report" / re.findall(r'<a class="cell" href="([^"]+)"', rows["rt"])[0]).exists()
+    assert (page.parent / re.findall(r'<a class="cell" href="([^"]+)"', rows["rt"])[0]).exists()
     assert "python -m runners.mad.reference --layers rt --tasks parity" in rows["rt"]
 
 
@@ -93,19 +91,19 @@ def test_without_any_cell_the_page_has_no_figures_of_them(tmp_path: Path, monkey
     assert not re.findall(r">\s*(nan|None|0\.0000)", page.partition('id="paper"')[0])
 
 
-def test_own_studies_stand_in_the_same_tables_marked(results: Path, tmp_path: Path) -> None:
-    out = tmp_path / "own"
-    mad.main(["--mixer", "rt", "--task", "parity", *TINY, "--out", str(out), "--reference", "none"])
-    (study,) = (out / "studies").iterdir()
+def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, out = tmp_path / "results", tmp_path / "own"
+    write_cell(results, "rt", "parity", [1.0, 1.0])
+    use(results, monkeypatch)
+    study = write_study(out, *MINE, *TINY)
     main([str(study), "--out", str(results)])
     page = (results / "report" / "index.html").read_text()
     (row,) = re.findall(r'<tr data-kind="own"(.*?)\n    </tr>', page, re.DOTALL)
-    assert f'data-layer="rt{YOURS}"' in row
+    assert f'data-layer="transformer{YOURS}"' in row
     assert "badge own" in row
     assert "badge short" in row
     assert "--steps 4" in row
-    accuracy = json.loads((study / "summary.json").read_text())["points"][0]["values"]["test_token_accuracy"]
-    assert f'data-token="{sum(accuracy) / 2}"' in row
+    assert 'data-token="0.6"' in row
 
     # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
     assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
@@ -113,10 +111,10 @@ def test_own_studies_stand_in_the_same_tables_marked(results: Path, tmp_path: Pa
 
 
 def test_the_command_of_a_study_makes_the_same_experiment() -> None:
-    words = ["--mixer", "rt", "--task", "parity", "--mixer.block", "4", "--task.length", "48", *TINY]
+    words = ["--mixer", "rt", "--task", "parity", "--mixer.block", "4", "--task.length", "48", *TINY, "--seeds", "2"]
     options, (experiment,) = planned(words)
-    points = [{"lr": run.lr, "weight_decay": run.weight_decay, "seeds": [0, 1]} for run in options.runs[:1]]
-    summary: Any = type("Summary", (), {"config": experiment.to_dict(), "points": [type("P", (), p) for p in points]})
+    point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={})
+    summary = replace(summarise(experiment, [], None, {}), points=[point])
     again, (same,) = planned(command_of(summary).split()[3:])
     assert same.fingerprint == experiment.fingerprint
     assert set(again.runs) == set(options.runs)
@@ -125,13 +123,9 @@ def test_the_command_of_a_study_makes_the_same_experiment() -> None:
 def test_a_study_that_no_board_has_is_refused_in_one_line(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "own"
-    mad.main(
-        ["--mixer", "rt", "--task", "parity", "--task.length", "48", *TINY, "--out", str(out), "--reference", "none"]
-    )
-    capsys.readouterr()
+    study = write_study(tmp_path / "own", *MINE, *TINY, "--task.length", "48")
     with pytest.raises(SystemExit) as stopped:
-        main([str(*(out / "studies").iterdir()), "--out", str(results)])
+        main([str(study), "--out", str(results)])
     assert stopped.value.code == 2
     assert "leave the study out" in capsys.readouterr().err
     assert not (results / "report").exists()
@@ -155,7 +149,7 @@ def test_a_block_with_more_comparisons_wins_over_one_with_more_tasks() -> None:
     assert largest_block({**wide, **deep, **deeper})[1] == ["a", "b"]
 
 
-def test_verdicts_follow_the_cells(results: Path, make_cell: Callable[..., Path]) -> None:
+def test_verdicts_follow_the_cells(results: Path) -> None:
     evidence = Evidence(board_of(results), Records(results / "published"))
     assert evidence.ahead("parity", "token") == "agrees"
     assert evidence.ahead("mqar", "token") == "not shown"
@@ -163,9 +157,9 @@ def test_verdicts_follow_the_cells(results: Path, make_cell: Callable[..., Path]
     assert evidence.blocks() == "not shown"
     assert evidence.acc("transformer", "copying", "token") == "not trained"
 
-    make_cell("transformer", "parity", [1.0, 1.0])
-    make_cell("rt-no-persistent-norm", "parity", [0.5, 0.5], mixer="rt")
-    make_cell("rt-block-4", "parity", [0.5, 0.5], mixer="rt")
+    write_cell(results, "transformer", "parity", [1.0, 1.0])
+    write_cell(results, "rt-no-persistent-norm", "parity", [0.5, 0.5], mixer="rt")
+    write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
     evidence = Evidence(board_of(results), Records(results / "published"))
     assert evidence.ahead("parity", "token") == "differs"
     assert evidence.ablation() == "agrees"
