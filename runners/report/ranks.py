@@ -1,8 +1,8 @@
 """Mean ranks of layers with bootstrap intervals.
 
 Ranks mean something only among layers that have the same tasks. While results are missing, the mean is over the largest
-block without gaps: the set of tasks and layers, each layer trained on each task, with the most comparisons of two
-layers on a task. Once every layer has every task, the block is everything.
+block without gaps: the set of at least three tasks and of layers, each layer trained on each task, with the most
+comparisons of two layers on a task. Once every layer has every task, the block is everything.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from tasks import TASKS
 RESAMPLES = 2000
 """Draws of the bootstrap."""
 SEED = 0
+LEAST = 3
+"""Tasks of a block, where there is a block of so many: a mean over one or two tasks says little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +74,16 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
 
 
 def largest_block(cells: dict[tuple[str, str], Cell]) -> tuple[list[str], list[str]]:
-    """Return the tasks and rows of the block with the most comparisons; of equal ones, that with the most tasks."""
+    """Return the tasks and rows of the block with the most comparisons; of equal ones, that with the most tasks.
+
+    A block of fewer than ``LEAST`` tasks counts only if none with more tasks has two layers.
+    """
     trained = [task for task in TASKS if any(task == other for _, other in cells)]
     rows = list(dict.fromkeys(row for row, _ in cells))
     best: tuple[int, list[str], list[str]] = (0, [], [])
     for size in range(len(trained), 0, -1):
+        if size < LEAST and best[0]:
+            break
         for tasks in combinations(trained, size):
             whole = [row for row in rows if all((row, task) in cells for task in tasks)]
             comparisons = size * len(whole) * (len(whole) - 1) // 2

@@ -141,12 +141,16 @@ def test_ranks_are_over_the_largest_block_without_gaps(results: Path) -> None:
     assert (low, high) == (2.0, 3.0)
 
 
-def test_a_block_with_more_comparisons_wins_over_one_with_more_tasks() -> None:
+def test_a_block_has_the_most_comparisons_and_three_tasks_if_it_can() -> None:
     wide: Any = {("a", "parity"): 1, ("b", "parity"): 1, ("c", "parity"): 1}
     deep: Any = {("a", "copying"): 1, ("b", "copying"): 1}
-    assert largest_block({**wide, **deep}) == (["parity"], ["a", "b", "c"])
-    deeper: Any = {("a", "mqar"): 1, ("b", "mqar"): 1, ("a", "compression"): 1, ("b", "compression"): 1}
-    assert largest_block({**wide, **deep, **deeper})[1] == ["a", "b"]
+    assert largest_block({**wide, **deep}) == (["copying", "parity"], ["a", "b"])
+    assert largest_block({**wide, **deep, ("a", "mqar"): 1, ("b", "mqar"): 1})[1] == ["a", "b"]
+
+    # Four layers on three tasks are more comparisons than two layers on five.
+    three: Any = {(row, task): 1 for row in "abcd" for task in ("parity", "copying", "mqar")}
+    five: Any = {(row, task): 1 for row in "ab" for task in ("compression", "memorization")}
+    assert largest_block({**three, **five}) == (["copying", "mqar", "parity"], ["a", "b", "c", "d"])
 
 
 def test_verdicts_follow_the_cells(results: Path) -> None:
