@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         # The records.
         own, records = read_own(options.studies), Records(FOLDER.parent / "published")
-        published = reference_board(FOLDER, "full", own["full"], say)
-        quick = reference_board(FOLDER, "quick", own["quick"], say)
+        published = reference_board(FOLDER, "full", own["full"], console)
+        quick = reference_board(FOLDER, "quick", own["quick"], console)
         boards = [published, quick, short_board(records.folder)]
         say(f"published protocol: {published.trained} of {published.expected} cells are trained")
 

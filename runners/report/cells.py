@@ -5,11 +5,14 @@ differ from it.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import track
 
 from mixers import MIXERS
 from mixers.costs import Costs
@@ -109,20 +112,20 @@ class Board:
         return sum(kind != "own" for kind, _ in self.rows.values()) * len(TASKS)
 
 
-def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell], say: Callable[[str], None]) -> Board:
+def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell], console: Console) -> Board:
     """Return the board of a protocol of the reference results, with a user's own cells of the same tasks.
 
     Args:
         folder: of the reference results.
         protocol: full or quick.
         own: cells of the user's studies of this protocol's tasks.
-        say: prints a line before the slow part.
+        console: for the progress of the slow part: whether a cell is stale takes up to a second.
     """
     cells_folder = protocol_folder(folder, protocol)
     contents = [content for task in TASKS for content in read_cells(cells_folder, ENTRIES.values(), task)]
-    if contents:
-        say(f"checking whether {len(contents)} cells are what today's code would train, up to a second each")
-    cells = [_reference_cell(content, cells_folder, protocol) for content in contents]
+    said = f"{protocol} protocol: is a cell what today's code would train?"
+    checked = track(contents, said, console=console, transient=True, disable=not contents)
+    cells = [_reference_cell(content, cells_folder, protocol) for content in checked]
 
     rows: dict[str, tuple[Kind, str]] = {cell.row: ("own", cell.standing.family) for cell in own}
     for entry in ENTRIES.values():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.results.summary import Point, summarise
@@ -30,7 +31,7 @@ TINY = (
 
 
 def board_of(results: Path) -> Board:
-    return reference_board(results / "reference", "full", [], lambda line: None)
+    return reference_board(results / "reference", "full", [], Console(quiet=True))
 
 
 class Outside(HTMLParser):
