@@ -31,6 +31,8 @@ STYLE: Any = {
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,
+    "xtick.bottom": False,
+    "ytick.left": False,
     "xtick.color": GRID,
     "ytick.color": GRID,
     "xtick.labelcolor": MUTED,
@@ -82,7 +84,6 @@ def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = No
     drawn = buffer.getvalue()
     root = ElementTree.fromstring(drawn)
 
-    _drop_metadata(root)
     _add_tips(root, tips or {})
     _rename_ids(root, f"f{zlib.crc32(drawn.encode()):08x}-")
     width = float(root.attrib.pop("width").removesuffix("pt"))
@@ -91,9 +92,7 @@ def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = No
     root.set("role", "img")
     root.set("aria-label", description)
     root.set("style", f"max-width:{width * 2:.0f}px")
-    for element in root.iter():
-        for name in GEOMETRY & element.attrib.keys():
-            element.set(name, _rounded(element.attrib[name]))
+    _shorten(root)
     return Markup(_themed(ElementTree.tostring(root, encoding="unicode")))
 
 
@@ -115,11 +114,6 @@ def limit_lines(axes: Axes, ceiling: float, chance: float) -> None:
     """Draw ceiling and chance."""
     axes.axhline(ceiling, color=MUTED, linewidth=0.8)
     axes.axhline(chance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-
-
-def _drop_metadata(root: ElementTree.Element) -> None:
-    for found in root.findall(f"{{{SVG}}}metadata"):
-        root.remove(found)
 
 
 def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
@@ -147,14 +141,41 @@ def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
                 element.set(name, value.replace("url(#", f"url(#{prefix}"))
 
 
+def _shorten(element: ElementTree.Element) -> None:
+    """Take away, in place, what does not show; a page has hundreds of figures.
+
+    That is metadata, styles of all elements (``style.css`` has them), grounds without a colour, groups that say
+    nothing, rotations by nothing, white space, and more digits than hundredths of a point.
+    """
+    children = []
+    for child in element:
+        _shorten(child)
+        bare = child.tag == f"{{{SVG}}}g" and not child.attrib
+        hidden = child.get("style") == "fill:none" and child.tag == f"{{{SVG}}}path"
+        if not hidden and child.tag not in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
+            children += list(child) if bare else [child]
+    element[:] = children
+
+    element.tail = None
+    if element.text is not None and not element.text.strip():
+        element.text = None
+    if element.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    for name in GEOMETRY & element.attrib.keys():
+        element.set(name, _rounded(element.attrib[name]))
+    if "style" in element.attrib:
+        element.set("style", re.sub(r"([:;]) ", r"\1", element.attrib["style"]))
+
+
 def _rounded(coordinates: str) -> str:
-    """Round coordinates to hundredths of a point."""
-    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), coordinates)
+    """Round coordinates to hundredths of a point, and leave out white space around the letters of a path."""
+    text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), coordinates)
+    return re.sub(r"\s*([MLCQZz])\s*", r"\1", text)
 
 
 def _themed(text: str) -> str:
-    """Replace colours by the page's and fonts by the reader's."""
-    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    """Replace colours by the page's; the page has the font."""
+    text = re.sub(r"font-family:'DejaVu Sans'[^;\"]*;?", "", text)
     for color, variable in VARIABLES.items():
         text = text.replace(color, variable)
-    return re.sub(r"\n\s*", "\n", text)
+    return text

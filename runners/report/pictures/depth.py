@@ -22,7 +22,7 @@ def depth_picture(board: Board) -> Picture:
     def draw(task: str, metric: str) -> Markup | None:
         rt = board.cells.get(("rt", task))
         found = [board.cells.get((name, task)) for name in DEPTHS]
-        if rt is None or not any(found):
+        if rt is None or not any(found) or board.rows.keys().isdisjoint(DEPTHS[1:]):
             return None
         return _draw(found, [*range(1, len(DEPTHS) + 1)], "Transformer layers", metric, rt)
 
@@ -38,7 +38,7 @@ def depth_picture(board: Board) -> Picture:
         + (f"Worth: {worth}." if worth else "No task has all cells that this takes yet."),
         panels=panels,
         legend={"rt": style_of("rt"), "transformer": style_of("transformer")},
-        missing=not_shown(panels, "RT or all Transformers are not trained on it"),
+        missing=not_shown(panels, "RT, or Transformers of one to four layers, are not trained on it"),
     )
 
 
@@ -48,7 +48,7 @@ def block_picture(board: Board) -> Picture:
 
     def draw(task: str, metric: str) -> Markup | None:
         found = [board.cells.get((name, task)) for name in lengths]
-        if sum(cell is not None for cell in found) < 2:
+        if sum(cell is not None for cell in found) < 2 or board.rows.keys().isdisjoint([*BLOCKS.values()][1:]):
             return None
         return _draw(found, [*lengths.values()], "block (positions)", metric)
 
