@@ -22,7 +22,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, not_understood, run_command, user_errors
+from runners.cli import check_out, cli, run_command, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
 from runners.report.own import read_own
@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say = partial(console.print, soft_wrap=True)
 
     with user_errors(ValueError, OSError):
-        options, unknown = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
-        if unknown:
-            raise ValueError(not_understood(unknown[0]))
+        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         check_out(options.out)
 
         # The records.
