@@ -36,6 +36,11 @@ def theory() -> None:
     _run("runners.theory")
 
 
+def report() -> None:
+    """``rt-report``: write what the project knows as one page."""
+    _run("runners.report")
+
+
 def _run(module: str) -> None:
     """Run a module as the main program."""
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -59,7 +59,7 @@ def test_no_file_imports_itself_through_others(module: str) -> None:
 
 def test_the_programs_are_those_that_are_known() -> None:
     """Or the tests below would hold for want of programs."""
-    assert {"mad", "c4", "bench"} <= PROGRAMS
+    assert {"mad", "c4", "bench", "report"} <= PROGRAMS
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_programs_are_those_that_are_known() -> None:
         ({"mixers"}, {"tasks", "runners"}),
         ({"tasks"}, {"mixers", "runners"}),
         ({"runners"}, {f"runners.{program}" for program in PROGRAMS}),
-        ({"runners.mad"}, {"runners.c4", "runners.bench"}),
-        ({"runners.c4"}, {"runners.mad", "runners.bench", "tasks"}),
+        ({"runners.mad"}, {"runners.c4", "runners.bench", "runners.report"}),
+        ({"runners.c4"}, {"runners.mad", "runners.bench", "runners.report", "tasks"}),
     ],
     ids=["mixers", "tasks", "shared files", "mad", "c4"],
 )

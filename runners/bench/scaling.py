@@ -10,8 +10,8 @@ Points = list[tuple[int, list[float]]]
 
 
 def latency_exponent(points: Points) -> float | None:
-    """Return the exponent of the median latency in N; None for fewer than two lengths."""
-    if len(points) < 2:
+    """Return the exponent of the median latency in N; None for fewer than three lengths, which any power fits."""
+    if len(points) < 3:
         return None
     return fit_exponent([length for length, _ in points], [median(repeats) for _, repeats in points])
 

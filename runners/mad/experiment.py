@@ -138,7 +138,12 @@ class Experiment:
 
     def run_id(self, run: Run) -> str:
         """Return the name of a run's folder."""
-        return sha256_of(self.name + self.fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+        return run_id(self.name, self.fingerprint, run)
+
+
+def run_id(study: str, fingerprint: str, run: Run) -> str:
+    """Return the name of a run's folder, from the name and the fingerprint of its study."""
+    return sha256_of(study + fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
 @lru_cache(maxsize=1)

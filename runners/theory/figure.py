@@ -48,7 +48,7 @@ def _draw_map(axes: Axes, rows: list[list[float]]) -> None:
     axes.plot(k, np.log(k), color="darkorange", linestyle="dotted", label="ln k")
 
     axes.set(xscale="log", xlabel="position k", ylabel="path length r", xlim=(1, LONGEST), ylim=(0.5, shown + 0.5))
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _draw_curves(axes: Axes, rows: list[list[float]]) -> None:
@@ -59,4 +59,4 @@ def _draw_curves(axes: Axes, rows: list[list[float]]) -> None:
         axes.plot(lengths, weights, marker="o", markersize=3, color=f"C{n}", label=f"k = {position}")
 
     axes.set(xlabel="path length r", ylabel="weight  [k r] / k!", ylim=(0, None))
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=len(CURVES), loc="upper center", bbox_to_anchor=(0.5, -0.14))

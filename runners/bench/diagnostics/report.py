@@ -7,12 +7,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from runners.bench.charts import LATENCY, draw_latencies, finish_axes
+from runners.bench.charts import LATENCY, draw_latencies, finish_axes, share_range
 from runners.bench.diagnostics.bench import DiagnosticsBench
 from runners.bench.diagnostics.options import PHASES
 from runners.bench.diagnostics.record import cell_to_dict, points
 from runners.bench.tables import SHORT, print_table
 from runners.device import device_name
+from runners.drawing import styles
 from runners.files import write_atomically
 
 MARKS, LINES = "os^DvPX*<>phd", ("-", "--", "-.", ":")
@@ -58,6 +59,7 @@ def plot(bench: DiagnosticsBench, path: Path) -> None:
     runs = sorted(set(bench.options.runs))
     phases = [phase for phase in PHASES if phase in bench.options.phases]
     lengths = sorted({cell.length for cell in bench.cells})
+    look = styles(list(bench.implementations))
 
     figure = Figure(figsize=(5.0 * len(phases), 5.5), layout="constrained")
     title = f"{device_name(bench.clock.device)}: one layer, batch {bench.options.batch_size}"
@@ -68,15 +70,20 @@ def plot(bench: DiagnosticsBench, path: Path) -> None:
         for number, mark, line in zip(runs, cycle(MARKS), cycle(LINES)):
             style = mark + line
             curves = [
-                (implementation.label if number == runs[0] else "", points(bench, phase, name, number))
+                (
+                    implementation.label if number == runs[0] else "",
+                    look[name].color,
+                    points(bench, phase, name, number),
+                )
                 for name, implementation in bench.implementations.items()
             ]
             draw_latencies(axes, curves, style)
 
             # Legend of the marks. Without a curve the axes stay empty, because empty logarithmic axes cannot be drawn.
-            if len(runs) > 1 and any(known for _, known in curves):
+            if len(runs) > 1 and any(known for *_, known in curves):
                 axes.errorbar([], [], fmt=style, color="black", label=f"R = {number}")
         finish_axes(axes, lengths)
 
+    share_range(figure.axes)
     figure.axes[0].set_ylabel(LATENCY)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))

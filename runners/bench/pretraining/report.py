@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from mixers.costs import short
-from runners.bench.charts import LATENCY, draw_latencies, finish_axes
+from runners.bench.charts import LATENCY, draw_latencies, finish_axes, share_range
 from runners.bench.pretraining.bench import PretrainingBench
 from runners.bench.pretraining.cells import LAYER_PHASES, PretrainingCell
 from runners.bench.pretraining.record import cell_to_dict, panels, points, sweeps
 from runners.bench.tables import SHORT, print_table
 from runners.device import device_name
+from runners.drawing import styles
 from runners.files import write_atomically
 
 FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -113,7 +114,7 @@ def _print_sweeps(bench: PretrainingBench, console: Console, found: Sequence[dic
             SHORT[sweep["phase"]],
             str(sweep["batch_size"]),
             bench.implementations[sweep["implementation"]].label,
-            f"{sweep['exponent']:.2f}",
+            "" if sweep["exponent"] is None else f"{sweep['exponent']:.2f}",
             *(f"{shares[n]:.2f}" if n in shares else "" for n in lengths),
             "".join(_note(target).strip() for target in sweep["targets"]),
         ))  # fmt: skip
@@ -133,15 +134,20 @@ def plot(bench: PretrainingBench, path: Path) -> None:
 
     The legends show the exponents.
     """
+    look = styles(list(bench.implementations))
     shown = panels(bench) or [("forward", bench.options.batch_size)]
     figure = Figure(figsize=(5.0 * len(shown), 5.5), layout="constrained")
     figure.suptitle(f"{device_name(bench.clock.device)}: one layer, D {bench.options.widths[0]}")
 
     for axes, (phase, batch) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.set(title=f"{phase}, batch {batch}")
-        curves = ((i.label, points(bench, phase, batch, name)) for name, i in bench.implementations.items())
+        curves = (
+            (implementation.label, look[name].color, points(bench, phase, batch, name))
+            for name, implementation in bench.implementations.items()
+        )
         draw_latencies(axes, curves)
         finish_axes(axes, sorted(bench.options.lengths))
 
+    share_range(figure.axes)
     figure.axes[0].set_ylabel(LATENCY)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))

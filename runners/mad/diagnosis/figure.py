@@ -68,7 +68,7 @@ def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_title("Accuracy along the sequence")
-    axes.legend(loc="best")
+    _legend_below(axes)
 
 
 def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> None:
@@ -167,7 +167,12 @@ def _plot_extrapolation(axes: Axes, diagnosis: Diagnosis) -> None:
         axes.set_xlabel(f"{axes.get_xlabel()}\n{below}".strip())
     _accuracy_axis(axes, "accuracy")
     axes.set_title("Extrapolation sets")
-    axes.legend(loc="best", fontsize=8)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Add a legend below the label of the x axis, where no data are."""
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _plot_lengths(

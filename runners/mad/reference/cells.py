@@ -20,7 +20,6 @@ from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
 from runners.mad.search.identity import agree, trajectory
 from runners.mad.studies import kept_record, train_studies
-from runners.mad.training.protocol import Run
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
@@ -93,7 +92,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "precision": config["precision"],
         "steps": experiment.protocol.total_steps(experiment.task_config.train_examples),
         "grid": sorted({point.lr for point in summary.points}),
-        "points": [_point(point) for point in summary.points],
+        "points": [cell_point(point) for point in summary.points],
         "chosen": summary.chosen,
         "edge": summary.edge,
         "near_best": summary.near_best,
@@ -116,16 +115,17 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
 
 def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[list[list[float | None]]]:
     """For each seed of a point its evaluations: step, training loss, validation loss, sequence and token accuracy."""
-    curves = []
-    for seed in point.seeds if point else []:
-        run = Run(lr=point.lr, weight_decay=point.weight_decay, seed=seed)  # type: ignore[union-attr]
-        rows = []
-        for at in kept_record(experiment, run, out)["curve"]:
-            validation = at["validation"] or {}
-            figures = [at["train_loss"], *map(validation.get, ("loss", "sequence_accuracy", "token_accuracy"))]
-            rows.append([at["step"], *(None if y is None else float(f"{y:.{DIGITS}g}") for y in figures)])
-        curves.append(rows)
-    return curves
+    return [curve_rows(kept_record(experiment, run, out)) for run in (point.runs if point else [])]
+
+
+def curve_rows(record: Mapping[str, Any]) -> list[list[float | None]]:
+    """The evaluations of a run as a cell holds them, from the run's record."""
+    rows = []
+    for at in record["curve"]:
+        validation = at["validation"] or {}
+        figures = [at["train_loss"], *map(validation.get, ("loss", "sequence_accuracy", "token_accuracy"))]
+        rows.append([at["step"], *(None if y is None else float(f"{y:.{DIGITS}g}") for y in figures)])
+    return rows
 
 
 def experiment_of(cell: Mapping[str, Any]) -> Experiment:
@@ -175,8 +175,8 @@ def write_cell(folder: Path, entry: Entry, task: str, cell: Mapping[str, Any]) -
     return path
 
 
-def _point(point: Point) -> dict[str, Any]:
-    """Figures of a grid point: one value a seed."""
+def cell_point(point: Point) -> dict[str, Any]:
+    """Figures of a grid point as a cell holds them: one value a seed."""
     names = ("validation_sequence_accuracy", "validation_token_accuracy", "validation_loss")
     tested = ("test_sequence_accuracy", "test_token_accuracy")
     values = point.values or {}

@@ -190,6 +190,7 @@ def to_standing(cell: Mapping[str, Any]) -> Standing:
         chance=Accuracy(**cell["chance"]),
         costs=_costs(cell["costs"]),
         preset=cell["preset"],
+        steps=cell["steps"],
         place=((names.index(cell["mixer"]), cell["mixer"]), -1),
     )
 

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,11 +13,12 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
+from runners.drawing import Style, styles
 from runners.files import write_atomically
 from runners.mad.results.standings import FEW, Standing, by_layer, count_mixers
 from runners.mad.results.tables import span
@@ -29,6 +30,10 @@ LONGEST_TICK = 20
 """Characters in a line of a setting under its bars."""
 METRICS = ("sequence", "token")
 """Accuracies, a panel each."""
+LIGHT, DARK = "#ffffff", "#111111"
+"""Ink on the cells of a heat map."""
+TOP, NUMBERS = 1.13, 1.035
+"""Top of a panel of bars, and where the numbers stand: above all bars, whiskers and lines."""
 
 Cells = NDArray[np.float64]
 
@@ -40,12 +45,13 @@ def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
 
 
 def draw_bars(standings: Sequence[Standing]) -> Figure:
-    """Draw a panel for each accuracy, with a group of bars for each setting.
+    """Draw a panel for each accuracy, with a group of bars for each setting and the numbers in a row above them.
 
     Whiskers are 95% intervals, clipped to [0, 1].
     """
     settings = list(dict.fromkeys((s.task, s.difficulty) for s in standings))
     mixers = list(dict.fromkeys(s.mixer for s in sorted(standings, key=attrgetter("place"))))
+    look = styles(mixers)
     figure = Figure(figsize=(max(6.0, 1.6 * len(settings) + 2), 7), layout="constrained")
 
     for axes, metric in zip(figure.subplots(2, 1, sharex=True), METRICS, strict=True):
@@ -53,19 +59,38 @@ def draw_bars(standings: Sequence[Standing]) -> Figure:
         for s in standings:
             slot = mixers.index(s.mixer)
             x = settings.index((s.task, s.difficulty)) + (slot - (len(mixers) - 1) / 2) * width
-            _draw_bar(axes, s, metric, x, width, f"C{slot}")
+            _draw_bar(axes, s, metric, x, width, look[s.mixer].color)
 
-        axes.set_ylim(0, 1.09)
-        axes.set_ylabel(f"{metric} accuracy (test)")
-        ticks = [f"{task}\n{textwrap.fill(words, LONGEST_TICK, break_on_hyphens=False)}" for task, words in settings]
+        axes.set_ylim(0, TOP)
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.set_ylabel(f"{metric} accuracy")
+        ticks = [task if _same_setting(standings) else _tick(task, words) for task, words in settings]
         axes.set_xticks(range(len(settings)), ticks, fontsize=8)
 
-    seeds = _seeds(standings)
-    if max(seeds) > 1:
-        note = f"bars and numbers: means over {span(seeds)} seeds; whiskers: 95% t-intervals within [0, 1]"
-        figure.supxlabel(note, fontsize=8)
-    _add_legend(figure, mixers)
+    several = max(_seeds(standings)) > 1
+    meaning = "bars and numbers: means; whiskers: 95% t-intervals within [0, 1]" if several else ""
+    figure.suptitle("\n".join(filter(None, (title(standings), meaning))), fontsize=10)
+    _add_legend(figure, look)
     return figure
+
+
+def title(standings: Sequence[Standing]) -> str:
+    """Return the first line of a chart's title: what is shown, after how many steps, over how many seeds."""
+    steps = sorted({s.steps for s in standings if s.steps is not None})
+    seeds = _seeds(standings)
+    length = f" after {' to '.join(f'{n:,}' for n in sorted({steps[0], steps[-1]}))} steps" if steps else ""
+    same = f", {standings[0].difficulty} settings" if _same_setting(standings) else ""
+    return f"test accuracy{length}{same}, {span(seeds)} seed{'s' if max(seeds) > 1 else ''}"
+
+
+def _same_setting(standings: Sequence[Standing]) -> bool:
+    """Return whether all settings have one name, which stands in the title alone."""
+    return len({s.difficulty for s in standings}) == 1 and len(standings[0].difficulty) <= LONGEST_TICK
+
+
+def _tick(task: str, difficulty: str) -> str:
+    """Return the label of a setting."""
+    return f"{task}\n{textwrap.fill(difficulty, LONGEST_TICK, break_on_hyphens=False)}"
 
 
 def _draw_bar(axes: Axes, standing: Standing, metric: str, x: float, width: float, color: str) -> None:
@@ -76,28 +101,25 @@ def _draw_bar(axes: Axes, standing: Standing, metric: str, x: float, width: floa
         half_width = estimate.half_width or 0.0
         low, high = max(0.0, mean - half_width), min(1.0, mean + half_width)
 
-        axes.bar(x, mean, width, color=color)
+        axes.bar(x, mean, 0.94 * width, color=color)
         if estimate.half_width is not None:
             axes.errorbar(x, mean, [[mean - low], [high - mean]], color="black", capsize=3)
-        number = axes.annotate(
-            f"{mean:.2f}", (x, high), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
-        )
-        number.set_path_effects([withStroke(linewidth=2, foreground="white")])
+        axes.text(x, NUMBERS, f"{mean:.2f}", ha="center", va="bottom", fontsize=8)
 
     left, right = x - width / 2, x + width / 2
     axes.hlines(getattr(standing.ceiling, metric), left, right, colors="black", linewidth=1.5)
     axes.hlines(getattr(standing.chance, metric), left, right, colors="black", linewidth=1.0, linestyles="dotted")
 
 
-def _add_legend(figure: Figure, mixers: Sequence[str]) -> None:
-    """Add the legend above the panels, in as many columns as fit."""
-    handles: list[Any] = [Patch(color=f"C{i}", label=_broken(mixer)) for i, mixer in enumerate(mixers)]
+def _add_legend(figure: Figure, look: Mapping[str, Style]) -> None:
+    """Add the legend below the panels, in as many columns as fit."""
+    handles: list[Any] = [Patch(color=style.color, label=_broken(mixer)) for mixer, style in look.items()]
     handles.append(Line2D([], [], color="black", label="ceiling"))
     handles.append(Line2D([], [], color="black", linestyle="dotted", label="chance"))
 
     # A legend's width is known once it is part of the figure.
     for columns in range(len(handles), 0, -1):
-        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
         if legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()
@@ -155,13 +177,13 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     lines = max(label.count("\n") for label in labels) + 1
     height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(grid.rows)
     figure = Figure(figsize=(4 + max(4, len(grid.settings)), height), layout="constrained")
-    over = "1 seed" if max(seeds) == 1 else f"means over {span(seeds)} seeds ± half the 95% t-interval"
-    figure.suptitle(f"test accuracy of the points chosen on validation\n{over}", fontsize=11)
+    meaning = "" if max(seeds) == 1 else "\nmeans ± half the 95% t-interval"
+    figure.suptitle(title(standings) + meaning, fontsize=11)
 
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(panels, METRICS, strict=True):
         accuracies, half_widths = _cells(standings, grid, metric)
-        _draw_cells(axes, grid, accuracies, half_widths)
+        image = _draw_cells(axes, grid, accuracies, half_widths)
         axes.hlines(ends[:-1], -0.5, len(grid.settings) - 0.5, colors="white", linewidth=2)
         axes.set_title(f"{metric} accuracy", fontsize=10)
 
@@ -170,6 +192,10 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     side = panels[1].secondary_yaxis("right")
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)
+
+    bar = figure.colorbar(image, ax=panels, location="bottom", shrink=0.35, aspect=45, pad=0.02)
+    bar.set_label("accuracy", fontsize=9)
+    bar.outline.set_visible(False)
 
     if np.isnan(accuracies).any():
         figure.supxlabel("grey: every grid point diverged (div.), or there is no test accuracy (–)", fontsize=8)
@@ -194,21 +220,22 @@ def _cells(standings: Sequence[Standing], grid: Grid, metric: str) -> tuple[Cell
     return accuracies, half_widths
 
 
-def _draw_cells(axes: Axes, grid: Grid, accuracies: Cells, half_widths: Cells) -> None:
-    """Draw the colours and texts of a panel's cells, and the names of its columns."""
-    axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
+def _draw_cells(axes: Axes, grid: Grid, accuracies: Cells, half_widths: Cells) -> AxesImage:
+    """Draw the colours and texts of a panel's cells, and the names of its columns; return the colours."""
+    image = axes.imshow(accuracies, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
 
     for (row, column), accuracy in np.ndenumerate(accuracies):
         text = grid.text(row, column, accuracy, float(half_widths[row, column]))
-        color = "black" if math.isnan(accuracy) else _ink(accuracy)
+        color = DARK if math.isnan(accuracy) else _ink(accuracy)
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7 if "\n" in text else 8)
 
     columns = [_broken(setting) for setting in grid.settings]
     axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.tick_params(length=0)
+    return image
 
 
 def _ink(accuracy: float) -> str:
-    """Return black for a light cell, white for a dark one; cells with the same number get the same colour."""
+    """Return dark ink for a light cell, light ink for a dark one; the same for cells with the same number."""
     red, green, blue, _ = COLORS(round(accuracy, 2))
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+    return DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else LIGHT

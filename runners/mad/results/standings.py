@@ -40,6 +40,7 @@ class Standing:
         chance: accuracies of guessing on the test split.
         costs: costs of one layer.
         preset: name of the preset that the settings are from.
+        steps: optimizer steps of a run, if they are known.
         place: sort key of rows and bars; equal places stay in the order given.
     """
 
@@ -54,6 +55,7 @@ class Standing:
     chance: Accuracy
     costs: Costs
     preset: str | None = None
+    steps: int | None = None
     place: tuple[Any, ...] = ()
 
     @staticmethod
@@ -74,6 +76,7 @@ class Standing:
             chance=summary.chance,
             costs=summary.costs,
             preset=config.get("preset"),
+            steps=summary.steps,
         )
 
     @property

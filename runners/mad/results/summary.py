@@ -16,7 +16,7 @@ from runners.mad.experiment import Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
 from runners.mad.search.study import run_of
-from runners.mad.training.protocol import Run
+from runners.mad.training.protocol import Protocol, Run
 from tasks.base import Accuracy
 from tasks.metrics import mean_and_interval
 
@@ -76,6 +76,11 @@ class Point:
     extrapolation: dict[str, list[Accuracy]] = field(default_factory=dict)
     diverged: dict[int, int]
 
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs, one a seed."""
+        return [Run(lr=self.lr, weight_decay=self.weight_decay, seed=seed) for seed in self.seeds]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
@@ -131,6 +136,12 @@ class Summary:
         if point is None or self.best_seed is None:
             return None
         return Run(lr=point.lr, weight_decay=point.weight_decay, seed=self.best_seed)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a run."""
+        settings = {name: self.config["protocol"][name] for name in ("batch_size", "epochs", "steps")}
+        return int(Protocol(**settings).total_steps(self.config["task_config"]["train_examples"]))
 
     @property
     def seeds(self) -> int:

@@ -694,7 +694,19 @@ def test_whiskers_end_at_0_and_1_and_numbers_stand_above_them() -> None:
             assert number.get_text() == f"{mean:.2f}"
             assert axes.transData.inverted().transform(number.get_window_extent())[0, 1] > high
             assert figure.bbox.ymax > number.get_window_extent().ymax
-        assert ("means over 3 seeds; whiskers: 95%" in figure.get_supxlabel()) == (half_width is not None)
+        first, _, meaning = figure.get_suptitle().partition("\n")
+        assert first == f"test accuracy, baseline settings, {'1 seed' if half_width is None else '3 seeds'}"
+        assert ("means; whiskers: 95%" in meaning) == (half_width is not None)
+
+
+def test_a_chart_says_once_after_how_many_steps_and_of_which_settings() -> None:
+    standings = [replace(s, steps=250, difficulty="demo") for s in standings_of(["rt", "s5"])]
+    figure = draw_bars(standings)
+    assert figure.get_suptitle() == "test accuracy after 250 steps, demo settings, 1 seed"
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["parity", "mqar"]
+    figure = draw_bars([replace(standings[0], steps=400, difficulty="quick"), *standings[1:]])
+    assert figure.get_suptitle() == "test accuracy after 250 to 400 steps, 1 seed"
+    assert "parity\nquick" in [label.get_text() for label in figure.axes[1].get_xticklabels()]
 
 
 @pytest.mark.parametrize("length", [5, 30, 90])
@@ -712,14 +724,14 @@ def test_the_legend_fits_whatever_the_mixers_are_called(length: int) -> None:
 
 def test_a_heat_map_has_intervals_a_title_and_one_color_for_equal_numbers() -> None:
     standings = standings_of(MANY, half_width=0.25)
-    assert "means over 3 seeds ±" in draw_heat_map(standings).get_suptitle()
+    assert draw_heat_map(standings).get_suptitle().endswith("3 seeds\nmeans ± half the 95% t-interval")
     assert draw_heat_map(standings_of(MANY)).get_suptitle().endswith("1 seed")
     for shift in (-0.001, 0.001):
         estimates = {m: Estimate(mean=0.5 + shift, half_width=0.25) for m in TEST_METRICS}
         standings = [replace(s, test=estimates) for s in standings]
         texts = {text.get_position(): text for axes in draw_heat_map(standings).axes for text in axes.texts}
-        assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.25", "white")
-        assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "black")
+        assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.25", "#ffffff")
+        assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "#111111")
 
 
 def test_no_two_labels_of_a_chart_overlap_however_many_settings_they_name() -> None:
@@ -762,7 +774,9 @@ def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch,
     sequence = [[0.98, 0.98], [0.00, 0.05], [0.03, 0.08], [0.01, nan], [0.04, 0.09], [0.02, nan], [0.2, 0.2]]
     token = np.array(sequence) + 0.5
     token[[0, -1]] = [0.9912, 0.9912], [0.5, 0.3]
-    for axes, expected in zip(heat_map.axes, (sequence, token), strict=True):
+    *panels, color_bar = heat_map.axes
+    assert color_bar.get_xlabel() == "accuracy"
+    for axes, expected in zip(panels, (sequence, token), strict=True):
         (image,) = axes.images
         np.testing.assert_allclose(image.get_array().filled(nan), expected)
         assert [label.get_text() for label in axes.get_xticklabels()] == ["parity", "mqar"]

@@ -106,7 +106,7 @@ def plot(bench: LayersBench, path: Path) -> None:
     options = bench.options
     figure.suptitle(f"{device_name(bench.clock.device)}: whole optimizer step, batch {options.batch_size}")
 
-    panels = figure.subplots(1, len(by_length), squeeze=False)[0]
+    panels = figure.subplots(1, len(by_length), squeeze=False, sharex=True)[0]
     for axes, (length, layers) in zip(panels, by_length.items(), strict=True):
         _draw(axes, sorted(layers, key=_slowness))
         axes.set(title=f"N = {length}", xlabel="ms (median, range)")
@@ -140,4 +140,4 @@ def _draw(axes: Axes, layers: list[Row]) -> None:
     axes.grid(axis="y", alpha=0.3)
     if axes.has_data():
         axes.set_xscale("log")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -1,0 +1,134 @@
+"""How layers are drawn, the same in every chart: colours, marks, lines, and names at the ends of lines.
+
+The colours are those of Okabe and Ito (2008) and neighbours of them, which people with colour-blindness tell apart. A
+family of layers shares a colour and its members differ in their marks, because nobody tells 21 colours apart. The
+Recurrent Transformer has a colour of its own, and so has everything that is not registered: a user's own layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+
+from mixers import MIXERS
+from mixers.registry import find_mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a layer is drawn.
+
+    Attributes:
+        color: on a light ground, as ``#rrggbb``.
+        marker: matplotlib's name of the mark.
+        line: matplotlib's name of the line.
+    """
+
+    color: str
+    marker: str
+    line: str = "-"
+
+
+RT = "#d55e00"
+OWN = "#b0005f"
+FAMILIES = {
+    "attention": "#0072b2",
+    "recurrent attention": "#a87a00",
+    "linear attention": "#3a93d0",
+    "delta rule": "#00866a",
+    "state space": "#a1529a",
+    "recurrent net": "#6d6d6d",
+    "convolution": "#7a3b10",
+}
+"""Colour of each family on a light ground."""
+DARK = {
+    RT: "#ff8a3d",
+    OWN: "#ff6fb5",
+    "#0072b2": "#5aa9e6",
+    "#a87a00": "#e0b340",
+    "#3a93d0": "#9ad0f5",
+    "#00866a": "#3fc7a0",
+    "#a1529a": "#d99bd3",
+    "#6d6d6d": "#b5b5b5",
+    "#7a3b10": "#cf9a72",
+}
+"""The colour on a dark ground in place of each."""
+MARKERS = "osD^vP"
+"""Marks of a family's members, in the order of the registry."""
+LINES = ("-", "--", ":", "-.")
+SHADES = (0.0, 0.35, 0.55, 0.7)
+"""Shares of white in the colours of several rows of one style."""
+
+
+def layer_of(label: str) -> str | None:
+    """Return the registered layer that a label begins with, as ``rt`` of ``rt (block 4)``; None without one."""
+    found = [name for name in MIXERS if label == name or (label.startswith(name) and not label[len(name)].isalnum())]
+    return max(found, key=len, default=None)
+
+
+def style_of(label: str) -> Style:
+    """Return the style of a label's layer; a layer that is not registered is somebody's own."""
+    name = layer_of(label)
+    if name is None:
+        return Style(color=OWN, marker="*")
+    if name == "rt":
+        return Style(color=RT, marker="o")
+
+    family = find_mixer(name).family
+    members = [other for other in MIXERS if other != "rt" and find_mixer(other).family == family]
+    place = members.index(name)
+    return Style(color=FAMILIES[family], marker=MARKERS[place % len(MARKERS)], line=LINES[place % len(LINES)])
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """Return the style of each label; further labels of one style are paler and have other marks and lines."""
+    found: dict[str, Style] = {}
+    times: dict[Style, int] = {}
+    for label in dict.fromkeys(labels):
+        style = style_of(label)
+        n = times[style] = times.get(style, -1) + 1
+        found[label] = style if n == 0 else _variant(style, n)
+    return found
+
+
+def _variant(style: Style, n: int) -> Style:
+    """Return the n-th variant of a style; 16 differ in shade or line."""
+    white = SHADES[n % len(SHADES)]
+    red, green, blue = (channel + (1 - channel) * white for channel in to_rgb(style.color))
+    color = to_hex((red, green, blue))
+    marker = MARKERS[(MARKERS.find(style.marker) + n) % len(MARKERS)]
+    line = LINES[(LINES.index(style.line) + n + n // len(SHADES)) % len(LINES)]
+    return replace(style, color=color, marker=marker, line=line)
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], size: float = 8) -> None:
+    """Write the name of each line to the right of the panel, beside its end and never over another name.
+
+    Args:
+        axes: the panel.
+        ends: name, last value and colour of each line.
+        size: of the names, in points.
+    """
+    low, high = axes.get_ylim()
+    gap = 1.25 * size * (high - low) / (axes.get_window_extent().height * 72 / axes.figure.dpi)
+    places = spread([y for _, y, _ in ends], gap, low, high)
+    for (name, _, color), y in zip(ends, places, strict=True):
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+        axes.annotate(name, (1.02, y), color=color, va="center", fontsize=size, **where)
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places near ``values`` and in their order, at least ``gap`` apart where the range has room for it."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    places = [0.0] * len(values)
+    floor = low
+    for i in order:
+        places[i] = floor = max(values[i], floor)
+        floor += gap
+    roof = high
+    for i in reversed(order):
+        places[i] = roof = min(places[i], roof)
+        roof -= gap
+    return places

@@ -1,0 +1,1 @@
+"""The report: what the files of results hold, as one page."""

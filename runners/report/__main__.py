@@ -1,0 +1,89 @@
+"""Write what the project knows as one page.
+
+    python -m runners.report                       # results/report/index.html
+    python -m runners.report results/studies/*     # with your own studies in the same tables, marked
+
+The page is one file that loads nothing: leaderboards, pictures, the paper line by line, and speeds. It is made from
+``results/reference``, ``results/published`` and the studies that are given, at whatever stage they are: what has no
+record is "not trained". Nothing is trained.
+"""
+
+from runners.interrupt import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # the imports below take seconds
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from runners.cli import check_out, cli, run_command, user_errors
+from runners.mad.reference.cells import FOLDER
+from runners.report.cells import Board, reference_board, short_board
+from runners.report.own import read_own
+from runners.report.page import Shown, show, write_page
+from runners.report.paper import read_claims
+from runners.report.pictures.costs import flops_picture, state_picture
+from runners.report.pictures.depth import block_picture, depth_picture
+from runners.report.pictures.heat_map import heat_picture
+from runners.report.pictures.lengths import length_picture, position_picture
+from runners.report.pictures.training import curve_picture, rate_picture
+from runners.report.records import Records
+from runners.report.speed import anchors, tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Write what the project knows as one page.
+
+    Attributes:
+        studies: folders of your own studies, or their summary.json, to stand in the same tables.
+        out: folder of results; the page is report/index.html in it.
+    """
+
+    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    out: Path = Path("results")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors are one line and exit status 2."""
+    console = Console(markup=False)
+    say = partial(console.print, soft_wrap=True)
+
+    with user_errors(ValueError, OSError):
+        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
+        check_out(options.out)
+
+        # The records.
+        own, records = read_own(options.studies), Records(FOLDER.parent / "published")
+        published = reference_board(FOLDER, "full", own["full"], console)
+        quick = reference_board(FOLDER, "quick", own["quick"], console)
+        boards = [published, quick, short_board(records.folder)]
+        say(f"published protocol: {published.trained} of {published.expected} cells are trained")
+
+        # The page.
+        shown = [_shown(board) for board in boards if board is not None and (board is published or board.cells)]
+        page = options.out / "report" / "index.html"
+        claims = read_claims(published, records)
+        command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
+        write_page(page, shown, claims, anchors(records), tables(records), FOLDER.parent, command)
+
+    say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
+def _shown(board: Board) -> Shown:
+    """Return a board with its pictures."""
+    draws = (
+        *(heat_picture, state_picture, flops_picture, depth_picture, block_picture, rate_picture, curve_picture),
+        *(length_picture, position_picture),
+    )
+    return show(board, [draw(board) for draw in draws])
+
+
+if __name__ == "__main__":
+    run_command(main, "interrupted: no page is written")

@@ -1,0 +1,264 @@
+"""The cells of the leaderboards: a layer on a task, from the reference results, the short searches and given studies.
+
+There are three boards. Cells of one board were trained under one protocol, except a user's own, which say in what they
+differ from it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import track
+
+from mixers import MIXERS
+from mixers.costs import Costs
+from mixers.registry import find_mixer
+from runners.files import read_json
+from runners.mad.plan import plan_experiments
+from runners.mad.reference.cells import ProtocolName, options_of, protocol_folder, read_cells
+from runners.mad.reference.entries import ENTRIES
+from runners.mad.reference.rows import MARK, Terms, to_standing
+from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Estimate
+from tasks import TASKS
+from tasks.base import Accuracy, Task
+
+SHORT = Path("2026-11-21-all-layers/results.json")
+"""The short searches, below the folder of published records."""
+SHORT_COMMAND = "python -m runners.mad --mixer all --task all --steps 600 --evaluations 6"
+Kind = Literal["layer", "variant", "own"]
+METRICS = ("sequence", "token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A layer on a task.
+
+    Attributes:
+        row: label of the layer.
+        kind: a registered layer with its defaults, a variant of one, or somebody's own study.
+        standing: accuracies, limits and costs.
+        content: the cell as ``runners.mad.reference.cells`` stores it; the short searches lack curves.
+        differs: options that its training would need to be of the board's protocol.
+        stale: trained on other data, or by code that trains otherwise than today's.
+        command: what made it.
+        record: file that holds it.
+        diagnosis: content of ``diagnosis.json``, if there is one.
+    """
+
+    row: str
+    kind: Kind
+    standing: Standing
+    content: Mapping[str, Any]
+    differs: tuple[str, ...] = ()
+    stale: bool = False
+    command: str
+    record: Path
+    diagnosis: Mapping[str, Any] | None = None
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self.standing.task
+
+    @property
+    def short(self) -> bool:
+        """Whether it had other steps than the board's protocol asks for."""
+        return any(option.startswith("--steps") for option in self.differs)
+
+    def values(self, metric: str) -> list[float]:
+        """Return the test accuracies of the seeds; none if every grid point diverged."""
+        return list(self.content["test"].get(f"{metric}_accuracy", []))
+
+    @property
+    def chosen(self) -> Mapping[str, Any] | None:
+        """The chosen grid point; None if every point diverged."""
+        index = self.content["chosen"]
+        return None if index is None else self.content["points"][index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A leaderboard.
+
+    Attributes:
+        name: key in the page.
+        title: what readers call it.
+        protocol: in words, how its cells were trained.
+        warning: what must be known before its figures are used.
+        rows: labels of all rows, also of those without a cell, with their kind and family.
+        cells: cells by row and task.
+    """
+
+    name: str
+    title: str
+    protocol: str
+    warning: str = ""
+    rows: dict[str, tuple[Kind, str]]
+    cells: dict[tuple[str, str], Cell]
+
+    @property
+    def trained(self) -> int:
+        """Number of cells of the protocol that are there."""
+        return sum(cell.kind != "own" for cell in self.cells.values())
+
+    @property
+    def expected(self) -> int:
+        """Number of cells that the protocol has."""
+        return sum(kind != "own" for kind, _ in self.rows.values()) * len(TASKS)
+
+
+def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell], console: Console) -> Board:
+    """Return the board of a protocol of the reference results, with a user's own cells of the same tasks.
+
+    Args:
+        folder: of the reference results.
+        protocol: full or quick.
+        own: cells of the user's studies of this protocol's tasks.
+        console: for the progress of the slow part: whether a cell is stale takes up to a second.
+    """
+    cells_folder = protocol_folder(folder, protocol)
+    contents = [content for task in TASKS for content in read_cells(cells_folder, ENTRIES.values(), task)]
+    said = f"{protocol} protocol: is a cell what today's code would train?"
+    checked = track(contents, said, console=console, transient=True, disable=not contents)
+    cells = [_reference_cell(content, cells_folder, protocol) for content in checked]
+
+    rows: dict[str, tuple[Kind, str]] = {cell.row: ("own", cell.standing.family) for cell in own}
+    for entry in ENTRIES.values():
+        rows[entry.name] = ("layer" if entry.name == entry.mixer else "variant", find_mixer(entry.mixer).family)
+
+    full = protocol == "full"
+    return Board(
+        name="published" if full else "quick",
+        title="published protocol" if full else "quick preset",
+        protocol=_describe(protocol),
+        warning="" if full else "Small settings for a laptop. This is not the published protocol.",
+        rows=rows,
+        cells={(cell.row, cell.task): cell for cell in (*own, *cells)},
+    )
+
+
+def short_board(published: Path) -> Board | None:
+    """Return the board of the short searches of all layers; None if their record is not there."""
+    file = published / SHORT
+    rows, cells = {}, {}
+    for found in read_json(file) or []:
+        cell = _short_cell(found, file)
+        rows[cell.row] = ("layer", cell.standing.family)
+        cells[cell.row, cell.task] = cell
+    if not cells:
+        return None
+    steps = sorted({cell.content["steps"] for cell in cells.values()})
+    return Board(
+        name="short",
+        title="short searches of 2026-11-21",
+        protocol=f"{' or '.join(map(str, steps))} steps, learning rates 1e-4, 5e-4, 1e-3, weight decays 0 and 0.1, "
+        "one seed: no intervals.",
+        warning="For a first look at all layers, not for a ranking: one seed, few steps, test split read for every "
+        "point. Noisy recall without the loss at noise, linear attention without positions, windows and segments as "
+        "long as the sequence: see “Known faults of earlier records” in the log.",
+        rows=rows,  # type: ignore[arg-type]
+        cells=cells,
+    )
+
+
+@cache
+def protocol_terms(task: str, protocol: ProtocolName) -> Terms:
+    """Return the terms of a protocol's cells of a task."""
+    options = options_of(ENTRIES["transformer"], task, protocol)
+    (experiment,) = plan_experiments(options, {}, {})
+    points = [
+        {"lr": run.lr, "weight_decay": run.weight_decay, "seeds": [*range(options.seeds)]} for run in options.runs
+    ]
+    return Terms.of(experiment.to_dict(), points)
+
+
+@cache
+def _positions(task: str, config: str) -> int:
+    return int(task_of(task, json.loads(config)).split("train").inputs_ST.shape[1])
+
+
+def task_of(name: str, settings: Mapping[str, Any]) -> Task:
+    """Return a task with the settings that a JSON file holds."""
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    kind = TASKS[name]
+    return kind(kind.Config(**plain))
+
+
+def training_flops(cell: Cell) -> float | None:
+    """Return the FLOPs of training one run: three forward passes of the layer for each token of each step."""
+    flops = cell.standing.costs.flops_per_token
+    if not flops or "protocol" not in cell.content:
+        return None
+    positions = _positions(cell.task, json.dumps(cell.content["task_config"]))
+    return 3.0 * flops[min(flops)] * cell.content["steps"] * cell.content["protocol"]["batch_size"] * positions
+
+
+def _describe(protocol: ProtocolName) -> str:
+    """Return a protocol in words, from its options."""
+    options = options_of(ENTRIES["transformer"], "parity", protocol)
+    length = f"{options.steps:,} steps" if options.steps else f"{options.epochs or 200} epochs"
+    lrs = ", ".join(f"{lr:g}" for lr in sorted({run.lr for run in options.runs}))
+    decays = " and ".join(f"{decay:g}" for decay in sorted({run.weight_decay for run in options.runs}))
+    return (
+        f"Width {options.width}, MLP {options.mlp_width}, {length} of {options.batch_size} sequences, learning rates "
+        f"{lrs}, weight decay {decays}; {options.seeds} seeds of the point chosen on validation."
+    )
+
+
+def _reference_cell(content: Mapping[str, Any], folder: Path, protocol: ProtocolName) -> Cell:
+    """Return a stored cell; it takes up to a second to find whether it is stale."""
+    standing, name, task = to_standing(content), content["layer"], content["task"]
+    preset = "" if protocol == "full" else f" --preset {protocol}"
+    return Cell(
+        row=name,
+        kind="layer" if name == content["mixer"] else "variant",
+        standing=replace(standing, mixer=name),
+        content=content,
+        stale=standing.mixer.endswith(MARK),
+        command=f"python -m runners.mad.reference{preset} --layers {name} --tasks {task}",
+        record=folder / name / f"{task}.json",
+    )
+
+
+def _short_cell(found: Mapping[str, Any], file: Path) -> Cell:
+    """Return a cell of the short searches."""
+    counts = {
+        name: {int(n): count for n, count in (found["costs"][name] or {}).items()} or None
+        for name in ("state_floats", "flops_per_token")
+    }
+    test = {name: [found["test"][name]] for name in ("sequence_accuracy", "token_accuracy")}
+    standing = Standing(
+        mixer=found["mixer"],
+        family=found["family"],
+        remark=None,
+        task=found["task"],
+        difficulty="baseline",
+        test={f"test_{name}": Estimate.of(values) for name, values in test.items()},
+        seeds=1,
+        ceiling=Accuracy(**found["ceiling"]),
+        chance=Accuracy(**found["chance"]),
+        costs=Costs(parameters=found["costs"]["parameters"], **counts),
+        steps=found["steps"],
+        place=((list(MIXERS).index(found["mixer"]), found["mixer"]), -1),
+    )
+    points = [{"lr": p["lr"], "weight_decay": p["weight_decay"], "seeds": [0]} for p in found["points"]]
+    where = [(p["lr"], p["weight_decay"]) for p in points]
+    chosen = where.index((found["chosen"]["lr"], found["chosen"]["weight_decay"]))
+    unknown: dict[str, Any] = {"edge": None, "device": "", "seconds": 0.0, "curves": [], "probes": {}}
+    content = {**found, **unknown, "points": points, "chosen": chosen, "test": test, "seeds": [0]}
+    return Cell(
+        row=found["mixer"], kind="layer", standing=standing, content=content, command=SHORT_COMMAND, record=file
+    )
+
+
+def limits(board: Board, task: str) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Return ceiling and chance of a task, from a cell of the protocol; None without one."""
+    for cell in board.cells.values():
+        if cell.task == task and not cell.differs:
+            return asdict(cell.standing.ceiling), asdict(cell.standing.chance)
+    return None

@@ -1,0 +1,151 @@
+"""The page: what the templates show, and the file that they make."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mixers.costs import short
+from runners.drawing import DARK, Style
+from runners.files import write_atomically
+from runners.report.cells import METRICS, Board, Cell, limits
+from runners.report.paper import Claim, Verdict
+from runners.report.pictures import CIRCLES, Picture
+from runners.report.ranks import Ranks, mean_ranks, rank_on_task
+from runners.report.speed import Anchor, Table
+from tasks import TASKS
+
+EDGES = {"smallest": "the smallest", "largest": "the largest"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A board with its ranks and pictures.
+
+    Attributes:
+        board: the board.
+        rows: labels of the rows that have cells, the best mean rank first.
+        untrained: labels of the other rows.
+        ranks: mean ranks by metric; None where layers have no task in common.
+        of_tasks: rank of each row on each task, by metric and task.
+        limits: ceiling and chance of each task; None where no cell holds them.
+        pictures: the pictures.
+    """
+
+    board: Board
+    rows: Sequence[str]
+    untrained: Sequence[str]
+    ranks: Mapping[str, Ranks | None]
+    of_tasks: Mapping[str, Mapping[str, Mapping[str, int]]]
+    limits: Mapping[str, Any]
+    pictures: Sequence[Picture]
+
+    @property
+    def families(self) -> list[str]:
+        """Families of the rows that have cells."""
+        return sorted({self.board.rows[row][1] for row in self.rows})
+
+
+def show(board: Board, pictures: Sequence[Picture]) -> Shown:
+    """Put together what the page shows of a board."""
+    ranks = {metric: mean_ranks(board, metric) for metric in METRICS}
+    known = [row for row in board.rows if any(row == other for other, _ in board.cells)]
+    means = ranks["token"].means if ranks["token"] else {}
+    count = Counter(row for row, _ in board.cells)
+    order = sorted(known, key=lambda row: (means.get(row, float("inf")), -count[row]))
+
+    ranked = [cell for cell in board.cells.values() if cell.kind != "variant" and not cell.differs]
+    of_tasks = {
+        metric: {task: rank_on_task([cell for cell in ranked if cell.task == task], metric) for task in TASKS}
+        for metric in METRICS
+    }
+    return Shown(
+        board=board,
+        rows=order,
+        untrained=[row for row in board.rows if row not in known],
+        ranks=ranks,
+        of_tasks=of_tasks,
+        limits={task: limits(board, task) for task in TASKS},
+        pictures=pictures,
+    )
+
+
+def write_page(
+    path: Path, boards: Sequence[Shown], claims: Sequence[Claim], anchors: Sequence[Anchor], tables: Sequence[Table],
+    results: Path, command: str,
+) -> None:  # fmt: skip
+    """Write the page.
+
+    Args:
+        path: the file.
+        boards: boards, the first one shown at the start.
+        claims: claims of the paper.
+        anchors: speeds beside the authors' code.
+        tables: records of benchmarks.
+        results: folder that the claims' records lie in.
+        command: what makes the page.
+    """
+    environment = Environment(
+        loader=PackageLoader("runners.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"short": short, "digits": digits, "share": share}
+    environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "state": state_of}
+
+    verdicts = Counter(claim.verdict for claim in claims)
+    text = environment.get_template("index.html").render(
+        boards=boards,
+        tasks=list(TASKS),
+        metrics=METRICS,
+        claims=claims,
+        verdicts={verdict: verdicts[verdict] for verdict in get_args(Verdict)},
+        anchors=anchors,
+        tables=tables,
+        results=results,
+        command=command,
+        colors=DARK,
+        edges=EDGES,
+    )
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def digits(value: float) -> str:
+    """Return an accuracy with three digits, and more where it would be rounded to 1 without being 1."""
+    text = f"{value:.3f}"
+    return text if text != "1.000" or value == 1 else f"{math.floor(value * 1e4) / 1e4:.4f}"
+
+
+def share(cell: Cell, metric: str) -> float | None:
+    """Return where an accuracy lies between chance (0) and ceiling (1)."""
+    estimate = cell.standing.accuracy(metric)
+    if estimate is None:
+        return None
+    low, high = (getattr(limit, metric) for limit in (cell.standing.chance, cell.standing.ceiling))
+    return round(min(1.0, max(0.0, (estimate.mean - low) / (high - low))), 3)
+
+
+def state_of(shown: Shown, row: str) -> dict[str, Any]:
+    """Return the costs of a row for the table: parameters, states, and whether the state grows."""
+    costs = next(cell.standing.costs for (name, _), cell in shown.board.cells.items() if name == row)
+    states = list((costs.state_floats or {}).values())
+    return {
+        "parameters": costs.parameters,
+        "states": states,
+        "grows": len(set(states)) > 1,
+        "flops": next(iter((costs.flops_per_token or {}).values()), None),
+    }
+
+
+def circle(style: Style) -> str:
+    """Return the character for a style's mark."""
+    return CIRCLES[style.marker]
+
+
+def _link(target: Path, page: Path) -> str:
+    """Return a link from the page to a file or folder."""
+    return Path(os.path.relpath(target, page.parent)).as_posix()

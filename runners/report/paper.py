@@ -1,0 +1,232 @@
+"""The paper, line by line: its claims, and what our records show of each.
+
+``data/claims.toml`` holds the claims. Its texts are Jinja templates that read records through the functions of
+``Evidence``, so that a claim follows its records.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from jinja2 import Environment, StrictUndefined
+
+from mixers.costs import short
+from runners.files import read_json
+from runners.mad.reference.overview import BLOCKS
+from runners.mad.results.ranking import interval
+from runners.mad.results.standings import Standing
+from runners.report.cells import Board
+from runners.report.records import ABSENT, Records
+from tasks import TASKS
+
+CLAIMS = Path(__file__).parent / "data" / "claims.toml"
+EARLY = "2026-11-21-synthetic-figure"
+"""Folder of the searches over the paper's grid."""
+C4 = "2026-11-21-pretraining-30m/results.json"
+FILES = {
+    "c4": C4,
+    "theory": "2026-11-21-theory/theory.json",
+    "fourth": "2026-11-21-bench-fourth-round/pretraining-nvidia-h200.json",
+    "training": "2026-11-22-bench-normed-rows/pretraining-nvidia-h200.json",
+    "lengths": "2026-11-21-bench-pretraining-third-round/lengths-nvidia-h200.json",
+}
+"""Names of records in the claims."""
+SYNTHETIC = (
+    *("in-context-recall", "noisy-in-context-recall", "fuzzy-in-context-recall", "selective-copying"),
+    *("compression", "memorization", "copying"),
+)
+"""Tasks of the paper's synthetic figures."""
+NOT_TRAINED = "not trained"
+Verdict = Literal["agrees", "partly", "differs", "not shown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of the paper beside ours.
+
+    Attributes:
+        where: table, figure, theorem or section.
+        claim: what the paper says.
+        verdict: what our records say of it.
+        why: in words, what ours shows, or why it is not shown.
+        table: headings and rows; none for a claim without figures.
+        command: what makes ours.
+        takes: how long that takes.
+        records: what ours is read from, below the folder of results.
+    """
+
+    where: str
+    claim: str
+    verdict: Verdict
+    why: str
+    table: Sequence[Sequence[str]]
+    command: str
+    takes: str
+    records: Sequence[str]
+
+
+class Evidence:
+    """What the templates of the claims read.
+
+    Args:
+        board: the published protocol.
+        records: published records.
+    """
+
+    def __init__(self, board: Board, records: Records) -> None:
+        self.board, self.records = board, records
+
+    def names(self) -> dict[str, Any]:
+        """Return what the templates know by name."""
+        methods = ("acc", "both", "early", "order", "ahead", "synthetic", "ablation", "blocks", "seconds", "parameters")
+        return {
+            **{name: getattr(self, name) for name in methods},
+            **FILES,
+            "r": self.records,
+            "took": self.took,
+            "mib": lambda size: ABSENT if size is None else f"{size / 2**20:.0f}",
+            "tasks": list(TASKS),
+            "synthetic_tasks": SYNTHETIC,
+            "decode_length": 512,
+        }
+
+    def standing(self, row: str, task: str) -> Standing | None:
+        """Return a cell's figures; None if it is not trained."""
+        cell = self.board.cells.get((row, task))
+        return None if cell is None else cell.standing
+
+    def acc(self, row: str, task: str, metric: str) -> str:
+        """Return an accuracy with its interval."""
+        standing = self.standing(row, task)
+        if standing is None:
+            return NOT_TRAINED
+        estimate = standing.accuracy(metric)
+        return "diverged" if estimate is None else estimate.text()
+
+    def both(self, row: str, task: str) -> str:
+        """Return both accuracies of a cell."""
+        if self.standing(row, task) is None:
+            return NOT_TRAINED
+        return f"{self.acc(row, task, 'sequence')}; {self.acc(row, task, 'token')}"
+
+    def early(self, mixer: str, task: str, metric: str) -> str:
+        """Return an accuracy of the searches over the paper's grid."""
+        found = self._early(mixer, task, metric)
+        return NOT_TRAINED if found is None else f"{found['mean']:.4f} ± {found['half_width'] or 0:.4f}"
+
+    def _early(self, mixer: str, task: str, metric: str) -> Mapping[str, float] | None:
+        record = read_json(self.records.folder / EARLY / f"{mixer}-{task}.json")
+        return record and record["points"][record["chosen"]]["estimates"][f"test_{metric}_accuracy"]
+
+    def _interval(self, mixer: str, task: str, metric: str) -> tuple[float, float] | None:
+        """Return the interval of a layer's accuracy: of the wide grid, or of the paper's where that is not trained."""
+        if (standing := self.standing(mixer, task)) is not None:
+            estimate = standing.accuracy(metric)
+            if estimate is None:
+                return interval(standing)
+            return estimate.mean - (estimate.half_width or 0), estimate.mean + (estimate.half_width or 0)
+        found = self._early(mixer, task, metric)
+        if found is None:
+            return None
+        return found["mean"] - found["half_width"], found["mean"] + found["half_width"]
+
+    def order(self, task: str, metric: str) -> str:
+        """Return who is ahead by more than the intervals."""
+        rt, transformer = (self._interval(mixer, task, metric) for mixer in ("rt", "transformer"))
+        if rt is None or transformer is None:
+            return NOT_TRAINED
+        if rt[0] > transformer[1]:
+            return "RT ahead"
+        return "Transformer ahead" if transformer[0] > rt[1] else "within the intervals"
+
+    def ahead(self, task: str, metric: str) -> Verdict:
+        """Return whether RT is ahead of the Transformer on a task."""
+        order = self.order(task, metric)
+        return "not shown" if order == NOT_TRAINED else "agrees" if order == "RT ahead" else "differs"
+
+    def synthetic(self, metric: str, neither: str | None = None) -> Verdict:
+        """Return whether RT is ahead on all synthetic tasks but ``neither``, on which no layer should be."""
+        orders = {task: self.order(task, metric) for task in SYNTHETIC}
+        held = [order == ("RT ahead" if task != neither else "within the intervals") for task, order in orders.items()]
+        if all(held):
+            return "agrees"
+        if all(order == NOT_TRAINED for order in orders.values()):
+            return "not shown"
+        return "partly" if any(held) else "differs"
+
+    def ablation(self) -> Verdict:
+        """Return whether RT without the norm on persistent pairs is behind RT on the tasks that have both."""
+        pairs = [(self.standing("rt", task), self.standing("rt-no-persistent-norm", task)) for task in TASKS]
+        known = [(interval(rt), interval(without)) for rt, without in pairs if rt and without]
+        behind = [rt[0] > without[1] for rt, without in known]
+        if not behind:
+            return "not shown"
+        return "agrees" if all(behind) else "partly" if any(behind) else "differs"
+
+    def blocks(self) -> Verdict:
+        """Return whether there are accuracies of longer blocks: the paper states no direction that they must have."""
+        rows = [row for length, row in BLOCKS.items() if length > 1]
+        return "partly" if any(self.standing(row, task) for row in rows for task in TASKS) else "not shown"
+
+    def seconds(self, rows: Sequence[str], tasks: Sequence[str]) -> str:
+        """Return how long the training of some cells took, as far as there are cells."""
+        found = [self.board.cells[row, task] for row in rows for task in tasks if (row, task) in self.board.cells]
+        if not found:
+            return "not known: none of its cells is trained"
+        total = sum(cell.content["seconds"] for cell in found)
+        time = f"{total / 60:.0f} minutes" if total > 120 else f"{total:.0f} seconds"
+        missing = len(rows) * len(tasks) - len(found)
+        devices = sorted({str(cell.content["device"]) for cell in found})
+        rest = f", {missing} cells not trained" if missing else ""
+        return f"{time} of training on one {' or '.join(devices)} for {len(found)} cells{rest}"
+
+    def parameters(self, row: str) -> str:
+        """Return the number of parameters of a layer."""
+        found = (cell for (name, _), cell in self.board.cells.items() if name == row)
+        cell = next(found, None)
+        return NOT_TRAINED if cell is None else short(cell.standing.costs.parameters)
+
+    def took(self, file: str) -> str:
+        """Return how long a benchmark took."""
+        content = dict(self.records.benchmarks()).get(file)
+        if content is None:
+            return ABSENT
+        return f"{content['elapsed_seconds'] / 60:.0f} minutes on one {content['device']}"
+
+
+def read_claims(board: Board, records: Records) -> list[Claim]:
+    """Return the claims with what our records show.
+
+    Raises:
+        ValueError: a claim has no such verdict.
+    """
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    names = Evidence(board, records).names()
+    render = partial(_render, environment, names)
+    return [_claim(found, render) for found in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]]
+
+
+def _render(environment: Environment, names: Mapping[str, Any], text: str) -> str:
+    return environment.from_string(text).render(names)
+
+
+def _claim(found: Mapping[str, Any], render: partial[str]) -> Claim:
+    verdict = render(found["verdict"])
+    if verdict not in get_args(Verdict):
+        raise ValueError(
+            f"{CLAIMS.name}: {found['where']}: verdict {verdict!r} is none of {', '.join(get_args(Verdict))}"
+        )
+    lines = [line for line in render(found.get("table", "")).splitlines() if line.strip()]
+    return Claim(
+        where=found["where"],
+        claim=found["claim"],
+        verdict=cast(Verdict, verdict),
+        why=render(found["why"]),
+        table=[[cell.strip() for cell in line.split("|")] for line in lines],
+        command=found["command"],
+        takes=render(found["takes"]),
+        records=found.get("records", []),
+    )

@@ -1,0 +1,84 @@
+"""The pictures of the report, each an answer to a question: panels of one task each, as SVG."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from runners.drawing import Style, styles
+from runners.report.cells import METRICS, Board, Cell
+from tasks import TASKS
+
+Draw = Callable[[str, str], Markup | None]
+"""Draws the panel of a task and a metric; None if there is nothing to draw."""
+LONGEST = 15
+"""Characters of a name at the end of a line."""
+CIRCLES = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★"}
+"""Characters for matplotlib's marks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture.
+
+    Attributes:
+        name: anchor in the page.
+        title: what it shows.
+        question: what it answers, and how to read it.
+        panels: SVG by task and metric; a panel that does not depend on the metric stands under ``both``.
+        legend: mark and colour of each layer.
+        missing: what is not drawn, and why.
+        wide: whether a panel takes the whole width.
+    """
+
+    name: str
+    title: str
+    question: str
+    panels: Mapping[str, Mapping[str, Markup]]
+    legend: Mapping[str, Style] = field(default_factory=dict)
+    missing: str = ""
+    wide: bool = False
+
+
+def panels_of_tasks(draw: Draw) -> dict[str, dict[str, Markup]]:
+    """Draw a panel for each task that has something to draw, in both metrics."""
+    found: dict[str, dict[str, Markup]] = {}
+    for task in TASKS:
+        for metric in METRICS:
+            if (svg := draw(task, metric)) is not None:
+                found.setdefault(task, {})[metric] = svg
+    return found
+
+
+def not_shown(panels: Mapping[str, object], reason: str) -> str:
+    """Say which tasks have no panel."""
+    absent = [task for task in TASKS if task not in panels]
+    if len(absent) == len(TASKS):
+        return f"Nothing to draw yet: {reason}."
+    return f"No panel for {', '.join(absent)}: {reason}." if absent else ""
+
+
+def cells_of(board: Board, task: str) -> list[Cell]:
+    """Return a task's cells that have test accuracies, variants left out, the Recurrent Transformer last."""
+    found = [board.cells[row, task] for row in board.rows if (row, task) in board.cells]
+    shown = [cell for cell in found if cell.kind != "variant" and cell.values("token")]
+    return sorted(shown, key=lambda cell: (cell.kind == "own", cell.row == "rt"))
+
+
+def legend_of(board: Board) -> dict[str, Style]:
+    """Return the styles of a board's rows that have cells, variants left out."""
+    rows = [row for row, (kind, _) in board.rows.items() if kind != "variant"]
+    return styles([row for row in rows if any(row == other for other, _ in board.cells)])
+
+
+def estimate_text(cell: Cell, metric: str) -> str:
+    """Return a cell's accuracy in words."""
+    estimate = cell.standing.accuracy(metric)
+    return "diverged" if estimate is None else f"{metric} accuracy {estimate.text()}"
+
+
+def end_label(cell: Cell) -> str:
+    """Return a name that fits beside the end of a line: of somebody's own layer its class, with a star."""
+    if cell.kind != "own":
+        return cell.row
+    return cell.row.rpartition(":")[2].partition(" ")[0][:LONGEST] + " ★"

@@ -1,0 +1,103 @@
+"""Mean ranks of layers with bootstrap intervals.
+
+Ranks mean something only among layers that have the same tasks. While results are missing, the mean is over the largest
+block without gaps: the set of at least three tasks and of layers, each layer trained on each task, with the most
+comparisons of two layers on a task. Once every layer has every task, the block is everything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runners.report.cells import Board, Cell
+from tasks import TASKS
+
+RESAMPLES = 2000
+"""Draws of the bootstrap."""
+SEED = 0
+LEAST = 3
+"""Tasks of a block, where there is a block of so many: a mean over one or two tasks says little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Mean ranks of a block.
+
+    Attributes:
+        tasks: tasks of the block.
+        means: mean rank by row; 1 is the best.
+        intervals: 95% interval by row: percentiles of the mean rank under resampled tasks and seeds.
+    """
+
+    tasks: list[str]
+    means: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+
+
+def mean_ranks(board: Board, metric: str) -> Ranks | None:
+    """Rank the layers of a board's largest block without gaps; None without two layers that share a task.
+
+    Variants and cells of another protocol than the board's are not ranked. Equal means share the smaller rank; a layer
+    whose every grid point diverged is last.
+
+    Args:
+        board: the cells.
+        metric: ``sequence`` or ``token``.
+    """
+    cells = {place: cell for place, cell in board.cells.items() if cell.kind != "variant" and not cell.differs}
+    tasks, rows = largest_block(cells)
+    if len(rows) < 2:
+        return None
+    values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
+
+    # Means of all layers (L) on all tasks (T), as they are and resampled (B).
+    means_LT = np.array([[np.mean(seeds) for seeds in of_row] for of_row in values])
+    observed = _ranks(means_LT[None])[0].mean(axis=1)
+
+    rng = np.random.default_rng(SEED)
+    drawn_BLT = np.empty((RESAMPLES, len(rows), len(tasks)))
+    for layer, task in np.ndindex(len(rows), len(tasks)):
+        seeds = values[layer][task]
+        drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1)
+    chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
+    resampled_BL = np.take_along_axis(_ranks(drawn_BLT), chosen_BT[:, None, :], axis=2).mean(axis=2)
+    lows, highs = np.percentile(resampled_BL, [2.5, 97.5], axis=0)
+
+    return Ranks(
+        tasks=tasks,
+        means=dict(zip(rows, observed.tolist(), strict=True)),
+        intervals={row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)},
+    )
+
+
+def largest_block(cells: dict[tuple[str, str], Cell]) -> tuple[list[str], list[str]]:
+    """Return the tasks and rows of the block with the most comparisons; of equal ones, that with the most tasks.
+
+    A block of fewer than ``LEAST`` tasks counts only if none with more tasks has two layers.
+    """
+    trained = [task for task in TASKS if any(task == other for _, other in cells)]
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    best: tuple[int, list[str], list[str]] = (0, [], [])
+    for size in range(len(trained), 0, -1):
+        if size < LEAST and best[0]:
+            break
+        for tasks in combinations(trained, size):
+            whole = [row for row in rows if all((row, task) in cells for task in tasks)]
+            comparisons = size * len(whole) * (len(whole) - 1) // 2
+            if comparisons > best[0]:
+                best = (comparisons, list(tasks), whole)
+    return best[1], best[2]
+
+
+def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:
+    """Return the rank of each row among the cells of a task."""
+    means = {cell.row: float(np.mean(cell.values(metric) or [-np.inf])) for cell in cells}
+    return {row: 1 + sum(other > mean for other in means.values()) for row, mean in means.items()}
+
+
+def _ranks(means_BLT: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the ranks among the layers, shape (B, L, T)."""
+    return 1 + (means_BLT[:, None] > means_BLT[:, :, None]).sum(axis=2)

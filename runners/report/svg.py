@@ -1,0 +1,181 @@
+"""Figures as SVG inside a page: colours follow the page's light or dark scheme, marks explain themselves on hover."""
+
+import io
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from runners.drawing import DARK, Style
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+INK, MUTED, GRID = "#010101", "#020202", "#030303"
+"""Colours that stand for the page's own; black is left out of an SVG, so that it cannot stand for anything."""
+VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
+    color: f"var(--c{color[1:]})" for color in DARK
+}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+}
+SIZE = (2.85, 2.05)
+"""Width and height of a panel in inches."""
+
+
+GEOMETRY = {"d", "x", "y", "width", "height", "transform", "points"}
+"""Attributes that hold coordinates."""
+
+
+def panel(*, labels: bool = False) -> tuple[Figure, Axes]:
+    """Return a figure of one panel, with room for names at the ends of lines if there are ``labels``.
+
+    Its margins are fixed, because a layout engine would take most of the time of a page.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=SIZE)
+        figure.subplots_adjust(left=0.15, right=0.7 if labels else 0.97, bottom=0.21, top=0.96)
+        return figure, figure.subplots()
+
+
+def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = None) -> Markup:
+    """Return a figure as an ``svg`` element.
+
+    Args:
+        figure: the figure.
+        description: what the figure shows, for readers who do not see it.
+        tips: texts on hover, by the ``gid`` of what they explain.
+    """
+    buffer = io.StringIO()
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    drawn = buffer.getvalue()
+    root = ElementTree.fromstring(drawn)
+
+    _add_tips(root, tips or {})
+    _rename_ids(root, f"f{zlib.crc32(drawn.encode()):08x}-")
+    width = float(root.attrib.pop("width").removesuffix("pt"))
+    root.attrib.pop("height")
+    root.attrib.pop("version", None)
+    root.set("role", "img")
+    root.set("aria-label", description)
+    root.set("style", f"max-width:{width * 2:.0f}px")
+    _shorten(root)
+    return Markup(_themed(ElementTree.tostring(root, encoding="unicode")))
+
+
+def mark(axes: Axes, x: float, y: float, style: Style, gid: str, **changes: Any) -> None:
+    """Draw one mark with a gid for its text on hover."""
+    options = {"ms": 8 if style.marker == "*" else 5.5, "mec": "none", **changes}
+    with rc_context(STYLE):
+        axes.plot([x], [y], style.marker, color=style.color, gid=gid, clip_on=False, zorder=4, **options)
+
+
+def accuracy_axis(axes: Axes, metric: str) -> None:
+    """Set the range of accuracies, the same in all panels."""
+    axes.set_ylim(-0.03, 1.05)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "", "0.5", "", "1"])
+    axes.set_ylabel(f"{metric} accuracy")
+
+
+def limit_lines(axes: Axes, ceiling: float, chance: float) -> None:
+    """Draw ceiling and chance."""
+    axes.axhline(ceiling, color=MUTED, linewidth=0.8)
+    axes.axhline(chance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+
+
+def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
+    """Put a title into each element that has a text, which browsers show on hover and screen readers read."""
+    for element in root.iter():
+        if (text := tips.get(element.get("id", ""))) is not None:
+            title = ElementTree.Element(f"{{{SVG}}}title")
+            title.text = text
+            element.insert(0, title)
+            element.set("class", "tip")
+
+
+def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
+    """Drop ids that nothing refers to, and make the others differ from those of other figures."""
+    text = ElementTree.tostring(root, encoding="unicode")
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    for element in root.iter():
+        identity = element.attrib.pop("id", None)
+        if identity in used:
+            element.set("id", prefix + str(identity))
+        for name, value in element.attrib.items():
+            if name == f"{{{XLINK}}}href" and value.startswith("#"):
+                element.set(name, f"#{prefix}{value[1:]}")
+            elif "url(#" in value:
+                element.set(name, value.replace("url(#", f"url(#{prefix}"))
+
+
+def _shorten(element: ElementTree.Element) -> None:
+    """Take away, in place, what does not show; a page has hundreds of figures.
+
+    That is metadata, styles of all elements (``style.css`` has them), grounds without a colour, groups that say
+    nothing, rotations by nothing, white space, and more digits than hundredths of a point.
+    """
+    children = []
+    for child in element:
+        _shorten(child)
+        bare = child.tag == f"{{{SVG}}}g" and not child.attrib
+        hidden = child.get("style") == "fill:none" and child.tag == f"{{{SVG}}}path"
+        if not hidden and child.tag not in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
+            children += list(child) if bare else [child]
+    element[:] = children
+
+    element.tail = None
+    if element.text is not None and not element.text.strip():
+        element.text = None
+    if element.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    for name in GEOMETRY & element.attrib.keys():
+        element.set(name, _rounded(element.attrib[name]))
+    if "style" in element.attrib:
+        element.set("style", re.sub(r"([:;]) ", r"\1", element.attrib["style"]))
+
+
+def _rounded(coordinates: str) -> str:
+    """Round coordinates to hundredths of a point, and leave out white space around the letters of a path."""
+    text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), coordinates)
+    return re.sub(r"\s*([MLCQZz])\s*", r"\1", text)
+
+
+def _themed(text: str) -> str:
+    """Replace colours by the page's; the page has the font."""
+    text = re.sub(r"font-family:'DejaVu Sans'[^;\"]*;?", "", text)
+    for color, variable in VARIABLES.items():
+        text = text.replace(color, variable)
+    return text

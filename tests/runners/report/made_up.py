@@ -1,0 +1,70 @@
+"""Small folders of results, with made-up accuracies: cells of reference results, and a study of one's own."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.files import write_json
+from runners.mad.experiment import run_folder, study_folder
+from runners.mad.reference import rows
+from runners.mad.results.summary import Estimate, Point, summarise, write_summary
+from runners.report import __main__ as report
+from runners.report import cells as report_cells
+from tests.runners.mad.commands import planned
+
+STORED = Path(__file__).parents[3] / "results" / "reference"
+ACCURACIES: Mapping[tuple[str, str], Sequence[float]] = {
+    ("rt", "parity"): [1.0, 1.0],
+    ("transformer", "parity"): [0.6, 0.62],
+    ("deltanet", "parity"): [0.9, 0.98],
+    ("rt", "memorization"): [1.0, 1.0],
+    ("transformer", "memorization"): [0.99, 0.97],
+    ("deltanet", "memorization"): [0.5, 0.4],
+    ("rt", "copying"): [0.9, 0.95],
+}
+"""Token accuracies of the seeds by row and task; those of sequences are half of them."""
+
+
+def write_cell(folder: Path, row: str, task: str, values: Sequence[float], mixer: str | None = None) -> None:
+    """Write a cell below a folder of results: a stored one of RT under another name."""
+    cell = json.loads((STORED / "rt" / f"{task}.json").read_text())
+    cell.pop("checksum", None)
+    test = {"sequence_accuracy": [v / 2 for v in values], "token_accuracy": [*values]}
+    cell |= {"layer": row, "mixer": mixer or row, "test": test, "seeds": [*range(len(values))]}
+    cell["curves"] = cell["curves"][: len(values)]
+    file = folder / "reference" / row / f"{task}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(cell))
+
+
+def write_study(folder: Path, *arguments: str) -> Path:
+    """Write a study of a command line, which has one point, two seeds and a diagnosis, below a folder of results."""
+    options, (experiment,) = planned([*arguments, "--seeds", "2"])
+    lr, weight_decay = options.runs[0].lr, options.runs[0].weight_decay
+    splits = ("validation_sequence", "validation_token", "test_sequence", "test_token")
+    values = {f"{name}_accuracy": [0.5, 0.7] for name in splits}
+    estimates = {name: Estimate.of(found) for name, found in values.items()}
+    point = Point(lr=lr, weight_decay=weight_decay, seeds=[0, 1], values=values, estimates=estimates, diverged={})
+    summary = replace(summarise(experiment, [], None, {}), points=[point], chosen=0, best_seed=0)
+    study = study_folder(folder, experiment)
+    write_summary(summary, study)
+
+    # Curves and accuracies by position.
+    validation = {"loss": 1.0, "sequence_accuracy": 0.5, "token_accuracy": 0.7}
+    for run in point.runs:
+        curve = [{"step": step, "train_loss": 1.0, "validation": validation} for step in (2, 4)]
+        write_json(run_folder(folder, experiment, run) / "config.json", {"curve": curve})
+    profile = {"index": [0, 1, 2], "accuracy": [1.0, 0.5, 0.25], "sequences": [9, 9, 9]}
+    write_json(study / "diagnosis.json", {"title": "made up", "by_position": profile, "by_answer": profile})
+    return study
+
+
+def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the report read a folder of results in place of the repository's; DeltaNet's cells alone are stale."""
+    monkeypatch.setattr(report, "FOLDER", folder / "reference")
+    monkeypatch.setattr(rows, "experiment_of", lambda cell: None)
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: cell["layer"] == "deltanet")
+    monkeypatch.setattr(report_cells, "_positions", lambda task, config: 40)

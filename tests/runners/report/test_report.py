@@ -1,0 +1,208 @@
+"""The page: what it shows of which records, at whatever stage these are."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from runners.drawing import DARK, spread, style_of, styles
+from runners.mad.results.summary import Point, summarise
+from runners.report.__main__ import main
+from runners.report.cells import Board, reference_board
+from runners.report.own import YOURS, command_of
+from runners.report.paper import Evidence, read_claims
+from runners.report.ranks import largest_block, mean_ranks
+from runners.report.records import ABSENT, Records
+from runners.report.speed import anchors, tables
+from tests.runners.mad.commands import planned
+from tests.runners.report.made_up import use, write_cell, write_study
+
+PUBLISHED = Path(__file__).parents[3] / "results" / "published"
+MINE = ("--mixer", "transformer", "--task", "parity")
+TINY = (
+    *("--steps", "4", "--evaluations", "2", "--batch-size", "8", "--width", "16", "--mlp-width", "16"),
+    *("--lr", "1e-3", "--weight-decay", "0", "--mixer.heads", "2"),
+)
+
+
+def board_of(results: Path) -> Board:
+    return reference_board(results / "reference", "full", [], Console(quiet=True))
+
+
+class Outside(HTMLParser):
+    """Addresses that a page would load something from, and elements that are not closed."""
+
+    VOID = ("meta", "link", "input", "br", "wbr", "image", "path", "use", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if identity := given.get("id"):
+            self.ids.append(identity)
+        for name in ("src", "srcset", "data", "xlink:href"):
+            self.loaded.append(given.get(name) or "")
+        if tag == "link":
+            self.loaded.append(given.get("href") or "")
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_has_every_id_once(page: Path) -> None:
+    text = page.read_text()
+    assert [file.name for file in page.parent.iterdir()] == ["index.html"]
+    outside = Outside()
+    outside.feed(text)
+    assert {address.partition(":")[0] for address in outside.loaded if not address.startswith("#")} <= {"", "data"}
+    assert len(outside.ids) == len(set(outside.ids))
+    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest", text)
+
+
+def test_a_cell_that_is_not_trained_says_so_and_a_stale_one_is_marked(page: Path) -> None:
+    text = page.read_text()
+    rows = dict(re.findall(r'<tr data-kind="\w+" data-layer="([\w-]+)"(.*?)\n    </tr>', text, re.DOTALL))
+    assert rows.keys() == {"rt", "transformer", "deltanet"}
+    missing = re.findall(r'<td class="none" data-task="([\w-]+)">not trained</td>', rows["transformer"])
+    assert "copying" in missing
+    assert "parity" not in missing
+    assert len(missing) == 8
+    assert {name for name, row in rows.items() if "badge stale" in row} == {"deltanet"}
+    assert "7<small> of 270</small>" in text
+
+    # A cell links to its record, and says the command that made it.
+    assert (page.parent / re.findall(r'<a class="cell" href="([^"]+)"', rows["rt"])[0]).exists()
+    assert "python -m runners.mad.reference --layers rt --tasks parity" in rows["rt"]
+
+
+def test_without_any_cell_the_page_has_no_figures_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.report.__main__.FOLDER", tmp_path / "reference")
+    main(["--out", str(tmp_path)])
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "0<small> of 270</small>" in page
+    assert "<svg" not in page
+    assert page.count("No cell is trained yet.") >= 2
+    verdicts = re.findall(r'<article class="claim" data-verdict="([\w ]+)">', page)
+    assert len(verdicts) > 20
+    assert not re.findall(r">\s*(nan|None|0\.0000)", page.partition('id="paper"')[0])
+
+
+def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, out = tmp_path / "results", tmp_path / "own"
+    write_cell(results, "rt", "parity", [1.0, 1.0])
+    use(results, monkeypatch)
+    study = write_study(out, *MINE, *TINY)
+    main([str(study), "--out", str(results)])
+    page = (results / "report" / "index.html").read_text()
+    (row,) = re.findall(r'<tr data-kind="own"(.*?)\n    </tr>', page, re.DOTALL)
+    assert f'data-layer="transformer{YOURS}"' in row
+    assert "badge own" in row
+    assert "badge short" in row
+    assert "--steps 4" in row
+    assert 'data-token="0.6"' in row
+
+    # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
+    assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
+    assert '<td class="rank">' in row
+
+
+def test_the_command_of_a_study_makes_the_same_experiment() -> None:
+    words = ["--mixer", "rt", "--task", "parity", "--mixer.block", "4", "--task.length", "48", *TINY, "--seeds", "2"]
+    options, (experiment,) = planned(words)
+    point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={})
+    summary = replace(summarise(experiment, [], None, {}), points=[point])
+    again, (same,) = planned(command_of(summary).split()[3:])
+    assert same.fingerprint == experiment.fingerprint
+    assert set(again.runs) == set(options.runs)
+
+
+def test_a_study_that_no_board_has_is_refused_in_one_line(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path / "own", *MINE, *TINY, "--task.length", "48")
+    with pytest.raises(SystemExit) as stopped:
+        main([str(study), "--out", str(results)])
+    assert stopped.value.code == 2
+    assert "leave the study out" in capsys.readouterr().err
+    assert not (results / "report").exists()
+
+
+def test_ranks_are_over_the_largest_block_without_gaps(results: Path) -> None:
+    ranks = mean_ranks(board_of(results), "token")
+    assert ranks is not None
+    assert ranks.tasks == ["memorization", "parity"]
+    assert ranks.means == {"rt": 1.0, "transformer": 2.5, "deltanet": 2.5}
+    assert ranks.intervals["rt"] == (1.0, 1.0)
+    low, high = ranks.intervals["deltanet"]
+    assert (low, high) == (2.0, 3.0)
+
+
+def test_a_block_has_the_most_comparisons_and_three_tasks_if_it_can() -> None:
+    wide: Any = {("a", "parity"): 1, ("b", "parity"): 1, ("c", "parity"): 1}
+    deep: Any = {("a", "copying"): 1, ("b", "copying"): 1}
+    assert largest_block({**wide, **deep}) == (["copying", "parity"], ["a", "b"])
+    assert largest_block({**wide, **deep, ("a", "mqar"): 1, ("b", "mqar"): 1})[1] == ["a", "b"]
+
+    # Four layers on three tasks are more comparisons than two layers on five.
+    three: Any = {(row, task): 1 for row in "abcd" for task in ("parity", "copying", "mqar")}
+    five: Any = {(row, task): 1 for row in "ab" for task in ("compression", "memorization")}
+    assert largest_block({**three, **five}) == (["copying", "mqar", "parity"], ["a", "b", "c", "d"])
+
+
+def test_verdicts_follow_the_cells(results: Path) -> None:
+    evidence = Evidence(board_of(results), Records(results / "published"))
+    assert evidence.ahead("parity", "token") == "agrees"
+    assert evidence.ahead("mqar", "token") == "not shown"
+    assert evidence.ablation() == "not shown"
+    assert evidence.blocks() == "not shown"
+    assert evidence.acc("transformer", "copying", "token") == "not trained"
+
+    write_cell(results, "transformer", "parity", [1.0, 1.0])
+    write_cell(results, "rt-no-persistent-norm", "parity", [0.5, 0.5], mixer="rt")
+    write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
+    evidence = Evidence(board_of(results), Records(results / "published"))
+    assert evidence.ahead("parity", "token") == "differs"
+    assert evidence.ablation() == "agrees"
+    assert evidence.blocks() == "partly"
+
+
+def test_claims_read_their_figures_from_the_published_records(results: Path) -> None:
+    """Each file that a claim or an anchor names is there, and has the cell."""
+    claims = {claim.where: claim for claim in read_claims(board_of(results), Records(PUBLISHED))}
+    graphs = {row[0]: row for row in claims["Table 2"].table}
+    assert [float(text) for text in graphs["512"][3:5]] == [427, 149]
+    assert graphs["2048"][3] == ABSENT
+    assert "12 of 12 checks hold" in claims["Theorem 1 (Appendix A)"].why
+    for claim in claims.values():
+        assert all((PUBLISHED.parent / record).exists() for record in claim.records)
+        assert len({len(row) for row in claim.table}) <= 1
+
+    shown = anchors(Records(PUBLISHED))
+    assert [row.what for row in shown if ABSENT in row.ours] == []
+    assert [row.gain for row in shown[:2]] == ["2.7×", "2.4×"]
+    assert len(tables(Records(PUBLISHED))) == len(list(Records(PUBLISHED).benchmarks())) >= 10
+
+
+def test_a_layer_has_one_color_under_every_label() -> None:
+    rt = style_of("rt")
+    assert {style_of(label).color for label in ("rt-block-4", "rt (block 4)", "rt-640x6-lr0.01-seed0")} == {rt.color}
+    assert style_of("transformer").color == style_of("transformer-2-layers").color == style_of("transformer-xl").color
+    assert style_of("transformer").marker != style_of("transformer-xl").marker
+    assert style_of("rtx").color == style_of("mine:Layer").color != rt.color
+    many = styles([f"rt-{n}" for n in range(16)])
+    assert len({(style.color, style.line) for style in many.values()}) == 16
+    assert {style_of(name).color for name in ("rt", "transformer", "gla", "mine")} <= DARK.keys()
+
+
+def test_names_at_the_ends_of_lines_keep_their_order_and_distance() -> None:
+    places = spread([0.5, 1.0, 0.99, 0.0, 1.0], 0.1, 0.0, 1.0)
+    assert places[0] == 0.5
+    ordered = sorted(places)
+    assert all(b - a > 0.0999 for a, b in pairwise(ordered))
+    assert places[3] == 0.0
+    assert max(places) == 1.0
