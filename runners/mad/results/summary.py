@@ -76,6 +76,11 @@ class Point:
     extrapolation: dict[str, list[Accuracy]] = field(default_factory=dict)
     diverged: dict[int, int]
 
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs."""
+        return [Run(lr=self.lr, weight_decay=self.weight_decay, seed=seed) for seed in self.seeds]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
@@ -123,6 +128,17 @@ class Summary:
     def chosen_point(self) -> Point | None:
         """The chosen point, None if all diverged."""
         return None if self.chosen is None else self.points[self.chosen]
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are test figures of the chosen point; without the models of all its runs there are none."""
+        point = self.chosen_point
+        return point is not None and TEST_METRICS[0] in (point.estimates or {})
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the grid."""
+        return [run for point in self.points for run in point.runs]
 
     @property
     def best_run(self) -> Run | None:
