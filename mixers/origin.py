@@ -33,6 +33,12 @@ def origin(error: BaseException) -> str | None:
     return f"{code.co_filename}:{line}, in {code.co_qualname}" + (f"({inputs})" if inputs else "")
 
 
+def is_raised_by_user(error: BaseException) -> bool:
+    """Return whether a line of a user's code has raised an error itself, as ``sys.exit()`` does."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    return _is_users(frame)
+
+
 def where(error: BaseException) -> str:
     """Return ``origin`` as the beginning of a message; empty without a place."""
     place = origin(error)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from mixers.origin import origin, where
+from mixers.origin import is_raised_by_user, origin, where
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
@@ -62,20 +62,22 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 
-    except Exception as error:
-        if (place := origin(error)) is None:
+    except (Exception, SystemExit) as error:
+        # The project ends programs, too; a layer that does so would end them with status 0 and no word.
+        ours = isinstance(error, SystemExit) and not is_raised_by_user(error)
+        if ours or (place := origin(error)) is None:
             raise
         print(f"error: {place}: {_described(error)}; traceback: {_traceback_file(error)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     """Return the type, the message and the notes of an error as one line."""
     message = " ".join(str(error).split())
     return "; ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])])
 
 
-def _traceback_file(error: Exception) -> str:
+def _traceback_file(error: BaseException) -> str:
     """Write the traceback of an error into a temporary file, and return its name."""
     with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
         file.writelines(traceback.format_exception(error))

@@ -8,13 +8,15 @@ hardly longer. It does not protect against forgery. Files of earlier versions wi
 """
 
 import errno
+import glob
 import json
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from torch import Tensor
 
 CHECKSUM = "checksum"
 """Last key of a JSON file, and last column of a CSV file."""
+SECONDS_OF_A_WRITE = 3600.0
+"""No process writes a file for so long; an older temporary file is a killed one's."""
 _INFO = "info"
 _OF_TENSORS = "tensors_checksum"
 _KIND = "crc32:"
@@ -47,10 +51,17 @@ def checksum(content: Any) -> str:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` with a temporary path beside ``path`` and rename the result to ``path``.
 
+    Temporary files that killed processes have left of the same path are deleted.
+
     Raises:
         OSError: the file cannot be written; names ``path``. The number is ``ENOSPC`` if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.stem)}-????????{path.suffix}"):
+        with suppress(FileNotFoundError):  # another process deletes it, or renames it
+            if time.time() - leftover.stat().st_mtime > SECONDS_OF_A_WRITE:
+                leftover.unlink()
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)

@@ -7,21 +7,31 @@ backend appends the next record to it, and then no reader gets past that line. H
    Optuna's own readers, as the dashboard's, read the line. The file never gets shorter, so no position moves that
    another process has read up to.
 2. A reader takes from each whole line what starts with the last ``JOURNAL_HEAD``. So it reads a record that was
-   appended to a torn one. It skips a line without a record, and says so.
+   appended to a torn one. It skips a line with the first part of a record alone, and says so.
 3. A last line that does not end is left for the next reading.
+4. Each record ends with a checksum of itself, which Optuna ignores. A reader refuses a file with a whole record whose
+   checksum does not fit. Records without one, of earlier versions or of the dashboard, are read as they are.
 """
 
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
 
+from runners.files import CHECKSUM, DamagedFileError, checksum, damaged
+
 JOURNAL_HEAD = b'{"op_code":'
 """How each record begins; JSON has no such bytes inside a string."""
+_SEAL = f',"{CHECKSUM}":"%s"}}\n'
+"""How each record ends, with its checksum."""
+_BROKEN_SEAL = re.compile(rb'"checksum"|crc32:')
+"""What is left of a seal if a byte of it is flipped."""
+_REMEDY = "move it away; finished runs stay in their folders, and python -m runners.mad --rebuild takes them over"
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +54,7 @@ class Journal(BaseJournalBackend):
         Raises:
             OSError: the file cannot be written, with number ``ENOSPC`` if the disk is full; no torn line is left.
         """
-        lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in logs)
+        lines = "".join(_sealed(json.dumps(record, separators=(",", ":"))) for record in logs)
         self._lock.acquire()
         try:
             self._blank_torn_end()
@@ -60,7 +70,11 @@ class Journal(BaseJournalBackend):
             self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from a number on; lines without a record have no number."""
+        """Yield the records from a number on; lines without a record have no number.
+
+        Raises:
+            DamagedFileError: a record is damaged.
+        """
         # Optuna asks for what follows the last record that it got, or for everything.
         number, position = self._read if self._read[0] == log_number_from else (0, 0)
 
@@ -80,17 +94,34 @@ class Journal(BaseJournalBackend):
                     yield record
 
     def _record(self, line: bytes) -> dict[str, Any] | None:
-        """Return the record of a whole line; None where there is none."""
+        """Return the record of a whole line; None where there is none.
+
+        To skip a damaged record would number the trials after it otherwise.
+
+        Raises:
+            DamagedFileError: the line is neither a record, nor what a torn one leaves.
+        """
         start = max(line.rfind(JOURNAL_HEAD), 0)
-        if line[:start].strip():
+        torn, whole = line[:start], line[start:]
+        if _is_damaged(whole) or _BROKEN_SEAL.search(torn):
+            raise self._damaged(line)
+
+        if torn.strip():
             log.warning("%s: skipped half a record that a killed process or a full disk has left", self.path)
         try:
-            record: dict[str, Any] = json.loads(line[start:])
+            record: dict[str, Any] = json.loads(whole)
+            record.pop(CHECKSUM, None)
             return record
-        except ValueError:
-            if line.strip():
-                log.warning("%s: skipped a line that is no record: %.60r", self.path, line)
+        except ValueError as error:
+            if not whole.strip():
+                return None
+            if not whole.startswith(JOURNAL_HEAD):
+                raise self._damaged(line) from error
+            log.warning("%s: skipped a line that is no record: %.60r", self.path, line)
             return None
+
+    def _damaged(self, line: bytes) -> DamagedFileError:
+        return damaged(self.path, f"a record is not what was written: {line[:60]!r}", _REMEDY)
 
     def _blank_torn_end(self) -> None:
         """Overwrite a last line that does not end with blanks; the caller holds the lock."""
@@ -108,3 +139,15 @@ class Journal(BaseJournalBackend):
                 log.warning("%s: blanked half a record that a killed process or a full disk has left", self.path)
                 file.seek(start)
                 file.write(b" " * (size - start))
+
+
+def _sealed(record: str) -> str:
+    """Return the line of a record, a JSON object, with its checksum as the last entry."""
+    return record[:-1] + _SEAL % checksum(record[:-1].encode())
+
+
+def _is_damaged(line: bytes) -> bool:
+    """Return whether a line has a checksum that does not fit."""
+    end = len(_SEAL % checksum(b""))
+    content, seal = line[:-end], line[-end:]
+    return bool(_BROKEN_SEAL.search(seal)) and seal != (_SEAL % checksum(content)).encode()

@@ -1,8 +1,8 @@
 """The Optuna storage that processes share, and how they claim trials without getting in one another's way.
 
 A process holds a lock file of its own while it lives. A running trial belongs to the process whose lock it names; when
-that process has exited, another one may take the trial over. The next process that opens the storage deletes the lock
-files of processes that were killed.
+that process has exited, another one may take the trial over. The next process that opens a storage in the same folder
+deletes the lock files of processes that were killed.
 """
 
 import uuid
@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from runners.files import write_atomically
+from runners.files import DamagedFileError, write_atomically
 from runners.journal import JOURNAL_HEAD, Journal
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -57,8 +57,7 @@ class Store:
             with self.exclusive():
                 # Inside the lock, or another process could delete the file before it is locked.
                 self._life.acquire()
-                for path in self._locks.glob(f"{self._digest}-*.alive"):
-                    _delete_if_exited(path)
+                self._delete_leftovers()
                 self.storage = _open_storage(self.url)
         except ValueError:
             self.close()
@@ -82,6 +81,18 @@ class Store:
             if not path.exists():
                 write_atomically(path, lambda temporary: temporary.write_text(f"{uuid.uuid4().hex}\n"))
             return path.read_text().strip()
+
+    def _delete_leftovers(self) -> None:
+        """Delete the lock files of processes that were killed; this process holds the storage's lock."""
+        for path in self._locks.glob("*.alive"):
+            digest = path.name.partition("-")[0]
+            if digest == self._digest:
+                _delete_if_exited(path)
+                continue
+
+            # A process of another storage may be making its file: it holds that storage's lock.
+            with suppress(Timeout), FileLock(self._locks / f"{digest}.lock", timeout=0):
+                _delete_if_exited(path)
 
     def close(self) -> None:
         """Give up ownership; from here on other processes may take over trials that still run."""
@@ -195,5 +206,7 @@ def _check_journal(path: Path) -> None:
 def _read_journal(path: Path) -> BaseStorage:
     try:
         return JournalStorage(Journal(path))
+    except DamagedFileError:
+        raise
     except (ValueError, KeyError, TypeError) as error:  # raised by Optuna for lines that it did not write
         raise ValueError(f"{path} is damaged ({error}): repair it, or move it away to start again") from error

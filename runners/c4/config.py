@@ -251,8 +251,15 @@ _COUNTS = (
     "checkpoint_every",
 )
 """Options that are whole numbers of at least 1."""
-_MOST = {"layers": 10**3, "steps": 10**9, "evaluations": 10**5}
-"""Largest values of options that would take years, or lists of as many entries."""
+_MOST = {
+    "layers": 10**3,
+    "steps": 10**9,
+    "evaluations": 10**5,
+    "batch_size": 10**7,
+    "micro_batch_size": 10**7,
+    "seq_len": 10**7,
+}
+"""Largest values of options that would take years, lists of as many entries, or more memory than any machine has."""
 _LARGEST = 10**12
 """Largest value of the other whole numbers; ``runners.c4.pretraining.check_memory`` refuses what does not fit."""
 _SMALLEST = math.ulp(0.0)

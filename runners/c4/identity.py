@@ -47,7 +47,8 @@ def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]
         options: options of the layer that were set.
         corpus: facts about the corpus.
     """
-    values = {**asdict(config), "data": list(config.data), "out": str(config.out)}
+    as_json = {"data": list(config.data), "out": str(config.out), "wandb_tags": list(config.wandb_tags)}
+    values = {**asdict(config), **as_json}
     return {"config": values, "mixer_options": options, "corpus": corpus, "code": run_code(config)}
 
 

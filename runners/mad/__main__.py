@@ -42,6 +42,7 @@ from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments, plan_layers
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder
 from runners.mad.results.charts import plot_comparison
+from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import explain_divergence, print_summary
 from runners.mad.search.identity import identify
@@ -105,7 +106,9 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
             for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
                 look_into(experiment, summary, settings, say)
-                say(f"stored in {study_folder(settings.out.resolve(), experiment)}\n")
+                delete_models(experiment, summary, settings.out, settings.keep)
+                stored = study_folder(settings.out.resolve(), experiment)
+                say(f"stored in {stored}: {disk_use(experiment, summary, settings.out)}\n")
                 summaries.append(summary)
     except torch.OutOfMemoryError as error:
         print(f"stopped: {error}", file=sys.stderr)
@@ -136,7 +139,11 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
     for summary in summaries:
         if summary.chosen_point is None:
             print(explain_divergence(summary), file=sys.stderr)
+        elif not summary.is_tested:
+            print(f"{summary.study}: no test accuracy, as said above", file=sys.stderr)
     if summaries and all(summary.chosen_point is None for summary in summaries):
+        raise SystemExit(1)
+    if any(summary.chosen_point is not None and not summary.is_tested for summary in summaries):
         raise SystemExit(1)
 
 

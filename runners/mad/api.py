@@ -1,15 +1,17 @@
 """The Python function behind ``runners.mad.study``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
 from runners.device import find_devices
-from runners.mad.options import Grid, Options, check_options
+from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments
 from runners.mad.result import Study
+from runners.mad.results.kept import Keep, delete_models
 from runners.mad.studies import train_studies, try_layers
 from runners.tracking import check_login
 
@@ -18,17 +20,18 @@ def study(
     mixer: str,
     task: str,
     *,
+    preset: Literal["grid", "quick"] = "grid",
     grid: Grid = Options.grid,
-    lr: Sequence[float] = Options.lr,
-    weight_decay: Sequence[float] = Options.weight_decay,
-    seeds: int = Options.seeds,
-    seeds_of: Literal["all", "chosen"] = Options.seeds_of,
+    lr: Sequence[float] | None = None,
+    weight_decay: Sequence[float] | None = None,
+    seeds: int | None = None,
+    seeds_of: Literal["all", "chosen"] | None = None,
     steps: int | None = None,
     epochs: int | None = None,
-    batch_size: int = Options.batch_size,
-    evaluations: int = Options.evaluations,
-    width: int = Options.width,
-    mlp_width: int = Options.mlp_width,
+    batch_size: int | None = None,
+    evaluations: int | None = None,
+    width: int | None = None,
+    mlp_width: int | None = None,
     layers: int = Options.layers,
     short_convolution: int = Options.short_convolution,
     difficulty: str = "baseline",
@@ -38,22 +41,27 @@ def study(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     out: str | Path = Options.out,
     storage: str | None = None,
+    rebuild: bool = False,
+    keep: Keep = Options.keep,
     quiet: bool = False,
 ) -> Study:
     """Train one layer on one task over a grid, or read what an earlier call or command has trained of it.
 
     >>> result = study("rt", "compression", lr=[1e-3], seeds=2, steps=2000, mixer_options={"heads": 8})
 
+    What is not given has the value of the preset.
+
     Args:
         mixer: registered name, or ``package.module:Class``.
         task: registered name.
+        preset: ``grid`` is the published protocol, ``quick`` a small setting of each task.
         grid: ``paper`` or ``wide``.
         lr: peak learning rates, in place of the grid's.
         weight_decay: weight decays, in place of the grid's.
         seeds: repetitions with seeds 0, 1, ….
         seeds_of: ``all`` repeats every grid point; ``chosen`` trains the grid with seed 0, then repeats the chosen
             point.
-        steps: optimizer steps; by default those of ``epochs``, or of 200 epochs.
+        steps: optimizer steps, in place of epochs.
         epochs: passes over the training split, in place of steps.
         batch_size: sequences a step.
         evaluations: evaluations on the validation split during training.
@@ -68,6 +76,8 @@ def study(
         device: ``auto`` takes the GPUs if there are any.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default ``studies.journal`` in ``out``.
+        rebuild: first take finished runs that the storage lacks from their folders.
+        keep: which models stay once the study has its result: ``all``; ``best``, those of the chosen point; ``none``.
         quiet: show no progress.
 
     Raises:
@@ -75,27 +85,37 @@ def study(
         ContractError: a layer from outside does not do what the trainer takes for granted.
         StoppedError: Ctrl-C or SIGTERM has come; the same call resumes from the checkpoints.
     """
-    options = Options(
+    defaults, _ = PRESETS[preset]
+    if epochs is not None and steps is None:
+        defaults = replace(defaults, steps=None)
+
+    given: dict[str, Any] = {
+        "lr": None if lr is None else tuple(lr),
+        "weight_decay": None if weight_decay is None else tuple(weight_decay),
+        "seeds": seeds,
+        "seeds_of": seeds_of,
+        "steps": steps,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "evaluations": evaluations,
+        "width": width,
+        "mlp_width": mlp_width,
+    }
+    options = replace(
+        defaults,
         mixer=(mixer,),
         task=(task,),
         difficulty=(difficulty,),
-        lr=tuple(lr),
-        weight_decay=tuple(weight_decay),
-        seeds=seeds,
-        seeds_of=seeds_of,
         grid=grid,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        evaluations=evaluations,
-        width=width,
-        mlp_width=mlp_width,
         layers=layers,
         short_convolution=short_convolution,
         together=together,
         device=device,
         out=Path(out),
         storage=storage,
+        rebuild=rebuild,
+        keep=keep,
+        **{name: value for name, value in given.items() if value is not None},
     )
     check_options(options)
     own = dict(mixer_options or {}), dict(task_options or {})
@@ -105,4 +125,5 @@ def study(
 
     console = Console(markup=False, quiet=quiet)
     ((experiment, summary),) = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
+    delete_models(experiment, summary, options.out, keep)
     return Study(experiment=experiment, summary=summary, out=Path(out).resolve())

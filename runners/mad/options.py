@@ -11,6 +11,7 @@ from mixers.base import Shape
 from mixers.costs import Figure
 from runners.cli import check_out
 from runners.mad.results.choice import PAPER_LRS
+from runners.mad.results.kept import Keep
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
 from runners.mad.training.protocol import Protocol, Run
@@ -82,6 +83,7 @@ class Options:
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
         rebuild: take finished runs whose folders the storage does not know into the storage, before training.
+        keep: which models stay once a study has its result: all; best, those of the chosen point; or none.
         wandb: Weights & Biases mode.
         wandb_project: W&B project, mad unless given
         wandb_entity: W&B user or team, the default of your login unless given.
@@ -117,6 +119,7 @@ class Options:
     out: Path = Path("results")
     storage: str | None = None
     rebuild: bool = False
+    keep: Keep = "all"
     wandb: Mode = "disabled"
     wandb_project: str | None = None
     wandb_entity: str | None = None
@@ -160,6 +163,7 @@ class Options:
             together=self.together,
             tracking=self.tracking,
             rebuild=self.rebuild,
+            keep=self.keep,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from runners.mad.experiment import Experiment, study_folder
+from runners.mad.results.held_out import read_test
 from runners.mad.results.summary import Estimate, Summary
 from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.protocol import Run
@@ -32,16 +33,23 @@ class Study:
     out: Path
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name} {estimate.text()}" for name, estimate in self.test.items())
-        return f"<{self.summary.study}: {figures or 'every point diverged'}>"
+        tested = self.test if self.summary.is_tested else {}
+        figures = ", ".join(f"{name} {estimate.text()}" for name, estimate in tested.items())
+        without = "every point diverged" if self.summary.chosen is None else "no test accuracy"
+        return f"<{self.summary.study}: {figures or without}>"
 
     @property
     def test(self) -> dict[str, Estimate]:
         """Figures of the chosen point on the test split, with 95% intervals where there are several seeds.
 
         Keys: ``sequence_accuracy``, ``token_accuracy``, ``loss`` (nats). Empty if every point diverged.
+
+        Raises:
+            DamagedFileError: a model or the test figures of the chosen point are gone or damaged.
         """
         chosen = self.summary.chosen_point
+        if chosen is not None and not self.summary.is_tested:
+            read_test(self.experiment, chosen.runs, self.out, torch.device("cpu"), together=1)
         estimates = (chosen and chosen.estimates) or {}
         return {name.removeprefix("test_"): e for name, e in estimates.items() if name.startswith("test_")}
 
@@ -82,11 +90,7 @@ class Study:
     @property
     def runs(self) -> list[Run]:
         """All runs of the grid."""
-        return [
-            Run(lr=point.lr, weight_decay=point.weight_decay, seed=seed)
-            for point in self.summary.points
-            for seed in point.seeds
-        ]
+        return self.summary.runs
 
     @cached_property
     def model(self) -> torch.nn.Module:

@@ -27,6 +27,7 @@ from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
 from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
 from runners.mad.results.held_out import Reading, kept_parameters, read_test
+from runners.mad.results.kept import Keep
 from runners.mad.results.summary import Summary, summarise, write_summary
 from runners.mad.results.tables import edge_advice
 from runners.mad.search.identity import identify
@@ -56,6 +57,7 @@ class Settings:
         together: runs trained as one ensemble, at most.
         tracking: where curves are logged.
         rebuild: take finished runs that the storage lacks from their folders.
+        keep: which models stay once a study has its result.
     """
 
     out: Path
@@ -64,6 +66,7 @@ class Settings:
     together: int
     tracking: Tracking
     rebuild: bool = False
+    keep: Keep = "all"
 
 
 def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Files that are read back: flipped bytes are refused, and files of earlier versions are read."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,14 @@ def test_a_json_file_may_be_laid_out_otherwise(tmp_path: Path) -> None:
     write_json(path, CONTENT)
     path.write_text(json.dumps(json.loads(path.read_text())))
     assert read_json(path) == CONTENT
+
+
+def test_temporary_files_of_killed_processes_go_when_the_file_is_written_again(tmp_path: Path) -> None:
+    """Those that are young may be a living process's; others are not this file's."""
+    names = [".a[1]-abcd1234.json", ".a[1]-young123.json", ".a[1]-b-abcd1234.json", ".a[1]-abcd1234.png"]
+    for name in names:
+        (tmp_path / name).touch()
+        if "young" not in name:
+            os.utime(tmp_path / name, (0, 0))
+    write_json(tmp_path / "a[1].json", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[1:], "a[1].json"])

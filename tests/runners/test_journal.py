@@ -15,6 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from runners.cli import user_errors
+from runners.files import DamagedFileError
 from runners.journal import Journal
 
 RECORD = {"op_code": 2, "worker_id": "a", "study_id": 0, "user_attr": {"k": 'a "{" in a string'}}
@@ -47,7 +48,9 @@ def test_nothing_is_appended_to_a_torn_line_and_optuna_reads_the_journal(
     assert "blanked half a record" in caplog.text
     assert [record["op_code"] for record in live.read_logs(1)] == [3]
     assert [record["op_code"] for record in read(path)] == [2, 3]
-    assert list(JournalFileBackend(str(path)).read_logs(0)) == read(path)
+    theirs = list(JournalFileBackend(str(path)).read_logs(0))
+    assert [record.pop("checksum")[:6] for record in theirs] == ["crc32:"] * 2
+    assert theirs == read(path)
 
 
 def test_records_behind_a_torn_one_are_read_and_lines_without_a_record_skipped(
@@ -61,6 +64,28 @@ def test_records_behind_a_torn_one_are_read_and_lines_without_a_record_skipped(
     assert [line.partition(": ")[2][:19] for line in caplog.messages] == ["skipped half a reco", "skipped a line that"]
     assert list(journal.read_logs(3)) == []
     assert list(journal.read_logs(1)) == [RECORD] * 2
+
+
+@pytest.mark.parametrize("bit", [0, 1, 4, 6, 7])
+def test_no_flipped_bit_of_a_whole_record_is_read_in_silence(path: Path, bit: int) -> None:
+    """A flipped end of line makes the last record a torn one, and joins others."""
+    Journal(path).append_logs([{**RECORD, "user_attr": {"validation_score": 0.25}}, RECORD])
+    whole, expected = path.read_bytes(), read(path)
+    for at in range(len(whole) - 1):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << bit
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedFileError, match=f"^{path} is damaged .* --rebuild takes them over$"):
+            assert read(path) == "damage", f"byte {at}"
+    path.write_bytes(whole)
+    assert read(path) == expected
+
+
+def test_records_without_a_checksum_are_read(path: Path) -> None:
+    """Optuna's own writers, as the dashboard's, write none."""
+    JournalFileBackend(str(path)).append_logs([RECORD])
+    Journal(path).append_logs([RECORD])
+    assert read(path) == [RECORD] * 2
 
 
 def fill(path: str, barrier: Any, limit: int | None) -> None:

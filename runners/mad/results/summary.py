@@ -130,6 +130,17 @@ class Summary:
         return None if self.chosen is None else self.points[self.chosen]
 
     @property
+    def is_tested(self) -> bool:
+        """Whether there are test figures of the chosen point; without the models of all its runs there are none."""
+        point = self.chosen_point
+        return point is not None and TEST_METRICS[0] in (point.estimates or {})
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the grid."""
+        return [run for point in self.points for run in point.runs]
+
+    @property
     def best_run(self) -> Run | None:
         """The chosen point's run with the best validation score."""
         point = self.chosen_point

@@ -1,7 +1,8 @@
 """Studies and run folders that disagree: finished runs that a damaged or lost storage no longer holds.
 
-A run is finished when its folder holds its record and its model. ``rebuild`` makes a trial of each finished run that
-the storage lacks. The code that trained it is known from its record; its rehearsal is known only if it is today's code.
+A run is finished when its folder holds its record; ``--keep`` may have deleted its model. ``rebuild`` makes a trial
+of each finished run that the storage lacks. The code that trained it is known from its record; its rehearsal is known
+only if it is today's code.
 """
 
 import math
@@ -34,7 +35,8 @@ def lost_runs(experiment: Experiment, runs: Sequence[Run], store: Store) -> list
     else:
         with store.exclusive():
             known = _known(study.get_trials(deepcopy=False), store)
-    return [run for run in runs if run not in known and _is_finished(run_folder(store.folder, experiment, run))]
+    folders = {run: run_folder(store.folder, experiment, run) for run in runs if run not in known}
+    return [run for run, folder in folders.items() if (folder / "config.json").exists()]
 
 
 def rebuild(experiment: Experiment, store: Store) -> int:
@@ -72,13 +74,9 @@ def _records(experiment: Experiment, folder: Path) -> dict[str, dict[Run, Any]]:
         record = read_json(path)
         name = record["study"]
         of_experiment = name == experiment.name or name.startswith(f"{experiment.name} r")
-        if of_experiment and record["fingerprint"] == experiment.fingerprint and _is_finished(path.parent):
+        if of_experiment and record["fingerprint"] == experiment.fingerprint:
             found.setdefault(name, {})[Run(**record["config"]["run"])] = record
     return found
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / "config.json").exists() and (folder / "model.safetensors").exists()
 
 
 def _known(trials: Iterable[FrozenTrial], store: Store) -> set[Run]:

@@ -161,7 +161,10 @@ def _train_ensemble(
 def _record(
     trial: Trial, run: Run, result: Result, experiment: Experiment, store: Store, device: torch.device, members: int
 ) -> None:
-    """Write a run's files, then the figures by which trials are compared as attributes of its trial."""
+    """Write a run's files, then the figures by which trials are compared as attributes of its trial.
+
+    The record comes after the model: a run with a record is finished (``runners.mad.search.rebuild``).
+    """
     folder = run_folder(store.folder, experiment, run)
     clear_leftovers(folder)
 
@@ -187,8 +190,8 @@ def _record(
         **figures,
         "curve": [asdict(point) for point in result.curve],
     }
-    write_json(folder / "config.json", record)
     save_tensors(folder / "model.safetensors", result.parameters, settings)
+    write_json(folder / "config.json", record)
 
     for name, value in {"folder": str(folder), **figures}.items():
         trial.set_user_attr(name, value)

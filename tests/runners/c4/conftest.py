@@ -1,15 +1,12 @@
 """Fixtures of the tests of pretraining."""
 
-import gzip
-import json
-import random
 import socket
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "se") for b in ("n", "r", "s", "")]
+from tests.runners.c4.texts import write_texts
 
 
 @pytest.fixture
@@ -35,16 +32,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of C4-format files and a tokenizer of its words."""
     pytest.importorskip("datasets", reason="needs the extra pretraining")
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
-    folder, dice = tmp_path_factory.mktemp("texts"), random.Random(0)
-    documents = [" ".join(dice.choices(WORDS, k=dice.randint(5, 60))) for _ in range(120)]
-    for name, part in {"train.0": documents[:60], "train.1": documents[60:100], "validation": documents[100:]}.items():
-        lines = "".join(json.dumps({"text": text, "timestamp": "", "url": ""}) + "\n" for text in part)
-        (folder / f"c4-{name}.json.gz").write_bytes(gzip.compress(lines.encode()))
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["[UNK]", "</s>"])
-    tokenizer.train_from_iterator(documents, trainer)
-    (folder / "tokenizer").mkdir()
-    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+    folder = tmp_path_factory.mktemp("texts")
+    write_texts(folder)
     return folder

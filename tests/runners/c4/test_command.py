@@ -241,10 +241,15 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch-size", "1000000000000"], "the tokens of a step: at least"),
-        (["--batch-size", "1000000000000", "--micro-batch-size", "1"], "the tokens of a step: at least"),
+        (["--batch-size", "1000000000000"], "--batch-size 1000000000000 must be at most 10,000,000"),
+        (["--batch-size", "1000000000000", "--dry-run"], "--batch-size 1000000000000 must be at most 10,000,000"),
+        (["--seq-len", "1000000000000", "--dry-run"], "--seq-len 1000000000000 must be at most 10,000,000"),
+        (
+            ["--batch-size", "10000000", "--seq-len", "1024", "--micro-batch-size", "1"],
+            "the tokens of a step: at least",
+        ),
         (["--batch-size", "10000000"], "give --micro-batch-size"),
-        (["--seq-len", "100000000", "--validation-tokens", "100000000"], "a forward pass: at least"),
+        (["--seq-len", "10000000", "--validation-tokens", "10000000"], "a forward pass: at least"),
         (["--width", "1048576"], "lower --width"),
         (["--layers", "100000000"], "--layers 100000000 must be at most 1,000"),
         (["--steps", "1" + 30 * "0"], "must be at most 1,000,000,000"),

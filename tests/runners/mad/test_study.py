@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from runners.files import read_json
-from runners.mad import Study, study
+from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
+from runners.mad.options import Options, read_options
 from runners.mad.results.summary import read_summary
 
 SMALL: dict[str, Any] = {
@@ -110,6 +111,25 @@ def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     assert storage is not None
     (attributes,) = study_names(storage).values()
     assert f"is the {edge} of the grid" in attributes["chosen"]
+
+
+def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as the command with that preset."""
+    asked: list[Options] = []
+
+    def plan(options: Options, *_: Any) -> list[Any]:
+        asked.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(api, "plan_experiments", plan)
+    for changes in ({}, {"epochs": 3}, {"lr": [1e-4], "width": 32}):
+        with pytest.raises(ValueError, match="enough"):
+            study("rt", "mqar", preset="quick", out=tmp_path, **changes)
+        words = [f"--{name}={value[0] if isinstance(value, list) else value}" for name, value in changes.items()]
+        expected, *_ = read_options(
+            ["--preset", "quick", "--mixer", "rt", "--task", "mqar", "--out", str(tmp_path), *words]
+        )
+        assert asked.pop() == expected
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch)
 def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments: list[str], needed: str) -> None:
     reason = rows_or_reason(*arguments)
     assert isinstance(reason, str)
-    assert reason == f"reference rows need {needed}"
+    assert reason == f"reference rows need {needed}, or --preset quick"
 
 
 def test_settings_that_lack_the_same_share_a_line() -> None:
@@ -106,7 +106,7 @@ def test_settings_that_lack_the_same_share_a_line() -> None:
     print_rankings(rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER), console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == (
-        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen\n"
+        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen, or --preset quick\n"
     )
 
 

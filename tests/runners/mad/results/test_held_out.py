@@ -174,7 +174,10 @@ def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: p
         if path.name in ("test.json", "model.safetensors", "diagnosis.json"):
             path.unlink()
     capsys.readouterr()
-    mad.main(command)
-    text = capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        mad.main(command)
+    assert stop.value.code == 1
+    text, error = capsys.readouterr()
+    assert re.fullmatch(r"transformer .*: no test accuracy, as said above\n", error)
     for lost in ("no test accuracy: ", "no diagnosis: "):
         assert len(re.findall(rf"{lost}.*/model.safetensors is gone or damaged", text)) == 1

@@ -1,0 +1,171 @@
+"""Kills, signals and a full disk: what is trained afterwards equals what is trained in peace."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.findings import pretrained, studied
+from tests.campaigns.ledger import Ledger
+from tests.campaigns.programs import End, Started, fault, fork, spawn
+from tests.campaigns.small import DIAGNOSTICS, PRETRAINING, words
+
+pytestmark = pytest.mark.campaign
+GRID = words(DIAGNOSTICS, lr="1e-3 2e-3 5e-3", together="1", steps="60", evaluations="6")
+"""Three runs, each trained alone, so that results do not depend on who trains which."""
+RUN = words(PRETRAINING, steps="24")
+ON_TWO = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "runners.c4"]
+ATTEMPTS = 40
+"""Starts after which a program must have come to its end."""
+
+Start = Callable[[Path, str], Started]
+"""Starts a program in a folder; what it prints goes to files of a name."""
+FORKED = {
+    "study": lambda folder, name: fork("mad", GRID, folder, name),
+    "pretraining": lambda folder, name: fork("c4", RUN, folder, name),
+}
+FRESH = {
+    "study": lambda folder, name: spawn(["python", "-m", "runners.mad", *GRID], folder, name),
+    "pretraining": lambda folder, name: spawn(["python", "-m", "runners.c4", *RUN], folder, name),
+    "pretraining on two": lambda folder, name: spawn([*ON_TWO, *RUN], folder, name),
+}
+FOUND = {"study": studied, "pretraining": pretrained, "pretraining on two": pretrained}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, results: Path) -> Path:
+    """An empty folder with the data."""
+    (tmp_path / "texts").symlink_to(results / "texts")
+    return tmp_path
+
+
+def in_peace(start: Start, folder: Path, found: Callable[[Path], object]) -> tuple[object, float]:
+    """Run a program to its end; return what it found, and how many seconds it took."""
+    began = time.monotonic()
+    end = start(folder, "peace").end()
+    assert end is not None
+    assert end.status == 0, end
+    result = found(folder / "out")
+    shutil.rmtree(folder / "out")
+    return result, time.monotonic() - began
+
+
+def finish(start: Start, folder: Path, expected: object, found: Callable[[Path], object]) -> str | None:
+    """Run a program after its processes were killed; return what is wrong with its results."""
+    started = start(folder, "last")
+    end = started.end()
+    if end is None:
+        started.kill()
+        return "does not end after the kills"
+    wrong = fault(end, [0])
+    if wrong is None and found(folder / "out") != expected:
+        wrong = "other results than in peace"
+    leftover = [path.name for path in (folder / "out").rglob("*") if path.suffix in (".alive", ".tmp")]
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    return wrong or (f"left over: {leftover}" if leftover else None)
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "workers"),
+    [("forked", "study", 3), ("forked", "pretraining", 1), ("fresh", "study", 2), ("fresh", "pretraining on two", 1)],
+)
+def test_kills(way: str, name: str, workers: int, ledger: Ledger, folder: Path) -> None:
+    start, found = {"forked": FORKED, "fresh": FRESH}[way][name], FOUND[name]
+    expected, seconds = in_peace(start, folder, found)
+
+    while ledger.has_time():
+        for attempt in range(ATTEMPTS):
+            under_way = [start(folder, f"{attempt}-{worker}") for worker in range(workers)]
+            time.sleep(ledger.dice.uniform(0.0, 1.2) * seconds)
+            ledger.ends["kills"] += sum(started.end(0.0) is None for started in under_way)
+            for started in under_way:
+                kill(started, ledger.dice)
+            if ledger.dice.random() < 0.3:
+                break
+        ledger.add(f"{way} {name}", finish(start, folder, expected, found), "whole results")
+
+
+def kill(started: Started, dice: random.Random) -> None:
+    """Kill a program, or one of its processes first, whose death must end the others."""
+    family = started.family()
+    if len(family) > 1 and dice.random() < 0.5:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(dice.choice(family[1:]), signal.SIGKILL)
+        started.end(60.0)
+    started.kill()
+
+
+@pytest.mark.parametrize("name", ["study", "pretraining"])
+def test_signals(name: str, ledger: Ledger, folder: Path) -> None:
+    """From the first millisecond on; those before the program's first line belong to Python."""
+    start, found = FRESH[name], FOUND[name]
+    expected, seconds = in_peace(start, folder, found)
+
+    while ledger.has_time():
+        started, number = start(folder, "signalled"), ledger.dice.choice([signal.SIGINT, signal.SIGTERM])
+        time.sleep(ledger.dice.choice([1.0, 1.0, 0.1]) * ledger.dice.uniform(0.0, 1.1) * seconds)
+        heard = started.catches(signal.SIGTERM)
+        started.send(number)
+        end = started.end(60.0)
+        trial = f"{name}, {number.name}"
+
+        if end is None:
+            started.kill()
+            ledger.add(trial, "does not end")
+        elif not heard:
+            ledger.ends["before the first line"] += 1
+        else:
+            wrong = fault(end, [0, 128 + number])
+            lines = [line for line in end.err.splitlines() if line]
+            if end.status and len(lines) != 1:
+                wrong = wrong or f"{len(lines)} lines: {end.err[:300]!r}"
+            ledger.add(trial, wrong, "finished before" if end.status == 0 else "one line")
+        if ledger.dice.random() < 0.2:
+            ledger.add(f"{name} afterwards", finish(start, folder, expected, found), "whole results")
+
+
+def test_a_full_disk(ledger: Ledger, folder: Path) -> None:
+    """Three workers on one study, in a file system of memory that becomes full, then larger."""
+    start, found = FORKED["study"], FOUND["study"]
+    expected, _seconds = in_peace(start, folder, found)
+    (folder / "out").mkdir()
+
+    while ledger.has_time():
+        size = ledger.dice.randrange(4, 400)
+        if (refused := mount(folder / "out", f"size={size}k")) is not None:
+            pytest.skip(f"cannot mount a file system: {refused}")
+        try:
+            workers = [start(folder, f"full-{worker}") for worker in range(3)]
+            ends = [started.end() for started in workers]
+            wrong = [
+                "does not end" if end is None else fault(end, [0, 1, 2]) or (unexplained(end) if end.status else None)
+                for end in ends
+            ]
+            for number, what in enumerate(wrong):
+                ledger.add(f"{size} KiB, worker {number}", what, "finished" if ends[number].status == 0 else "one line")
+            mount(folder / "out", "remount,size=100m")
+            end = start(folder, "last").end()
+            wrong = "does not end" if end is None else fault(end, [0])
+            if wrong is None and found(folder / "out") != expected:
+                wrong = "other results"
+            ledger.add(f"{size} KiB, then enough", wrong, "whole results")
+        finally:
+            subprocess.run(["umount", str(folder / "out")], check=True)
+
+
+def unexplained(end: End) -> str | None:
+    return None if "No space left" in end.err or "no space" in end.err else f"no word of the disk: {end.last}"
+
+
+def mount(folder: Path, options: str) -> str | None:
+    """Mount a file system of memory; return why it is not possible."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stderr.strip() or "no permission" if done.returncode else None
