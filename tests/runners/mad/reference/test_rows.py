@@ -106,7 +106,8 @@ def test_settings_that_lack_the_same_share_a_line() -> None:
     print_rankings(rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER), console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == (
-        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen, or --preset quick\n"
+        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen, "
+        "or --preset quick\n"
     )
 
 
