@@ -75,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
             storage = existing_storage(options.settings.storage)
+            device = find_devices(options.device)[0]
             print_forecast(
-                experiments, options.runs, storage, options.out, console, _clock(options), options.more_seeds
+                experiments, options.runs, storage, options.out, console, _clock(options), device, options.more_seeds
             )
             return
         reference_folder(options.reference)

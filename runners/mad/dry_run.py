@@ -100,9 +100,12 @@ def print_forecast(
     folder: Path,
     console: Console,
     clock: Clock,
+    device: torch.device,
     more_seeds: Sequence[int] = (),
 ) -> None:
     """Print one row a layer under each task, then what the runs that are not finished cost, and how long they take.
+
+    A layer whose FLOPs cannot be counted on the CPU is tried on the device afterwards, because it may need a GPU.
 
     Args:
         experiments: experiments of the command.
@@ -111,6 +114,7 @@ def print_forecast(
         folder: results folder with the checkpoints.
         console: where to print.
         clock: times steps.
+        device: where the layers would be trained.
         more_seeds: seeds with which the chosen point is repeated; times contain them, FLOPs do not.
 
     Raises:
@@ -121,7 +125,7 @@ def print_forecast(
     for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
         table.add_column(heading, justify="right")
 
-    found, durations, tried = [], [], set()
+    found, durations, uncounted, tried = [], [], [], set()
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.label} on {experiment.task}, {i + 1} of {len(experiments)}")
@@ -132,9 +136,12 @@ def print_forecast(
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
             found.append(forecast(experiment, grid, storage, folder))
-            if found[-1].flops is not None and (setting := _setting(experiment)) not in tried:
-                try_layers([experiment], torch.device("cpu"))
+            if (setting := _setting(experiment)) not in tried:
                 tried.add(setting)
+                if found[-1].flops is None:
+                    uncounted.append(experiment)
+                else:
+                    try_layers([experiment], torch.device("cpu"))
 
             work = work_left(experiment, grid, more_seeds, storage, folder)
             durations.append(clock.duration(experiment, work))
@@ -152,8 +159,9 @@ def print_forecast(
         seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
         runs_more = f"up to {len(more_seeds) * len(experiments):,} runs whose FLOPs are not counted here"
         console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
-    if any(duration.here != 0.0 for duration in durations):
-        console.print(f"time: {sentence(durations)}", soft_wrap=True)
+    if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
+        console.print(f"time: {text}", soft_wrap=True)
+    try_layers(uncounted, device)
 
 
 def _setting(experiment: Experiment) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from mixers.costs import operations
 from mixers.transformer import Transformer
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
+from runners.mad import dry_run as dry_run_module
 from runners.mad.dry_run import forecast
 from runners.mad.search import identity
 from runners.mad.training.protocol import Run
@@ -172,11 +173,20 @@ def test_the_longest_names_stay_whole_at_80_columns(
     assert all(all(rows[name][:6]) for name in (mixer, "rt"))
 
 
-def test_what_cannot_be_counted_is_a_question_mark(
-    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_cannot_be_counted_is_a_question_mark_and_tried_where_it_would_be_trained(
+    dry_run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(MIXERS, "gpu-only", GPUOnly)
-    rows, last = dry_run(*COMMAND, "--mixer", "gpu-only", "transformer", "--out", str(tmp_path))
+    command = [*COMMAND, "--mixer", "gpu-only", "transformer", "--out", str(tmp_path)]
+    with pytest.raises(RuntimeError, match="CUDA is needed"):
+        dry_run(*command)
+    assert "the others take ? FLOPs" in capsys.readouterr().out
+
+    monkeypatch.setattr(dry_run_module, "try_layers", lambda experiments, device: None)  # as on a machine with a GPU
+    rows, last = dry_run(*command)
     assert rows["gpu-only"][3:] == ["?", "?", "?", ""]
     assert last == "0 of 12 runs are finished; the others take ? FLOPs"
 
