@@ -51,7 +51,7 @@ def _cpu_backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Ten
     dgain_RND = dy_RND * n_RND
     dn_RND = dy_RND * gain_RD[:, None]
     mean_RN1 = torch.bmm(dgain_RND, gain_RD[..., None]).div_(x.shape[-1])  # of n dn
-    dx_RND = dn_RND.sub_(n_RND.mul_(mean_RN1)).mul_(inverse_rms)
+    dx_RND = torch.addcmul(dn_RND, n_RND, mean_RN1, value=-1).mul_(inverse_rms)
     return dx_RND.view(x.shape), dgain_RND.sum(1)
 
 

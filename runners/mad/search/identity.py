@@ -26,11 +26,11 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
 from tasks.base import IGNORE, Batch, Split
 
-TOLERANCE = 5e-4
+TOLERANCE = 3e-4
 """Relative difference of a loss by which a trajectory may differ, on another processor say.
 
-Rounding is enough for 7e-5: so far a norm that sums in another order moved DeltaNet, because the first steps of AdamW
-divide small gradients by themselves.
+Rounding alone moves it by up to 1.3e-4: a norm that sums in another order does so to DeltaNet, because the first steps
+of AdamW divide small gradients by themselves.
 """
 POSITIONS = 20
 """Length of the sequences; more than two chunks or segments of most layers."""

@@ -381,10 +381,11 @@ def made_up_trial(lr: float, weight_decay: float, seed: int, validation: float |
             attrs[f"validation_{metric}"] = validation / (k + 1)
     return create_trial(
         state=TrialState.FAIL if validation is None else TrialState.COMPLETE,
-        params={"lr": lr, "weight_decay": weight_decay, "seed": seed},
+        params={"lr": lr, "weight_decay": weight_decay},
         distributions=DISTRIBUTIONS,
         value=validation,
         user_attrs=attrs,
+        system_attrs={"fixed_params": {"lr": lr, "weight_decay": weight_decay, "seed": seed}},
     )
 
 

@@ -170,7 +170,7 @@ def test_a_module_of_another_library_trains_without_an_edit(
     monkeypatch.syspath_prepend(tmp_path)
     command = ["--task", "compression", "--task.train-examples", "64", "--task.eval-examples", "30", *COMMAND[6:]]
     command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
-    assert "the options are --mixer.width-argument, --mixer.num-heads" in refused(*command, "--mixer.heads", "2")
+    assert "did you mean --mixer.num-heads?" in refused(*command, "--mixer.heads", "2")
     mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
     assert "stranger:GatedToy compression custom" in capsys.readouterr().out
 

@@ -15,10 +15,11 @@ def trial(lr: float, score: float | None, seed: int = 0) -> FrozenTrial:
     """A finished trial with a validation score, None for one that diverged."""
     return create_trial(
         state=TrialState.FAIL if score is None else TrialState.COMPLETE,
-        params={"lr": lr, "weight_decay": 0.0, "seed": seed},
+        params={"lr": lr, "weight_decay": 0.0},
         distributions=DISTRIBUTIONS,
         value=score,
         user_attrs={"diverged_step": 3} if score is None else {"validation_score": score},
+        system_attrs={"fixed_params": {"lr": lr, "weight_decay": 0.0, "seed": seed}},
     )
 
 

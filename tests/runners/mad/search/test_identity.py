@@ -104,7 +104,7 @@ def test_a_layer_that_cannot_be_rehearsed_keeps_its_study_while_its_code_is_the_
 @pytest.mark.parametrize(
     "change",
     [
-        {"optimizer": Optimizer(beta2=0.97)},
+        {"optimizer": Optimizer(beta2=0.9)},
         {"optimizer": Optimizer(final_lr=1e-3)},
         {"optimizer": Optimizer(eps=1e-4)},
     ],
