@@ -15,6 +15,7 @@ from mixers.transformer import Transformer
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
 from runners.mad import dry_run as dry_run_module
+from runners.mad import duration
 from runners.mad.dry_run import forecast
 from runners.mad.search import identity
 from runners.mad.training.protocol import Run
@@ -166,6 +167,7 @@ def test_the_longest_names_stay_whole_at_80_columns(
     dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(duration, "time_step", lambda *_: 1000.0)  # timing full sizes takes a minute
     task, mixer = max(TASKS, key=len), max(MIXERS, key=len)
     rows, _ = dry_run("--task", task, "--mixer", mixer, "rt", "--out", str(tmp_path))
     assert list(rows) == [task, mixer, "rt"]
