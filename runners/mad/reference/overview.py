@@ -6,7 +6,6 @@ accuracy against the length of its blocks. What has no file yet is "not run yet"
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -43,7 +42,7 @@ def write_overview(folder: Path, command: str) -> list[Path]:
 
     # Stale cells have a row of their own in the picture, because their labels are marked.
     picture, page = folder / "overview.png", folder / "overview.md"
-    figure = draw_heat_map([replace(standing, difficulty="baseline") for standing in found.values()])
+    figure = draw_heat_map(list(found.values()))
     write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
     text = overview_page(found, command)
     write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -159,6 +159,9 @@ class Grid:
 
 def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     """Draw a panel for each accuracy: a row a mixer, by family, between ceiling and chance; a column a setting."""
+    heading = title(standings)
+    if _same_setting(standings):  # the title names it
+        standings = [replace(standing, difficulty="baseline") for standing in standings]
     mixers = {s.mixer: s.family for s in by_layer(standings)}
     grid = Grid(
         rows=["ceiling", *mixers, "chance"],
@@ -178,7 +181,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(grid.rows)
     figure = Figure(figsize=(4 + max(4, len(grid.settings)), height), layout="constrained")
     meaning = "" if max(seeds) == 1 else "\nmeans ± half the 95% t-interval"
-    figure.suptitle(title(standings) + meaning, fontsize=11)
+    figure.suptitle(heading + meaning, fontsize=11)
 
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(panels, METRICS, strict=True):
