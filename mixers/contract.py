@@ -83,7 +83,7 @@ def explain_vmap_error(model: nn.Module) -> str:
     ]
     sentences = ["All runs are trained at once by torch.func.vmap."]
     if refused:
-        sentences.append(f"vmap has no rule for {', '.join(refused)}: write out its gates, as mixers/lstm.py does.")
+        sentences.append(f"vmap has no rule for {', '.join(refused)}: write out its gates, as mixers/ops/lstm.py does.")
     sentences.append("CONTRIBUTING.md says what a layer may do.")
     return " ".join(sentences)
 
