@@ -93,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
+        missing = [(entry, task) for entry, task in wanted if not cell_file(options.cells, entry, task).exists()]
 
-    missing = [(entry, task) for entry, task in wanted if not cell_file(options.cells, entry, task).exists()]
     console.print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are in {options.cells}", soft_wrap=True)
     if options.dry_run:
         for entry, task in missing:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 
 from runners.bench.diagnostics.layers.bench import LayersBench
@@ -140,4 +141,7 @@ def _draw(axes: Axes, layers: list[Row]) -> None:
     axes.grid(axis="y", alpha=0.3)
     if axes.has_data():
         axes.set_xscale("log")
-        axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
