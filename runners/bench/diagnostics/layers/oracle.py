@@ -10,6 +10,13 @@ from mixers.contract import CLOSED
 from runners.bench.accuracy import BFLOAT16_FACTOR, CHECK_BATCH, FLOAT32_BOUND, Oracle, Sample
 from runners.bench.implementations import Setting
 
+FEW = 16
+"""Numbers of a run's tensor up to which its error is mostly chance.
+
+Over 14 samples, the plain form of Mamba-2 under autocast has an error of 0.3e-2 to 5.8e-2 in the gradient of its step
+size's bias (4 numbers a run; root mean square 1.9e-2). With its kernels' roundings: 0.7e-2 to 4.0e-2 (1.7e-2).
+"""
+
 
 class LayerOracle(Oracle):
     """The plain form of any layer on the CPU, where no kernel of the project runs.
@@ -45,12 +52,16 @@ class LayerOracle(Oracle):
         return Sample(params, torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
 
     def _bounds(self, layer: nn.Module, sample: Sample, exact: list[Tensor]) -> list[float]:
-        """Return twice the errors of the plain form in the precision of training.
+        """Return twice the errors of the plain form in the precision of training, for few numbers four times.
 
         Small tensors may have a small error by chance, so no bound is below twice the median of all tensors.
         """
         errors = self._errors(layer, sample, exact)
-        return [max(FLOAT32_BOUND, BFLOAT16_FACTOR * max(error, median(errors))) for error in errors]
+        factors = [BFLOAT16_FACTOR * (2 if y[0].numel() <= FEW else 1) for y in exact]
+        return [
+            max(FLOAT32_BOUND, factor * max(error, median(errors)))
+            for factor, error in zip(factors, errors, strict=True)
+        ]
 
     def _build(self, block: int) -> nn.Module:
         return self.layer(self.layer.plain_config(self.layer.Config()), self.setting.shape)
