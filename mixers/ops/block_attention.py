@@ -39,7 +39,8 @@ def block_attention(
 
         if fits_block_attention(q_BTD.shape[-1], heads):
             method = block_attention_method(heads, queries, keys, tokens, earlier)
-            return over_runs(method, q_BTD, k_BTD, v_BTD, *memory, bias_HIJ)[0]
+            bias_JIH = bias_HIJ.float().permute(2, 1, 0).contiguous()  # here, so that a compiled step does it once
+            return over_runs(method, q_BTD, k_BTD, v_BTD, *memory, bias_JIH)[0]
 
     # Keys and values of each block, zeros in place of blocks before the first.
     size = (keys - tokens) // (earlier + 1)

@@ -23,7 +23,8 @@ def residual_mlp(x: Tensor, y: Tensor, gain_D: Tensor, up_FD: Tensor, down_DF: T
         from mixers.ops.kernels.mlp import fits_mlp, mlp_method
 
         if fits_mlp(*down_DF.shape):
-            return over_runs(mlp_method(scale), x, y.bfloat16(), gain_D, up_FD, down_DF)[0]
+            low = (w.detach().bfloat16() for w in (up_FD, down_DF))  # here, so that a compiled step does it once
+            return over_runs(mlp_method(scale), x, y.bfloat16(), gain_D, up_FD, down_DF, *low)[0]
 
     u = x + scale * y
     hidden = F.gelu(F.linear(rms_norm(u, gain_D), up_FD))

@@ -30,8 +30,9 @@ def normed_qkv(
         from mixers.ops.kernels.projection import fits_project, project_method
 
         if fits_project(x.shape[-1]):
-            method = project_method(torch.bfloat16)
-            q, k, v = over_runs(method, x, gain_D, q_gain_D, k_gain_D, q_DD, k_DD, v_DD)
+            weights = q_DD, k_DD, v_DD
+            w_3DD = torch.stack(weights).detach().bfloat16()  # here, so that a compiled step does it once
+            q, k, v = over_runs(project_method(), x, gain_D, q_gain_D, k_gain_D, *weights, w_3DD)
             return q, k, v
 
     normed = rms_norm(x, gain_D)

@@ -5,8 +5,10 @@ enters a trace as the two operators ``mixers::forward`` and ``mixers::backward``
 the results only.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -47,8 +49,8 @@ def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
     """Return the outputs of ``method`` for tensors of one run, or of all runs under ``vmap``; without autocast."""
     if _names is not None:
         _names[method.name] = None
-    outputs: Tensors = _OverRuns.apply(method, *(y if y is None else y[None] for y in tensors))
-    return tuple(y.squeeze(0) for y in outputs[: method.outputs])
+    outputs: Tensors = _OverRuns.apply(method, False, *tensors)
+    return outputs[: method.outputs]
 
 
 _names: dict[str, None] | None = None
@@ -67,19 +69,21 @@ def methods_met() -> Iterator[dict[str, None]]:
 
 
 class _OverRuns(torch.autograd.Function):
-    """Return the outputs, then the tensors saved for the backward pass, which are not differentiable."""
+    """Return the outputs, then the tensors saved for the backward pass, which are not differentiable.
+
+    ``stacked`` says whether the tensors already have the run axis, which ``vmap`` adds.
+    """
 
     @staticmethod
-    def forward(method: Method, *tensors: Tensor | None) -> Tensors:
+    def forward(method: Method, stacked: bool, *tensors: Tensor | None) -> Tensors:
+        tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
-            if _tracing:
-                return tuple(torch.ops.mixers.forward(_operator(method), tensors))
-            outputs, saved = method.forward(*tensors)
-        return (*outputs, *saved)
+            outputs, saved = _traced_forward(method, tensors) if _tracing else method.forward(*tensors)
+        return *(outputs if stacked else _lowered(outputs)), *saved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.method, *tensors = inputs
+        ctx.method, ctx.stacked, *tensors = inputs
         ctx.inputs = len(tensors)
 
         ctx.mark_non_differentiable(*output[ctx.method.outputs :])
@@ -96,27 +100,53 @@ class _OverRuns(torch.autograd.Function):
         # The gradient of an output that nothing reads is None.
         known = tuple(torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
 
+        if not ctx.stacked:
+            known, tensors, outputs = map(_lifted, (known, tensors, outputs))
         with _no_autocast(*tensors):
-            if _tracing:
-                computed = torch.ops.mixers.backward(_operator(ctx.method), known, tensors, outputs, saved)
-                return None, *(y if y.numel() else None for y in computed)
-            return None, *ctx.method.backward(known, tensors, outputs, saved)
+            run = partial(_traced_backward, ctx.method) if _tracing else ctx.method.backward
+            computed = run(known, tensors, outputs, saved)
+        return None, None, *(computed if ctx.stacked else _lowered(computed))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], method: Method, *tensors: Tensor | None
+        info: Any, in_dims: tuple[int | None, ...], method: Method, stacked: bool, *tensors: Tensor | None
     ) -> tuple[Tensors, tuple[int | None, ...]]:
-        """Fold the mapped axis into the run axis."""
-        folded = (_fold(info.batch_size, y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
-        results = _OverRuns.apply(method, *folded)
+        """Make the mapped axis the run axis; fold it into one that is there already."""
+        dims = in_dims[2:]
+        if stacked:
+            tensors = tuple(_fold(info.batch_size, y, dim) for y, dim in zip(tensors, dims, strict=True))
+        else:
+            tensors = tuple(_in_front(info.batch_size, y, dim) for y, dim in zip(tensors, dims, strict=True))
+        results = _OverRuns.apply(method, True, *tensors)
 
-        outputs = (y.unflatten(0, (info.batch_size, -1)) for y in results[: method.outputs])
-        saved = results[method.outputs :]
-        return (*outputs, *saved), (*(0 for _ in range(method.outputs)), *(None for _ in saved))
+        outputs, saved = results[: method.outputs], results[method.outputs :]
+        if stacked:
+            outputs = tuple(y.unflatten(0, (info.batch_size, -1)) for y in outputs)
+        return (*outputs, *saved), (*(0 for _ in outputs), *(None for _ in saved))
+
+
+def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
+    """Return tensors with a run axis of one run."""
+    return tuple(y if y is None else y[None] for y in tensors)
+
+
+def _lowered(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
+    """Return tensors of one run without the run axis."""
+    return tuple(y if y is None else y.squeeze(0) for y in tensors)
+
+
+class _Place(NamedTuple):
+    """Where a result of a method lies: in which result of its operator, and how, if it does not fill that alone."""
+
+    result: int
+    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
 _METHODS: list[Method] = []
 """Methods of the operators in traces; the operators name them by their index."""
+
+_PLACES: dict[int, list[_Place]] = {}
+"""Where the results of the methods lie, by the same index."""
 
 _tracing = False
 """Whether ``as_operators`` is in effect."""
@@ -133,10 +163,29 @@ def as_operators() -> Iterator[None]:
         _tracing = False
 
 
+def _traced_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
+    number = _operator(method)
+    results = _placed(number, torch.ops.mixers.forward(number, tensors))
+    return results[: method.outputs], results[method.outputs :]
+
+
+def _traced_backward(
+    method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors
+) -> Optionals:
+    number = _operator(method)
+    results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved))
+    return [y if y.numel() else None for y in results]
+
+
 def _operator(method: Method) -> int:
     """Return the number by which an operator names the method."""
     _METHODS.append(method)
     return len(_METHODS) - 1
+
+
+def _placed(number: int, results: Sequence[Tensor]) -> Tensors:
+    """Return the results of a method from those of its operator."""
+    return tuple(results[n] if layout is None else results[n].as_strided(*layout) for n, layout in _PLACES[number])
 
 
 @torch.library.custom_op("mixers::forward", mutates_args=())
@@ -173,7 +222,7 @@ def _(
 
 def _forward_results(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
     outputs, saved = _METHODS[method].forward(*tensors)
-    return _apart((*outputs, *saved), tensors)
+    return _apart(method, (*outputs, *saved), tensors)
 
 
 def _backward_results(
@@ -184,19 +233,37 @@ def _backward_results(
     saved: Sequence[Tensor],
 ) -> list[Tensor]:
     results = _METHODS[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
-    present = (gradients[0].new_empty(0) if y is None else y for y in results)
-    return _apart(present, (*gradients, *tensors, *outputs, *saved))
+    present = [gradients[0].new_empty(0) if y is None else y for y in results]
+    return _apart(method, present, (*gradients, *tensors, *outputs, *saved))
 
 
-def _apart(results: Iterable[Tensor], tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """Return results that share no memory with the tensors or with each other, as operators must not."""
-    taken = {y.untyped_storage()._cdata for y in tensors if y is not None}
-    apart = []
+def _apart(method: int, results: Sequence[Tensor], tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Return results that share no memory with the tensors or with each other, as operators must not.
+
+    What shares memory with a tensor is copied. What shares memory with another result becomes one result with it.
+    """
+    taken = {_memory(y) for y in tensors if y is not None}
+    results = [y.clone() if _memory(y) in taken else y for y in results]
+    sharing = Counter(map(_memory, results))
+
+    apart: list[Tensor] = []
+    at: dict[int, int] = {}
+    _PLACES[method] = []
     for y in results:
-        place = y.untyped_storage()._cdata
-        apart.append(y.clone() if place in taken else y)
-        taken.add(place)
+        memory = _memory(y)
+        alone = sharing[memory] == 1
+        if memory not in at:
+            at[memory] = len(apart)
+            numbers = y.untyped_storage().nbytes() // y.element_size()
+            apart.append(y if alone else y.as_strided((numbers,), (1,), 0))
+        layout = None if alone else (tuple(y.shape), y.stride(), int(y.storage_offset()))
+        _PLACES[method].append(_Place(at[memory], layout))
     return apart
+
+
+def _memory(y: Tensor) -> int:
+    """Return a number that is the same for tensors in the same memory."""
+    return int(y.untyped_storage()._cdata)
 
 
 @contextmanager
@@ -253,9 +320,14 @@ class _OverBatch(torch.autograd.Function):
 
 def _fold(runs: int, y: Any, dim: int | None) -> Any:
     """Return a tensor with its mapped axis folded into its first one; None stays None."""
-    if y is None:
-        return None
-    return (y.expand(runs, *y.shape) if dim is None else y.movedim(dim, 0)).flatten(0, 1)
+    return y if y is None else _in_front(runs, y, dim).flatten(0, 1)
+
+
+def _in_front(runs: int, y: Any, dim: int | None) -> Any:
+    """Return a tensor with its mapped axis as a first one of its own; None stays None."""
+    if y is None or dim == 0:
+        return y
+    return y.expand(runs, *y.shape) if dim is None else y.movedim(dim, 0)
 
 
 def _no_autocast(*tensors: Tensor | None) -> torch.autocast:

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
 from mixers.ops.runs import Method, Optionals, Tensors
 
 ROWS = 16
@@ -315,7 +315,7 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
     """Attention of blocks to ``memory`` tokens and to the positions of the own block and ``earlier`` blocks.
 
     Tensors: q (R, B, Q, D), k, v (R, B, T, D), memory_k, memory_v (R, B, N M, D), heads concatenated; bias
-    (R, heads, queries, keys), the same in all runs, which gets no gradient.
+    (R, keys, queries, heads) in float32, the same in all runs, which gets no gradient.
     """
     block = (keys - memory) // (earlier + 1)
 
@@ -333,8 +333,7 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
         """Tensors as the kernels read them."""
         if k.stride() != v.stride() or k.stride()[2:] != (k.shape[3], 1):
             k, v = k.contiguous(), v.contiguous()
-        bias = bias[0].float().permute(2, 1, 0)
-        return q.contiguous(), k, v, *(y.contiguous() for y in (memory_k, memory_v, bias))
+        return q.contiguous(), k, v, *contiguous(memory_k, memory_v, bias[0])
 
     def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
         q, k, *_ = tensors = prepared(*tensors)

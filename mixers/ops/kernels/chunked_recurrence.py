@@ -19,10 +19,10 @@ running sums of g; these factors are at most 1. A program walks over the chunks 
 state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, g gets its gradient from sums that
 are known anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
 
-Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows behind the last position are zeros.
+Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows behind the last position are zeros. The
+queries of neighbouring positions lie q_row numbers apart, and the keys k_row.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import MASKED, contiguous
+from mixers.ops.kernels.common import MASKED, contiguous, evenly_spaced
 from mixers.ops.runs import Method, Optionals, Tensors
 
 CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
@@ -43,6 +43,23 @@ def _load(pointer: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, N: tl.constex
     """Rows of N numbers, filled up to E with zeros."""
     e = tl.arange(0, E)
     return tl.load(pointer + row_C[:, None] * N + e[None, :], live_C[:, None] & (e < N)[None, :], 0.0)
+
+
+@triton.jit
+def _load_keys(
+    pointer: tl.tensor,
+    row_C: tl.tensor,
+    distance: tl.tensor,
+    head: tl.tensor,
+    live_C: tl.tensor,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    I: tl.constexpr,
+):
+    """Rows of queries or keys of a head, or those that all heads share, filled up to I with zeros."""
+    i = tl.arange(0, I)
+    at_CI = (row_C * distance + head % M * K)[:, None] + i[None, :]
+    return tl.load(pointer + at_CI, live_C[:, None] & (i < K)[None, :], 0.0)
 
 
 @triton.jit
@@ -72,6 +89,8 @@ def chunked_fwd_kernel(
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     o_ptr: tl.tensor,
+    q_row: tl.tensor,
+    k_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -100,9 +119,9 @@ def chunked_fwd_kernel(
         t = start + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        key_row_C = (sequence * T + t) * M + head % M
-        q_CI = _load(q_ptr, key_row_C, live_C, K, I)
-        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
+        keys_C = sequence * T + t
+        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
+        k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
 
@@ -126,6 +145,8 @@ def chunked_query_bwd_kernel(
     do_ptr: tl.tensor,
     dq_ptr: tl.tensor,
     share_ptr: tl.tensor,
+    q_row: tl.tensor,
+    k_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -154,8 +175,8 @@ def chunked_query_bwd_kernel(
         t = start + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        key_row_C = (sequence * T + t) * M + head % M
-        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
+        keys_C = sequence * T + t
+        k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
@@ -166,7 +187,7 @@ def chunked_query_bwd_kernel(
         dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
         _store(dq_ptr, row_C, live_C, dq_CI, K, I)
         if G > 0:
-            q_CI = _load(q_ptr, key_row_C, live_C, K, I).to(tl.float32)
+            q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I).to(tl.float32)
             tl.store(share_ptr + row_C, tl.sum(q_CI * dq_CI, 1), live_C)
 
         # 2c. State.
@@ -185,6 +206,8 @@ def chunked_pair_bwd_kernel(
     dk_ptr: tl.tensor,
     dv_ptr: tl.tensor,
     dg_ptr: tl.tensor,
+    q_row: tl.tensor,
+    k_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -216,9 +239,9 @@ def chunked_pair_bwd_kernel(
         t = (tl.cdiv(T, C) - 1 - back) * C + tl.arange(0, C)
         live_C = t < T
         row_C = (sequence * T + t) * H + head
-        key_row_C = (sequence * T + t) * M + head % M
-        q_CI = _load(q_ptr, key_row_C, live_C, K, I)
-        k_CI = _load(k_ptr, key_row_C, live_C, K, I)
+        keys_C = sequence * T + t
+        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
+        k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
         v_CJ = _load(v_ptr, row_C, live_C, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
@@ -252,33 +275,37 @@ def chunked_recurrence_method(dtype: torch.dtype) -> Method:
     Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
     """
 
-    def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
-        q, k, v, g = contiguous(*tensors)
+    def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
+        v, g = contiguous(*tensors[2:])
         o = torch.empty_like(v, dtype=dtype)
-        grid, settings = _launch(q, v, g)
+        grid, (q, k), settings = _launch(*tensors)
         chunked_fwd_kernel[grid](q, k, v, g, o, **settings)
         return (o,), ()
 
-    def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
-        do, q, k, v, g = contiguous(*gradients, *tensors)
-        dq, dk = (q.new_empty(*v.shape[:-1], q.shape[-1]) for _ in range(2))
+    def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
+        do, v, g = contiguous(*gradients, *tensors[2:])
+        grid, (q, k), settings = _launch(*tensors)
+        shared = tensors[0].shape[3] < v.shape[3]
+        dq, dk = (v.new_empty(*v.shape[:-1], settings["K"]) for _ in range(2))
         dv = torch.empty_like(v)
         dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
-        grid, settings = _launch(q, v, g)
         chunked_query_bwd_kernel[grid](q, k, v, g, do, dq, share, **settings)
         chunked_pair_bwd_kernel[grid](q, k, v, g, do, share, dk, dv, dg, **settings)
-        if q.shape[3] < v.shape[3]:
+        if shared:
             dq, dk = (y.sum(3, keepdim=True) for y in (dq, dk))
         return dq, dk, dv, dg
 
     return Method(forward, backward)
 
 
-def _launch(q: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], dict[str, Any]]:
-    """Return the grid and the settings that all kernels share."""
+def _launch(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], Tensors, dict[str, Any]]:
+    """Return the grid, queries and keys as the kernels read them, and the settings that all kernels share."""
     R, B, T, M, K = q.shape
     H, V = v.shape[-2:]
+    (q, q_row), (k, k_row) = (evenly_spaced(y.flatten(3)) for y in (q, k))
     settings = {
+        "q_row": q_row,
+        "k_row": k_row,
         "T": T,
         "H": H,
         "M": M,
@@ -289,4 +316,4 @@ def _launch(q: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], dict[st
         "G": 0 if g is None else 1,
         **CHUNK,
     }
-    return (R * B * H,), settings
+    return (R * B * H,), (q, k), settings

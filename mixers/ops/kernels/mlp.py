@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import gelu_slope, normal_cdf, rms, rms_bwd, rows_of
+from mixers.ops.kernels.common import contiguous, gelu_slope, normal_cdf, rms, rms_bwd, rows_of
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.runs import Method, Optionals, Tensors
 
@@ -170,12 +170,12 @@ def fits_mlp(D: int, F: int) -> bool:
 def mlp_method(scale: float) -> Method:
     """u = x + scale y; z = u + scale mlp(norm(u)), in the dtype of x, products in that of y.
 
-    Tensors: x and y (R, ..., D), gain (R, D), weights of up (R, F, D) and down (R, D, F).
+    Tensors: x and y (R, ..., D), gain (R, D), weights of up (R, F, D) and down (R, D, F), which get the gradients, and
+    these weights in the dtype of y.
     """
 
-    def forward(x: Tensor, y: Tensor, gain: Tensor, up: Tensor, down: Tensor) -> tuple[Tensors, Tensors]:
-        x, y, gain = x.contiguous(), y.contiguous(), gain.contiguous()
-        up, down = _cast(up, y.dtype), _cast(down, y.dtype)
+    def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
+        x, y, gain, up, down = contiguous(*tensors[:3], *tensors[5:])
         z = torch.empty_like(x)
         rows = rows_of(x)
         mlp_fwd_kernel[triton.cdiv(rows, MLP_FWD["M"]), len(x)](
@@ -184,8 +184,7 @@ def mlp_method(scale: float) -> Method:
         return (z,), ()
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
-        dz, x, y, gain = (tensor.contiguous() for tensor in (*gradients, *tensors[:3]))
-        up, down = (_cast(weight, y.dtype) for weight in tensors[3:])
+        dz, x, y, gain, up, down = contiguous(*gradients, *tensors[:3], *tensors[5:])
         rows, F = rows_of(x), up.shape[1]
         programs = triton.cdiv(rows, MLP_BWD["M"])
 
@@ -196,10 +195,6 @@ def mlp_method(scale: float) -> Method:
         mlp_bwd_kernel[programs, len(x)](
             x, y, gain, up, down, dz, dx, dy, n, dh, dout, g, dgain, rows, scale, D=x.shape[-1], F=F, **MLP_BWD
         )
-        return dx, dy, group_sum(dgain), *rows_products((dh, n), (dout, g))
+        return dx, dy, group_sum(dgain), *rows_products((dh, n), (dout, g)), None, None
 
     return Method(forward, backward)
-
-
-def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype).contiguous()

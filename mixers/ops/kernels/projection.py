@@ -153,10 +153,11 @@ def fits_project(D: int) -> bool:
     return D in (32, 64, 128)
 
 
-def project_method(dtype: torch.dtype) -> Method:
-    """Queries, keys and values (R, B, T, D) in ``dtype``.
+def project_method() -> Method:
+    """Queries, keys and values (R, B, T, D) in the dtype of w.
 
-    Tensors: x (R, B, T, D), gain of its norm, gains of the norms of q and k (both None: no norm), weights of q, k, v.
+    Tensors: x (R, B, T, D), gain of its norm, gains of the norms of q and k (both None: no norm), weights of q, k, v,
+    which get the gradients, and w (R, 3, D, D), the three of them in the dtype of products.
     """
 
     def norms(gain: Tensor, others: Sequence[Tensor | None]) -> tuple[bool, tuple[Tensor, ...]]:
@@ -166,35 +167,34 @@ def project_method(dtype: torch.dtype) -> Method:
     def forward(x: Tensor, gain: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
         x = x.contiguous()
         normed, gains = norms(gain, others)
-        weights = torch.stack(others[2:], 1).to(dtype)
-        qkv = x.new_empty(3, *x.shape, dtype=dtype)
+        w = others[-1].contiguous()
+        qkv = w.new_empty(3, *x.shape)
 
         gain, q_gain, k_gain = gains
         rows, D = rows_of(x), x.shape[-1]
         project_fwd_kernel[triton.cdiv(rows, PROJECT_FWD["M"]), len(x)](
-            x, gain, weights, q_gain, k_gain, qkv, rows, x.numel(), D=D, QK_NORM=normed, **PROJECT_FWD
+            x, gain, w, q_gain, k_gain, qkv, rows, x.numel(), D=D, QK_NORM=normed, **PROJECT_FWD
         )
-        return qkv.unbind(), (weights,)
+        return qkv.unbind(), ()
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         x, gain, *others = tensors
-        (weights,) = saved
-        x = x.contiguous()
+        x, w = x.contiguous(), others[-1].contiguous()
         normed, gains = norms(gain, others)
         rows, D = rows_of(x), x.shape[-1]
         programs = triton.cdiv(rows, PROJECT_BWD["M"])
 
         dx = torch.empty_like(x)
-        n = torch.empty_like(x, dtype=dtype)
-        draw = x.new_empty(*x.shape[:-1], 3 * D, dtype=dtype)
+        n = w.new_empty(x.shape)
+        draw = w.new_empty(*x.shape[:-1], 3 * D)
         dgain = gain.new_empty(len(x), programs, 3 if normed else 1, D)
 
         gain, q_gain, k_gain = gains
         dq, dk, dv = (y.contiguous() for y in gradients)
-        inputs = x, gain, weights, q_gain, k_gain, dq, dk, dv
+        inputs = x, gain, w, q_gain, k_gain, dq, dk, dv
         project_bwd_kernel[programs, len(x)](*inputs, dx, n, draw, dgain, rows, D=D, QK_NORM=normed, **PROJECT_BWD)
 
         dgain_x, *dgain_qk = group_sum(dgain).unbind(1)
-        return dx, dgain_x, *(dgain_qk or (None, None)), *rows_products((draw, n))[0].split(D, dim=1)
+        return dx, dgain_x, *(dgain_qk or (None, None)), *rows_products((draw, n))[0].split(D, dim=1), None
 
     return Method(forward, backward, outputs=3)

@@ -35,7 +35,10 @@ from mixers.ops.runs import Method, Optionals, Tensors
 STATES = 512
 """Numbers of a program's state: W channels of V states, 16 a thread."""
 
-SCAN = {"C": 4, "num_warps": 1}
+SCAN = {"C": 2, "num_warps": 1}
+
+REGISTERS = 128
+"""Most registers of a thread in the backward pass, so that four warps share a scheduler."""
 
 
 @triton.jit
@@ -54,7 +57,7 @@ def _position(
     dt_ptr: tl.tensor,
     b_ptr: tl.tensor,
     c_ptr: tl.tensor,
-    row: tl.tensor,
+    t: tl.tensor,
     e: tl.tensor,
     v: tl.tensor,
     u_row: tl.tensor,
@@ -65,12 +68,12 @@ def _position(
     E: tl.constexpr,
     N: tl.constexpr,
 ):
-    """What a step of the walk reads from a row."""
-    u_E = tl.load(u_ptr + row * u_row + e, e < E, 0.0)
-    z_E = tl.load(z_ptr + row * z_row + e, e < E, 0.0)
-    dt_E = tl.load(dt_ptr + row * dt_row + e, e < E, 0.0)
-    b_V = tl.load(b_ptr + row * b_row + v, v < N, 0.0)
-    c_V = tl.load(c_ptr + row * c_row + v, v < N, 0.0)
+    """What a step of the walk reads; the pointers are those of its sequence."""
+    u_E = tl.load(u_ptr + t * u_row + e, e < E, 0.0)
+    z_E = tl.load(z_ptr + t * z_row + e, e < E, 0.0)
+    dt_E = tl.load(dt_ptr + t * dt_row + e, e < E, 0.0)
+    b_V = tl.load(b_ptr + t * b_row + v, v < N, 0.0)
+    c_V = tl.load(c_ptr + t * c_row + v, v < N, 0.0)
     return u_E, z_E, dt_E, b_V, c_V
 
 
@@ -120,13 +123,19 @@ def scan_fwd_kernel(
     bias_E = tl.load(bias_ptr + run * E + e, e < E, 0.0)
 
     row = sequence * T
+    u_ptr += row * u_row
+    z_ptr += row * z_row
+    dt_ptr += row * dt_row
+    b_ptr += row * b_row
+    c_ptr += row * c_row
+    y_ptr += row * E
     states_ptr += sequence * tl.cdiv(T, C) * N * E
-    ahead = _position(u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, row, e, v, u_row, z_row, dt_row, b_row, c_row, E, N)
+    ahead = _position(u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, 0, e, v, u_row, z_row, dt_row, b_row, c_row, E, N)
     h_VE = tl.zeros([V, W], tl.float32)
     for t in range(T):
         # 2a. Position.
         u_E, z_E, dt_E, b_V, c_V = ahead
-        later = row + tl.minimum(t + 1, T - 1)
+        later = tl.minimum(t + 1, T - 1)
         ahead = _position(u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, later, e, v, u_row, z_row, dt_row, b_row, c_row, E, N)
 
         if t % C == 0:
@@ -143,7 +152,7 @@ def scan_fwd_kernel(
         # 2d. Output.
         z_E = z_E.to(tl.float32)
         y_E = tl.sum(c_V.to(tl.float32)[:, None] * h_VE, 0) + skip_E * u_E
-        tl.store(y_ptr + (row + t) * E + e, y_E * z_E * sigmoid(z_E), e < E)
+        tl.store(y_ptr + t * E + e, y_E * z_E * sigmoid(z_E), e < E)
 
 
 @triton.jit
@@ -202,6 +211,15 @@ def scan_bwd_kernel(
     bias_E = tl.load(bias_ptr + run * E + e, e < E, 0.0)
 
     row = sequence * T
+    u_ptr += row * u_row
+    z_ptr += row * z_row
+    dt_ptr += row * dt_row
+    b_ptr += row * b_row
+    c_ptr += row * c_row
+    dy_ptr += row * E
+    du_ptr += row * E
+    dz_ptr += row * E
+    ddt_ptr += row * E
     part = run * tl.num_programs(1) + tl.program_id(1)
     db_ptr = dmaps_ptr + (part * 2 * B + sequence % B) * T * N
     dc_ptr = db_ptr + B * T * N
@@ -219,7 +237,7 @@ def scan_bwd_kernel(
         for i in tl.static_range(C):
             t = tl.minimum(chunk * C + i, T - 1)
             u_E, _, dt_E, b_V, _ = _position(
-                u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, row + t, e, v, u_row, z_row, dt_row, b_row, c_row, E, N
+                u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, t, e, v, u_row, z_row, dt_row, b_row, c_row, E, N
             )
             step_E = _softplus(dt_E.to(tl.float32) + bias_E)
             input_E = step_E * u_E.to(tl.float32)
@@ -231,14 +249,14 @@ def scan_bwd_kernel(
             t = chunk * C + C - 1 - i
             here_E = (t * E + e < T * E) & (e < E)
             here_V = (t * N + v < T * N) & (v < N)
-            at_E = (row + t) * E + e
+            at_E = t * E + e
             u_E, z_E, dt_E, b_V, c_V = _position(
                 u_ptr,
                 z_ptr,
                 dt_ptr,
                 b_ptr,
                 c_ptr,
-                row + tl.minimum(t, T - 1),
+                tl.minimum(t, T - 1),
                 e,
                 v,
                 u_row,
@@ -321,7 +339,8 @@ def selective_scan_method(dtype: torch.dtype) -> Method:
         dmaps = states.new_empty(R, grid[1], 2, *b.shape[1:])
         dsums = states.new_empty(R, B, b.shape[-1] + 2, E)
         inputs = *rows, *parameters, states, gradients[0].contiguous()
-        scan_bwd_kernel[grid](*inputs, du, dz, ddt, dmaps, dsums, B, T, *distances, **sizes, **SCAN)
+        results = du, dz, ddt, dmaps, dsums
+        scan_bwd_kernel[grid](*inputs, *results, B, T, *distances, **sizes, **SCAN, maxnreg=REGISTERS)
 
         db, dc = group_sum(dmaps).to(b.dtype).unbind(1)
         dA, dskip, dbias = group_sum(dsums).split([b.shape[-1], 1, 1], 1)

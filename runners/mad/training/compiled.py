@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule
 
 from mixers.base import log_once
 from mixers.ops.runs import as_operators
@@ -48,6 +50,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
             warnings.simplefilter("ignore")
             with as_operators():
                 graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+            _merge_repeats(graph)
             with torch.no_grad():
                 fast: Step = compile_graph(graph, list(arguments))
                 fast(*arguments)
@@ -60,3 +63,16 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
     return fast
+
+
+def _merge_repeats(graph: GraphModule) -> None:
+    """Do once what a record does several times with the same tensors, unless it changes any of them in place.
+
+    A layer that goes through segments one by one casts its weights for each; TorchInductor would leave this as it is.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse  # takes a second to import
+
+    calls = (node.target for node in graph.graph.nodes)
+    if not any(isinstance(call, OpOverload) and call._schema.is_mutable for call in calls):
+        graph.graph = fx_graph_cse(graph.graph)
+        graph.recompile()

@@ -81,10 +81,13 @@ class Ensemble:
         return self.gradient != self._gradient
 
     def named(self, params_RP: Tensor) -> dict[str, Tensor]:
-        """Return parameters by name, each (R, *shape), as views of the rows."""
+        """Return parameters by name, each (R, *shape), as views of the rows; vectors are copied, once for all kernels."""
         parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)
         runs = len(params_RP)
-        return {name: part.view(runs, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: (part.contiguous() if len(shape) == 1 else part).view(runs, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.

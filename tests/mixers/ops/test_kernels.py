@@ -68,18 +68,18 @@ def project_case(R: int, B: int, T: int, D: int, normed: bool) -> Case:
         return (rms_norm(q, norms[0]), rms_norm(k, norms[1]), v) if norms else (q, k, v)
 
     def method(dtype: torch.dtype) -> Method:
-        full = project_method(dtype)
-        if normed:
-            return full
+        full = project_method()
 
         def backward(gradients, tensors, outputs, saved):  # type: ignore[no-untyped-def]
-            dx, dgain, *_, wq, wk, wv = full.backward(gradients, with_none(tensors), outputs, saved)
-            return dx, dgain, wq, wk, wv
+            computed = full.backward(gradients, completed(tensors), outputs, saved)
+            return [y for y in computed if y is not None]
 
-        def with_none(tensors):  # type: ignore[no-untyped-def]
-            return tensors[0], tensors[1], None, None, *tensors[2:]
+        def completed(tensors):  # type: ignore[no-untyped-def]
+            x, gain, *others = tensors
+            w = torch.stack(others[-3:], 1).to(dtype)
+            return x, gain, *(others if normed else (None, None, *others)), w
 
-        return full._replace(forward=lambda *tensors: full.forward(*with_none(tensors)), backward=backward)
+        return full._replace(forward=lambda *tensors: full.forward(*completed(tensors)), backward=backward)
 
     gains = [draw(R, D, std=0.2, mean=1.0) for _ in range(3 if normed else 1)]
     return Case(plain, method, [draw(R, B, T, D)], gains + [draw(R, D, D, std=D**-0.5) for _ in range(3)])
@@ -92,8 +92,19 @@ def mlp_case(R: int, B: int, T: int, D: int, hidden: int) -> Case:
         u = x + SCALE * y
         return (u + SCALE * F.linear(F.gelu(F.linear(rms_norm(u, gain), up)), down),)
 
+    def method(dtype: torch.dtype) -> Method:
+        full = mlp_method(SCALE)
+
+        def completed(tensors):  # type: ignore[no-untyped-def]
+            return *tensors, *(w.to(dtype) for w in tensors[3:])
+
+        return full._replace(
+            forward=lambda *tensors: full.forward(*completed(tensors)),
+            backward=lambda gradients, tensors, *kept: full.backward(gradients, completed(tensors), *kept)[:-2],
+        )
+
     parameters = [draw(R, D, std=0.2, mean=1.0), draw(R, hidden, D, std=D**-0.5), draw(R, D, hidden, std=hidden**-0.5)]
-    return Case(plain, lambda _: mlp_method(SCALE), [draw(R, B, T, D), draw(R, B, T, D)], parameters)
+    return Case(plain, method, [draw(R, B, T, D), draw(R, B, T, D)], parameters)
 
 
 def attention_case(R: int, B: int, T: int, D: int, H: int, window: int | None = None) -> Case:

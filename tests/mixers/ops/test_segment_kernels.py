@@ -68,7 +68,8 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     rows += [draw(R, B, blocks * memory, D) for _ in range(2)]
 
     # Without the bias, which has no gradient, among the tensors.
-    full, bias = block_attention_method(*bias_HIJ.shape, memory, earlier), bias_HIJ[None]
+    full = block_attention_method(*bias_HIJ.shape, memory, earlier)
+    bias = bias_HIJ.float().permute(2, 1, 0)[None]
     method = full._replace(
         forward=lambda *tensors: full.forward(*tensors, bias),
         backward=lambda gradients, tensors, *kept: full.backward(gradients, (*tensors, bias), *kept)[:-1],
