@@ -20,6 +20,9 @@ class Parity(Extrapolation):
     has a target and is scored, so a sequence asks for the parity of all its beginnings. Delétang et al. also train at
     lengths of at most 40 and evaluate on longer sequences.
 
+    Softmax attention that knows relative positions only, at any depth, gives equal tokens equal outputs. So it answers
+    ``1`` and ``1 1`` alike, and at most the three quarters of the sequences that do not begin with two ones can be right.
+
     Example, first sequence of the test split of ``Config(length=12, train_examples=1, eval_examples=1)``;
     ``_`` is no target, ``^`` a scored position::
 

@@ -331,3 +331,18 @@ BAD: list[tuple[type[Layer], dict[str, int], str]] = [
 def test_settings_out_of_range_are_refused(layer: type[Layer], values: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(layer, **values)
+
+
+@pytest.mark.parametrize("layer", [Transformer, SlidingAttention, Staircase])
+def test_equal_tokens_are_one_to_attention_without_positions(layer: type[Layer]) -> None:
+    """An average of equal values is that value, whatever the weights: relative positions cannot count equal tokens.
+
+    So these layers cannot tell the parity of ``1`` from that of ``1 1``, at any depth; RT can.
+    """
+    x_BTD = inputs(1).expand(-1, LENGTH, -1)
+    for blocks in (build(layer), torch.nn.Sequential(*(build(layer) for _ in range(3)))):
+        z_BTD = blocks(x_BTD)
+        same(z_BTD, z_BTD[:, :1].expand_as(z_BTD))
+
+    z_BTD = build(MIXERS["rt"])(x_BTD)
+    assert (z_BTD[:, 1:] - z_BTD[:, :-1]).norm(dim=-1).min() > 1e-6
