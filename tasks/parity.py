@@ -21,7 +21,7 @@ class Parity(Extrapolation):
     lengths of at most 40 and evaluate on longer sequences.
 
     Softmax attention that knows relative positions only, at any depth, gives equal tokens equal outputs. So it answers
-    ``1`` and ``1 1`` alike, and at most the three quarters of the sequences that do not begin with two ones can be right.
+    ``1`` and ``1 1`` alike, and can be right on three quarters of the sequences, those that do not begin with two ones.
 
     Example, first sequence of the test split of ``Config(length=12, train_examples=1, eval_examples=1)``;
     ``_`` is no target, ``^`` a scored position::

@@ -2,6 +2,7 @@
 
 import logging
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -87,3 +88,26 @@ def test_layers_of_kernels_alone_are_not_compiled(monkeypatch: pytest.MonkeyPatc
         step = members.gradient
         members.compile(inputs, targets)
         assert members.gradient == step
+
+
+@pytest.mark.parametrize(("in_place", "casts"), [(False, 1), (True, 2)])
+def test_repeats_are_merged_unless_tensors_change_in_place(
+    in_place: bool, casts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two casts of one tensor, between which it changes in place or not."""
+
+    def step(params: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        w = params.clone()
+        first = w.bfloat16()
+        if in_place:
+            w.add_(1)
+        return first.float() + inputs, w.bfloat16().float() + targets
+
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
+    arguments = torch.randn(3), torch.randn(3), torch.randn(3)
+    record: Any = compiled(step, arguments, "twice")
+
+    names = [str(node.target) + str(node.kwargs) for node in record.graph.nodes]
+    assert sum("_to_copy" in name and "bfloat16" in name for name in names) == casts
+    for got, want in zip(record(*arguments), step(*arguments), strict=True):
+        assert torch.equal(got, want)
