@@ -79,7 +79,9 @@ class _OverRuns(torch.autograd.Function):
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
             outputs, saved = _traced_forward(method, tensors) if _tracing else method.forward(*tensors)
-        return *(outputs if stacked else _lowered(outputs)), *saved
+        if not stacked:
+            outputs = tuple(y.squeeze_(0) for y in outputs)  # a view could not be written into by the caller
+        return *outputs, *saved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
