@@ -5,6 +5,7 @@ plugins (0.4.14 and later) import it by themselves, by the entry point ``lm_eval
 earlier ones, ``runners.c4.evaluation.lm_eval_adapter`` does.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ class CheckpointLM(LM):
         checkpoint: folder of a run, of which the newest checkpoint is read, a checkpoint file, or an exported folder.
         batch_size: texts in one forward pass.
         max_batch_size: not used; the harness gives it to every model.
-        device: ``auto`` takes the GPU if there is one; otherwise PyTorch's name of a device.
+        device: ``auto``, or PyTorch's name of a device; the harness says ``cuda:0`` unless ``--device`` is given.
 
     Raises:
-        ValueError: there is no such checkpoint or device, or the batch size is no number.
+        ValueError: there is no such checkpoint or kind of device, or the batch size is no number.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CheckpointLM(LM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch size {batch_size} must be a whole number of at least 1")
-        place = find_devices(device)[0] if device in ("auto", "cpu", "cuda") else torch.device(device)
+        place = find_place(device)
 
         model, self.tokenizer = load_model(checkpoint)
         self.model = model.to(place)
@@ -110,6 +111,28 @@ class CheckpointLM(LM):
         # Leave room for the continuation, and keep the end of the context.
         prompt = encode_prompt(self.tokenizer, context)[-max(1, self.seq_len - length) :]
         return read_until(generate(self.model, self.tokenizer, prompt, length, sampling), stops)
+
+
+def find_place(device: str) -> torch.device:
+    """Return a device by name, and the CPU for a GPU that is not there, as the harness's own models do.
+
+    Args:
+        device: ``auto``, which takes the GPU if there is one, or PyTorch's name of a device.
+
+    Raises:
+        ValueError: PyTorch knows no such name.
+    """
+    if device == "auto":
+        return find_devices(device)[0]
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"no device {device!r}: give auto, cpu, cuda or cuda:0, for example") from error
+
+    if place.type == "cuda" and not torch.cuda.is_available():
+        logging.getLogger(__name__).warning("PyTorch sees no GPU: the model runs on the CPU")
+        return torch.device("cpu")
+    return place
 
 
 def read_until(pieces: Iterable[str], stops: Sequence[str]) -> str:

@@ -272,6 +272,17 @@ def test_a_batch_size_that_is_no_number_is_refused(adapter: Any, tmp_path: Path)
             type(adapter)(checkpoint=tmp_path, batch_size=wrong, device="cpu")
 
 
+def test_the_gpu_that_the_harness_names_by_itself_may_be_missing(
+    adapter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = type(adapter)(checkpoint=tmp_path, device="cuda:0")
+    assert made.model.embedding.weight.device.type == "cpu"
+    assert caplog.messages == ["PyTorch sees no GPU: the model runs on the CPU"]
+    with pytest.raises(ValueError, match="no device 'gpu'"):
+        type(adapter)(checkpoint=tmp_path, device="gpu")
+
+
 def test_without_the_harness_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
