@@ -1,14 +1,13 @@
 """Pretrain a language model of any registered layer on C4.
 
-    python -m runners.c4 --layers 6                                     # the paper's 300M Recurrent Transformer
+    python -m runners.c4 --layers 6                  # the paper's 300M RT
     torchrun --nproc-per-node 8 -m runners.c4 --layers 6
     python -m runners.c4 --layers 6 --dry-run
-    python -m runners.c4 convert my_texts book.txt notes/
-    python -m runners.c4 --preset tiny --data my_texts --tokenizer my_texts/tokenizer/tokenizer.json
+    python -m runners.c4 convert my_texts book.txt notes/    # data of your own
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
     python -m runners.c4 export results/c4/RUN my_model
-    python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=results/c4/RUN --tasks piqa hellaswag
+    python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=RUN
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
 """

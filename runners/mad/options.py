@@ -226,10 +226,10 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
 
 def check_options(options: Options) -> None:
     """Raise ValueError where an option is missing, out of bounds, or excluded by another one."""
-    needed = ("mixer", "difficulty")
-    for name in needed if options.list else (*needed, "task"):
-        if not getattr(options, name):
-            raise ValueError(f"{_flag(name)} is missing: give at least one value, or use --preset demo")
+    instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
+    for name, preset in instead.items():
+        if not getattr(options, name) and not (options.list and name == "task"):
+            raise ValueError(f"{_flag(name)} is missing: give at least one value{preset}")
 
     counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
     for name in counts:
