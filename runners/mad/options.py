@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from mixers.base import Shape
 from mixers.costs import Figure
 from runners.cli import check_out
-from runners.mad.results.choice import PAPER_LRS
+from runners.mad.results.choice import PAPER_LRS, WIDE_LRS
 from runners.mad.results.kept import Keep
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
@@ -21,7 +21,7 @@ from runners.tracking import Mode, Tracking
 Grid = Literal["paper", "wide"]
 GRIDS: dict[Grid, tuple[float, ...]] = {
     "paper": PAPER_LRS,
-    "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+    "wide": WIDE_LRS,
 }
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
