@@ -151,7 +151,7 @@ def _import_advice(name: str, error: BaseException) -> str:
             f"; give the module, not its file: {module.removesuffix('.py').strip('./').replace('/', '.')}:{class_name}"
         )
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-        return "; python -m finds modules in the current folder, for others set PYTHONPATH"
+        return "; modules are found in the current folder, for others set PYTHONPATH"
     if "relative import" in str(error):
         return f"; give its package, too: package.{name}, from the folder that holds the package"
     return ""

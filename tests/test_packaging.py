@@ -59,7 +59,8 @@ def test_a_command_runs_as_the_main_program_which_its_worker_processes_import(
     (tmp_path / "some_program" / "__main__.py").write_text(
         "import sys\nprint(__name__, sys.modules['__main__'].__spec__.name)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.chdir(tmp_path)  # where ``python -m`` finds modules, too
     scripts._run("some_program")
     assert capsys.readouterr().out == "__main__ some_program.__main__\n"
 

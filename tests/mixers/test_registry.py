@@ -50,7 +50,7 @@ def test_a_layer_that_cannot_be_built_is_named() -> None:
     [
         ("my_layers.py:Mine", "give the module, not its file: my_layers:Mine"),
         ("./some/my_layers.py:Mine", "give the module, not its file: some.my_layers:Mine"),
-        ("no_such_module:Mine", "python -m finds modules in the current folder, for others set PYTHONPATH"),
+        ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
     ],
 )
