@@ -7,7 +7,7 @@
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
     python -m runners.c4 export results/c4/RUN my_model
-    python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=RUN
+    python -m runners.c4 lm_eval --help              # lm-evaluation-harness
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
 """

@@ -40,19 +40,24 @@ class CheckpointLM(LM):
         batch_size: texts in one forward pass.
         max_batch_size: not used; the harness gives it to every model.
         device: ``auto``, or PyTorch's name of a device; the harness says ``cuda:0`` unless ``--device`` is given.
+        **unknown: other ``--model_args``, which are refused.
 
     Raises:
-        ValueError: there is no such checkpoint or kind of device, or the batch size is no number.
+        ValueError: there is no such argument, checkpoint or kind of device, or the batch size is no number.
     """
 
     def __init__(
         self,
-        checkpoint: str | Path,
+        checkpoint: str | Path = "",
         batch_size: int | str = 16,
         max_batch_size: int | None = None,
         device: str = "auto",
+        **unknown: object,
     ) -> None:
         super().__init__()
+        if unknown or not checkpoint:
+            wrong = f"{NAME} knows no {', '.join(unknown)}" if unknown else "the checkpoint is missing"
+            raise ValueError(f"{wrong}: give --model_args checkpoint=FOLDER, and batch_size or device if you like")
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch size {batch_size} must be a whole number of at least 1")
         place = find_place(device)

@@ -272,6 +272,13 @@ def test_a_batch_size_that_is_no_number_is_refused(adapter: Any, tmp_path: Path)
             type(adapter)(checkpoint=tmp_path, batch_size=wrong, device="cpu")
 
 
+def test_other_arguments_and_none_are_refused(adapter: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{NAME} knows no batch: give --model_args checkpoint=FOLDER"):
+        type(adapter)(checkpoint=tmp_path, batch="3")
+    with pytest.raises(ValueError, match="the checkpoint is missing"):
+        type(adapter)(batch_size=3)
+
+
 def test_the_gpu_that_the_harness_names_by_itself_may_be_missing(
     adapter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
