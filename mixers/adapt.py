@@ -7,6 +7,7 @@ from inspect import Parameter
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from mixers.base import ContractError, Shape
@@ -47,6 +48,11 @@ class AdaptedLayer(MixerLayer):
             raise ContractError(
                 f"{self.module_class.__name__} must return a tensor of the shape of its inputs, or a tuple that begins "
                 f"with it: for {tuple(x_BTD.shape)} it returned {found}"
+            )
+        if not y.is_floating_point() or (y.dtype == torch.float64 != x_BTD.dtype):
+            raise ContractError(
+                f"{self.module_class.__name__} must return the type of its inputs: for {x_BTD.dtype} it returned "
+                f"{y.dtype}"
             )
         return y
 

@@ -4,7 +4,8 @@ They find faults that make results wrong without an error: outputs that depend o
 steps that differ from the whole, and parameters that are not trained.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
+from mixers.origin import origin
 
 POSITIONS = 32
 STEPS = 8
@@ -52,8 +54,9 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
     Raises:
         ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
-            or on other sequences; ``step`` gives other outputs; a parameter is frozen. Errors in the layer's own code
-            are passed on with a note that names the mixer.
+            or on other sequences; ``step`` gives other outputs, or a state that is no dict of tensors; a parameter is
+            frozen; outputs are float64 or no floats; the layer cannot be called. Errors in the layer's own code are
+            passed on with a note that names the mixer.
     """
     if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
         raise ContractError(
@@ -95,23 +98,21 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
 
     # Outputs of the same inputs twice, of inputs that differ from each cut on, and of single steps.
     after = []
-    with product_autocast(device):
-        try:
-            z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
-            for cut in cuts:
-                changed_BTD = x_BTD.clone()
-                changed_BTD[0, cut:] = other_TD[cut:]
-                after.append(layer(changed_BTD))
-            stepped = _steps(layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
-        except Exception as error:
-            error.add_note(f"while mixer {mixer!r} was called")
-            raise
+    with product_autocast(device), _naming(mixer, "was called"):
+        z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
+        for cut in cuts:
+            changed_BTD = x_BTD.clone()
+            changed_BTD[0, cut:] = other_TD[cut:]
+            after.append(layer(changed_BTD))
+        stepped = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
 
     if _form(z_BTD) != _form(x_BTD):
         raise ContractError(
             f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
             f"for {_form(x_BTD)} it returned {_form(z_BTD)}"
         )
+    if not z_BTD.is_floating_point() or z_BTD.dtype == torch.float64:
+        raise ContractError(f"mixer {mixer!r}: forward must return float32 for float32, it returned {z_BTD.dtype}")
     tolerance = TOLERANCE[product_precision(device)]
 
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -144,25 +145,51 @@ def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
     names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
     anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # some output needs a gradient in any case
 
-    try:
+    with _naming(mixer, "was called, and its gradients computed"):
         with product_autocast(x_BTD.device):
             z_BTD = layer(x_BTD + anchor)
         _, *gradients = torch.autograd.grad(z_BTD.sum() + anchor, [anchor, *parameters], allow_unused=True)
-    except Exception as error:
-        error.add_note(f"while mixer {mixer!r} was called, and its gradients computed")
-        raise
 
     return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
-def _steps(layer: Layer, x_BTD: Tensor) -> list[Tensor]:
-    """Return the outputs (B, D) of ``step`` at each position; none for a layer without a step form."""
-    outputs = []
+@contextmanager
+def _naming(mixer: str, doing: str) -> Iterator[None]:
+    """Add a note that names the mixer to errors of its code.
+
+    Raises:
+        ContractError: The error arose outside of that code, from what it has returned or lacks; one line.
+    """
+    try:
+        yield
+    except ContractError:
+        raise
+    except Exception as error:
+        if ":" in mixer and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
+            said = " ".join(str(error).split())
+            raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
+        error.add_note(f"while mixer {mixer!r} {doing}")
+        raise
+
+
+def _steps(mixer: str, layer: Layer, x_BTD: Tensor) -> list[Tensor]:
+    """Return the outputs (B, D) of ``step`` at each position; none for a layer without a step form.
+
+    Raises:
+        ContractError: A state is no dict of tensors.
+    """
+    outputs, source = [], "init_state"
     try:
         state = layer.init_state(len(x_BTD))
         for x_BD in x_BTD.unbind(1):
+            if not (isinstance(state, Mapping) and all(isinstance(y, Tensor) for y in state.values())):
+                raise ContractError(
+                    f"mixer {mixer!r}: a state is a dict of tensors by name, but {source} gave {type(state).__name__}: "
+                    "init_state(batch) returns the first one, each step the output and the next one"
+                )
             z_BD, state = layer.step(x_BD, state)
             outputs.append(z_BD.clone())  # the next step may write into it
+            source = "a step"
     except NotImplementedError:
         return []
     return outputs

@@ -75,7 +75,8 @@ def find_mixer(name: str) -> type[Layer]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (Exception, SystemExit) as error:  # importing runs a user's code, which may fail in any way
-        raise ValueError(f"cannot import mixer {name!r}: {where(error)}{type(error).__name__}: {error}") from error
+        said = f"{where(error)}{type(error).__name__}: {error}"
+        raise ValueError(f"cannot import mixer {name!r}: {said}{_import_advice(name, error)}") from error
 
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         raise ValueError(f"{name!r} is no mixer: it must be a class derived from torch.nn.Module")
@@ -84,6 +85,13 @@ def find_mixer(name: str) -> type[Layer]:
             return adapt(found)
         except ValueError as error:
             raise ValueError(f"mixer {name!r}: {error}") from error
+    if bare := [
+        c for c in found.Config.__mro__ if vars(c).get("__annotations__") and not vars(c).get("__dataclass_params__")
+    ]:
+        raise ValueError(
+            f"mixer {name!r}: its {bare[0].__qualname__} is no dataclass: put @dataclass(frozen=True, kw_only=True) "
+            "before it"
+        )
     if not _has_defaults(found.Config):
         raise ValueError(f"mixer {name!r}: its Config must be a dataclass whose fields all have defaults")
     return found
@@ -133,6 +141,20 @@ def building(mixer: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
         raise
+
+
+def _import_advice(name: str, error: BaseException) -> str:
+    """Return what to do about a module that cannot be imported; empty where its own code says it."""
+    module, _, class_name = name.partition(":")
+    if "/" in module or module.endswith(".py"):
+        return (
+            f"; give the module, not its file: {module.removesuffix('.py').strip('./').replace('/', '.')}:{class_name}"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        return "; modules are found in the current folder, for others set PYTHONPATH"
+    if "relative import" in str(error):
+        return f"; give its package, too: package.{name}, from the folder that holds the package"
+    return ""
 
 
 def _has_defaults(config_class: type) -> bool:

@@ -109,12 +109,12 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
         fail(" ".join(f"{where(error)}{error}".split()) + advice)
 
 
-def print_short_help(documentation: str | None, options_class: type) -> NoReturn:
+def print_short_help(documentation: str | None, options_class: type | None = None) -> NoReturn:
     """Print what a program is and what its options are called, and exit with status 2, because nothing was done.
 
     Args:
         documentation: docstring of the program.
-        options_class: dataclass of the program's own options.
+        options_class: dataclass of the program's own options; None if each of its commands has options of its own.
     """
     print(short_help(documentation or "", options_class))
     raise SystemExit(2)

@@ -45,14 +45,17 @@ def in_groups(options_class: Any) -> dict[str, list[str]]:
     return found
 
 
-def short_help(documentation: str, options_class: type) -> str:
+def short_help(documentation: str, options_class: type | None) -> str:
     """Return what a command prints when it is given nothing: its purpose, examples, and the names of its options.
 
     Args:
         documentation: docstring of the program; its first paragraph is the purpose, its second the examples.
-        options_class: dataclass of the options, with ``groups``.
+        options_class: dataclass of the options, with ``groups``; None if there are none to print.
     """
     purpose, examples, *_ = documentation.strip().split("\n\n")
+    if options_class is None:
+        return "\n".join([purpose, "", examples, "", "--help, also after the first word, explains more."])
+
     groups = [
         textwrap.fill(
             f"{title} options: {' '.join(map(flag_of, names))}",
@@ -62,7 +65,7 @@ def short_help(documentation: str, options_class: type) -> str:
         )
         for title, names in in_groups(options_class).items()
     ]
-    more = "--help explains them, and the options of layers and tasks that are named beside it."
+    more = "--help explains them, and the options of layers and tasks named beside it."
     return "\n".join([purpose, "", examples, "", *groups, "", more])
 
 

@@ -4,6 +4,8 @@ Each does what ``python -m`` with the name of the module does, also in the proce
 """
 
 import runpy
+import sys
+from pathlib import Path
 
 
 def mad() -> None:
@@ -42,5 +44,6 @@ def report() -> None:
 
 
 def _run(module: str) -> None:
-    """Run a module as the main program."""
+    """Run a module as the main program, which finds modules in the current folder, as with ``python -m``."""
+    sys.path.insert(0, str(Path.cwd()))
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,6 +1,7 @@
 """Which files import which: data flows one way, and programs are neighbours, not relatives."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,27 @@ def test_imports_go_one_way(parts: set[str], forbidden: set[str]) -> None:
         if part(other) in forbidden or part(other).partition(".")[0] in forbidden
     ]
     assert found == []
+
+
+def named_in_the_tree() -> set[str]:
+    """Files and folders, with a slash at their end, that the tree in CONTRIBUTING.md names."""
+    tree = re.search(r"^```\n(mixers/\n.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert tree is not None
+    found, folders = set(), {-4: ""}
+    for line in tree[1].splitlines():
+        names = re.match(r" *((?:[\w.]+(?:\.py|\.md|/)(?: +|$))+)", line)
+        assert names is not None, f"no name: {line}"
+        indent = len(line) - len(line.lstrip())
+        for name in names[1].split():
+            found.add(folders[indent - 4] + name)
+            if name.endswith("/"):
+                folders[indent] = folders[indent - 4] + name
+    return found
+
+
+def test_the_tree_in_the_documents_names_each_file_or_a_folder_without_its_files() -> None:
+    named = named_in_the_tree()
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    whole = tuple(f for f in named if f.endswith("/") and not any(n != f and n.startswith(f) for n in named))
+    files = {path.relative_to(ROOT).as_posix() for path in FILES.values() if not path.stem.startswith("__")}
+    assert [file for file in sorted(files - named) if not file.startswith(whole)] == []

@@ -59,7 +59,8 @@ def test_a_command_runs_as_the_main_program_which_its_worker_processes_import(
     (tmp_path / "some_program" / "__main__.py").write_text(
         "import sys\nprint(__name__, sys.modules['__main__'].__spec__.name)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.chdir(tmp_path)  # where ``python -m`` finds modules, too
     scripts._run("some_program")
     assert capsys.readouterr().out == "__main__ some_program.__main__\n"
 
@@ -108,3 +109,9 @@ def test_links_between_the_documents_lead_to_files() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_line_of_prose_in_the_documents_is_longer_than_120_characters() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        prose = re.sub(r"^```.*?^ *```$|^ *\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert [line for line in prose.splitlines() if len(line) > 120] == [], page.name

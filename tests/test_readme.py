@@ -1,8 +1,5 @@
 """The Python examples of README.md run, and print what README.md says."""
 
-import gzip
-import json
-import random
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,9 +9,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from runners.c4.corpus.convert import main as convert
+
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "se") for b in ("n", "r", "s", "")]
 
 
 class Example(NamedTuple):
@@ -40,23 +38,10 @@ def without_floats(output: str) -> str:
     return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", output)
 
 
-def write_texts() -> None:
-    """A folder ``my_texts`` of C4-format files and the ``tokenizer.json`` of their words, in the current folder."""
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
-    dice = random.Random(0)
-    documents = [" ".join(dice.choices(WORDS, k=40)) for _ in range(150)]
-
-    folder = Path("my_texts")
-    folder.mkdir()
-    for name, part in {"train": documents[:100], "validation": documents[100:]}.items():
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
-        (folder / f"{name}.json.gz").write_bytes(gzip.compress(lines.encode()))
-
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["[UNK]", "</s>"])
-    tokenizer.train_from_iterator(documents, trainer)
-    tokenizer.save("tokenizer.json")
+def make_texts() -> None:
+    """Run the ``convert`` command of README.md, with the documents of the repository, in the current folder."""
+    [(folder, texts)] = re.findall(r"^python -m runners.c4 convert (\S+) (.*)$", README.read_text(), re.MULTILINE)
+    convert([folder, *(str(README.parent / text) for text in texts.split())])
 
 
 def test_there_are_examples_with_output() -> None:
@@ -82,7 +67,8 @@ def test_an_example_prints_its_output(
     monkeypatch.chdir(tmp_path)
     if "my_texts" in example.code:
         pytest.importorskip("datasets", reason="needs the extra pretraining")
-        write_texts()
+        pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+        make_texts()
     capsys.readouterr()
 
     # Blank lines in front, so that a traceback names the line of README.md.

@@ -1,12 +1,12 @@
-"""Time the implementations of a layer on this machine, after a check against float64.
+"""Time implementations of layers on this machine, after a check against float64.
 
     python -m runners.bench diagnostics
     python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
     python -m runners.bench diagnostics --device cpu
     python -m runners.bench diagnostics --layers all
-    python -m runners.bench diagnostics --layers rt lstm package.module:Class --lengths 128 256 1024
+    python -m runners.bench diagnostics --layers rt lstm module:Class --runs 6
     python -m runners.bench pretraining
-    python -m runners.bench pretraining --parts layers --widths 1024 --budget 120
+    python -m runners.bench pretraining --parts layers --widths 1024
 
 ``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
 optimizer step on in-context recall. With ``--layers`` it times that step for layers by name, as the trainer compiles
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 from runners.bench.diagnostics.command import diagnostics
 from runners.bench.pretraining.command import pretraining
-from runners.cli import fail, run_command
+from runners.cli import fail, print_short_help, run_command
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
 
@@ -35,9 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["--help"], ["-h"]):
         print(__doc__)
-    elif not words or words[0] not in BENCHMARKS:
-        given = f"no benchmark {words[0]!r}" if words else "the benchmark is missing"
-        fail(f"{given}: choose from {', '.join(BENCHMARKS)}")
+    elif not words:
+        print_short_help(__doc__)
+    elif words[0] not in BENCHMARKS:
+        fail(f"no benchmark {words[0]!r}: choose from {', '.join(BENCHMARKS)}")
     else:
         BENCHMARKS[words[0]](words[1:])
 

@@ -1,13 +1,13 @@
 """Pretrain a language model of any registered layer on C4.
 
-    python -m runners.c4 --layers 6                                     # the paper's 300M Recurrent Transformer
+    python -m runners.c4 --layers 6                  # the paper's 300M RT
     torchrun --nproc-per-node 8 -m runners.c4 --layers 6
     python -m runners.c4 --layers 6 --dry-run
-    python -m runners.c4 --preset tiny --data my_folder --tokenizer tokenizer.json
+    python -m runners.c4 convert my_texts book.txt notes/    # data of your own
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
     python -m runners.c4 export results/c4/RUN my_model
-    python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=results/c4/RUN --tasks piqa hellaswag
+    python -m runners.c4 lm_eval --help              # lm-evaluation-harness
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
 """
@@ -28,6 +28,7 @@ from rich.console import Console
 from mixers.contract import check_foreign
 from runners.c4 import export
 from runners.c4.config import OF_THE_MODEL, Config
+from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
@@ -42,6 +43,7 @@ from runners.cli import print_short_help, run_command, user_errors
 from runners.nested_options import parse
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "convert": convert.main,
     "generate": generate.main,
     "export": export.main,
     "lm_eval": lm_eval_adapter.main,

@@ -37,8 +37,8 @@ OF_THE_MODEL = ("heads",)
 class Config:
     """Pretrain a language model of any registered layer on C4.
 
-    In place of options, generate RUN continues texts, export RUN FOLDER writes the model for use elsewhere, and lm_eval
-    runs lm-evaluation-harness: see their --help.
+    In place of options, convert FOLDER TEXTS makes data of text files, generate RUN continues texts, export RUN FOLDER
+    writes the model for use elsewhere, and lm_eval runs lm-evaluation-harness: see their --help.
 
     Attributes:
         preset: paper, or tiny, which trains in two minutes on a CPU.

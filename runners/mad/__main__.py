@@ -2,9 +2,9 @@
 
     python -m runners.mad --mixer rt --task compression
     python -m runners.mad --mixer rt transformer --task all --seeds 5
-    python -m runners.mad --mixer my_package.my_module:MyLayer --task in-context-recall --steps 2000
-    python -m runners.mad --mixer rt transformer --task compression --mixer.heads 4 --match flops
-    python -m runners.mad --preset quick --mixer my_package.my_module:MyLayer
+    python -m runners.mad --mixer my_module:MyLayer --task parity --steps 2000
+    python -m runners.mad --mixer lstm transformer --task parity --match params
+    python -m runners.mad --preset quick --mixer my_module:MyLayer
     python -m runners.mad --preset demo
     python -m runners.mad --mixer all --task all --dry-run
     python -m runners.mad --list

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from mixers.base import Layer, Shape
 from mixers.costs import count_parameters
-from mixers.models import BACKBONES
+from mixers.models import LanguageModel
 from mixers.registry import building
 from runners.mad.experiment import Experiment
 from runners.memory import require_memory
@@ -61,18 +62,30 @@ def _longest(config: Any) -> int:
 
 
 def _parameters(experiment: Experiment) -> int:
-    """Count the parameters of a model from those with one layer and with two."""
+    """Return the parameters of a model's layers, which know nothing of the task, and of its embedding and readout."""
+    shape = experiment.shape
+    key = experiment.layer, repr(experiment.mixer_config), replace(shape, layers=1)
+    if key not in _counted:
+        _counted[key] = _of_one_and_two_layers(experiment)
+    one, two = _counted[key]
+    return one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
+
+
+_counted: dict[tuple[type[Layer], str, Shape], tuple[int, int]] = {}
+"""Parameters of models with one layer and with two, by layer, configuration and shape."""
+
+
+def _of_one_and_two_layers(experiment: Experiment) -> tuple[int, int]:
+    """Count the parameters of a language model of one token with one layer, and of one with two."""
 
     def of_layers(count: int) -> int:
-        task, shape = experiment.instance, replace(experiment.shape, layers=count)
-        model = BACKBONES[task.backbone](experiment.layer, experiment.mixer_config, shape, task.vocab_size)
-        return count_parameters(model)
+        shape = replace(experiment.shape, layers=count)
+        return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, shape, vocab_size=1))
 
     # Without memory, if the layer can be built so.
     try:
         with torch.device("meta"):
-            one, two = of_layers(1), of_layers(2)
+            return of_layers(1), of_layers(2)
     except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
         with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-            one, two = of_layers(1), of_layers(2)
-    return one + (experiment.shape.layers - 1) * (two - one)
+            return of_layers(1), of_layers(2)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from mixers.base import Shape
 from mixers.costs import Figure
 from runners.cli import check_out
-from runners.mad.results.choice import PAPER_LRS
+from runners.mad.results.choice import PAPER_LRS, WIDE_LRS
 from runners.mad.results.kept import Keep
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
@@ -21,7 +21,7 @@ from runners.tracking import Mode, Tracking
 Grid = Literal["paper", "wide"]
 GRIDS: dict[Grid, tuple[float, ...]] = {
     "paper": PAPER_LRS,
-    "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+    "wide": WIDE_LRS,
 }
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
@@ -226,10 +226,10 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
 
 def check_options(options: Options) -> None:
     """Raise ValueError where an option is missing, out of bounds, or excluded by another one."""
-    needed = ("mixer", "difficulty")
-    for name in needed if options.list else (*needed, "task"):
-        if not getattr(options, name):
-            raise ValueError(f"{_flag(name)} is missing: give at least one value, or use --preset demo")
+    instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
+    for name, preset in instead.items():
+        if not getattr(options, name) and not (options.list and name == "task"):
+            raise ValueError(f"{_flag(name)} is missing: give at least one value{preset}")
 
     counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
     for name in counts:

@@ -1,10 +1,16 @@
 """Layers are found and built by name."""
 
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from mixers import MIXERS, Shape, build
+from mixers import MIXERS, Shape, build, find_mixer
 from mixers.rt.layer import RecurrentTransformer
+from mixers.transformer import Transformer
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -37,3 +43,33 @@ def test_a_layer_that_cannot_be_built_is_named() -> None:
         build("rt", heads=3)
     with pytest.raises(ValueError, match="no mixer 'rnn': choose from transformer, "):
         build("rnn")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("my_layers.py:Mine", "give the module, not its file: my_layers:Mine"),
+        ("./some/my_layers.py:Mine", "give the module, not its file: some.my_layers:Mine"),
+        ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
+        ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
+    ],
+)
+def test_a_module_that_is_not_found_is_told_how_modules_are_named(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "alone.py").write_text("from .neighbour import Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"; {re.escape(advice)}$"):
+        find_mixer(name)
+
+
+def test_a_configuration_without_its_decorator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings would be no options, and nothing would say so."""
+
+    class Bare(Transformer):
+        class Config(Transformer.Config):
+            decay: float = 0.9
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Bare=Bare))
+    with pytest.raises(ValueError, match=r"Bare.Config is no dataclass: put @dataclass\(frozen=True, kw_only=True\)"):
+        find_mixer("layers_of_others:Bare")

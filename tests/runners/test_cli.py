@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mixers.transformer import Transformer
+from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.guidance import flag_of
@@ -136,16 +137,24 @@ def test_an_unknown_option_is_told_which_one_was_meant(preset: Any, arguments: l
         parse(type(preset), preset, arguments, own)
 
 
-@pytest.mark.parametrize("main", [mad.main, c4.main], ids=["mad", "c4"])
-def test_a_command_without_arguments_says_what_it_does_in_25_lines(
-    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None]
+@pytest.mark.parametrize(
+    ("main", "said"),
+    [
+        (mad.main, {flag_of(field.name) for field in fields(Options)}),
+        (c4.main, {flag_of(field.name) for field in fields(Config)} | c4.COMMANDS.keys()),
+        (bench.main, {"diagnostics", "pretraining", "--help"}),
+    ],
+    ids=["mad", "c4", "bench"],
+)
+def test_a_command_without_arguments_says_what_it_does_in_25_lines_of_80_columns(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None], said: set[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([])
     printed = capsys.readouterr().out
     assert printed.count("\n") <= 25
-    options = Options if main is mad.main else Config
-    assert set(re.findall(r"(?<= )--[\w-]+", printed)) >= {flag_of(field.name) for field in fields(options)}
+    assert max(map(len, printed.splitlines())) < 80
+    assert set(re.findall(r"(?<= )[\w-]+|^--help", printed, flags=re.MULTILINE)) >= said
 
 
 def test_the_options_stand_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
-"""The model ``rt-c4`` of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness), version 0.4.
+"""The command line of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) with ``rt-c4``.
 
     python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=results/c4/<run> --tasks piqa hellaswag
 
-The harness has no way to find models of other packages, so this command registers the model and then runs the harness's
-own command ``lm_eval`` with all arguments. From Python:
+It registers the model, which is in ``runners.c4.evaluation.lm_eval_model``, and then runs the harness's own command
+``lm_eval`` with all arguments. From 0.4.14 on the harness finds the model by itself (its pull request 4013), and
+``lm_eval --model rt-c4`` is the same. From Python:
 
     from lm_eval import simple_evaluate
     from runners.c4.evaluation.lm_eval_adapter import register
@@ -15,30 +16,9 @@ The harness is the extra ``eval``: ``pip install '.[eval]'``.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-import torch
-
-from runners.c4.checkpoints import load_config, load_model
-from runners.c4.corpus.tokenizer import end_of_text
-from runners.c4.evaluation.evaluate import Likelihood, Pair, encode_pair, log_likelihoods
-from runners.c4.evaluation.generate import Sampling, check_steps, encode_prompt, generate
 from runners.cli import user_errors
-from runners.device import find_devices
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-
-NAME = "rt-c4"
-"""Name of the model in the harness."""
-MAX_NEW_TOKENS = 256
-"""Tokens generated for a request that names no number; the harness's own models do the same."""
-GENERATION = {"until", "max_gen_toks", "do_sample", "temperature", "top_k"}
-"""Settings of a request to generate."""
-OTHER_SAMPLING = {"top_p", "min_p", "typical_p"}
-"""Settings that concern sampling alone and are not known here; greedy decoding ignores them."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -58,101 +38,8 @@ def register() -> None:
         ValueError: lm-evaluation-harness is not installed.
     """
     try:
-        from lm_eval.api.model import LM
-        from lm_eval.api.registry import register_model
-    except ImportError as error:
+        import runners.c4.evaluation.lm_eval_model  # noqa: F401  (registers the model)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "lm_eval":
+            raise
         raise ValueError("lm-evaluation-harness is not installed: pip install '.[eval]'") from error
-
-    # The harness is imported here, so the class that inherits from it is made here, too.
-    register_model(NAME)(type("CheckpointLM", (Requests, LM), {"__module__": __name__}))
-
-
-class Requests:
-    """The harness's three kinds of requests; ``register`` combines it with the harness's abstract class.
-
-    Args:
-        checkpoint: folder of a run, of which the newest checkpoint is read, a checkpoint file, or an exported folder.
-        batch_size: texts in one forward pass.
-        max_batch_size: not used; the harness gives it to every model.
-        device: ``auto`` takes the GPU if there is one; otherwise PyTorch's name of a device.
-
-    Raises:
-        ValueError: there is no such checkpoint or device, or the batch size is no number.
-    """
-
-    def __init__(
-        self,
-        checkpoint: str | Path,
-        batch_size: int | str = 16,
-        max_batch_size: int | None = None,
-        device: str = "auto",
-    ) -> None:
-        super().__init__()
-        if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise ValueError(f"batch size {batch_size} must be a whole number of at least 1")
-        place = find_devices(device)[0] if device in ("auto", "cpu", "cuda") else torch.device(device)
-
-        model, self.tokenizer = load_model(checkpoint)
-        self.model = model.to(place)
-        self.seq_len = load_config(checkpoint).seq_len
-        self.batch_size = int(batch_size)
-        self.end = end_of_text(self.tokenizer)
-
-    def loglikelihood(self, requests: "Sequence[Instance]") -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
-        texts = (request.args for request in requests)
-        pairs = [encode_pair(self.tokenizer, context, continuation, self.end) for context, continuation in texts]
-        return [(answer.log_probability, answer.greedy) for answer in self._score(pairs)]
-
-    def loglikelihood_rolling(self, requests: "Sequence[Instance]") -> list[float]:
-        """Return the log-probability of each whole text after end-of-text; a long text is read in parts."""
-        texts = (self.tokenizer.encode(request.args[0], add_special_tokens=False).ids for request in requests)
-        return [answer.log_probability for answer in self._score([Pair([self.end], text) for text in texts])]
-
-    def generate_until(self, requests: "Sequence[Instance]") -> list[str]:
-        """Return the continuation of each context up to its first stop text, the end of the text or the longest length.
-
-        Raises:
-            ValueError: the layer has no step form, or a setting is neither of ``GENERATION`` nor to be ignored.
-        """
-        check_steps(self.model)
-        return [self._generate(*request.args) for request in requests]
-
-    def _score(self, pairs: list[Pair]) -> list[Likelihood]:
-        """Return the likelihoods of ``pairs``."""
-        device = self.model.embedding.weight.device
-        return log_likelihoods(self.model, pairs, self.batch_size, self.seq_len, device)
-
-    def _generate(self, context: str, settings: dict[str, Any]) -> str:
-        """Return the continuation of one context."""
-        # As in the harness: sampling if it is asked for, or if a temperature is given and nothing is said.
-        temperature = settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0)
-        greedy = temperature == 0.0 or settings.get("do_sample") is False
-        known = GENERATION | OTHER_SAMPLING if greedy else GENERATION
-        if unknown := settings.keys() - known:
-            raise ValueError(f"generation knows no {', '.join(sorted(unknown))}: its settings are {sorted(GENERATION)}")
-
-        # Greedy decoding ignores the settings of sampling.
-        sampling = (
-            Sampling(temperature=0.0) if greedy else Sampling(temperature=temperature, top_k=settings.get("top_k"))
-        )
-        sampling.check()
-
-        # The harness gives one stop text or several.
-        until = settings.get("until") or []
-        stops = [until] if isinstance(until, str) else until
-        length = settings.get("max_gen_toks", MAX_NEW_TOKENS)
-
-        # Leave room for the continuation, and keep the end of the context.
-        prompt = encode_prompt(self.tokenizer, context)[-max(1, self.seq_len - length) :]
-        return read_until(generate(self.model, self.tokenizer, prompt, length, sampling), stops)
-
-
-def read_until(pieces: Iterable[str], stops: Sequence[str]) -> str:
-    """Join ``pieces`` up to the first occurrence of any of ``stops``; take no more pieces than needed."""
-    text = ""
-    for piece in pieces:
-        text += piece
-        if found := [place for stop in stops if (place := text.find(stop)) >= 0]:
-            return text[: min(found)]
-    return text

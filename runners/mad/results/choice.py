@@ -11,6 +11,7 @@ from tasks.base import Accuracy
 
 PAPER_LRS = (1e-4, 5e-4, 1e-3)
 """Oncescu et al. 2026, appendix "Synthetic experiments", which prints 5e-4 a second time."""
+WIDE_LRS = (*PAPER_LRS, 2e-3, 5e-3)
 OTHER_GRIDS: Mapping[str, tuple[float, ...]] = {"paper": PAPER_LRS, "paper with 5e-3": (*PAPER_LRS, 5e-3)}
 """Learning rates of the grids whose choice is read from the runs of a larger one."""
 NEAR = 0.9

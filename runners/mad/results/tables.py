@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from runners.mad.results.choice import WIDE_LRS
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
 
 COLUMNS = (
@@ -81,9 +82,10 @@ def edge_advice(summary: Summary) -> str:
     assert summary.chosen_point is not None
     better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
     lrs = sorted({point.lr for point in summary.points})
+    wider = WIDE_LRS[0] < lrs[0] if summary.edge == "smallest" else WIDE_LRS[-1] > lrs[-1]
     return (
         f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
-        f"try --grid wide, or --lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
+        f"try {'--grid wide, or ' * wider}--lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
     )
 
 

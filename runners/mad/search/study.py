@@ -158,6 +158,7 @@ def note(experiment: Experiment) -> str:
     settings = "\n".join(
         f"- **{title}**: {', '.join(f'{name} {value}' for name, value in values.items())}"
         for title, values in sections.items()
+        if values
     )
 
     return f"""# {experiment.label} on {experiment.task}, {experiment.difficulty}

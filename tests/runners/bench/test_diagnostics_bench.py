@@ -298,7 +298,6 @@ def test_what_lacked_memory_beside_others_is_timed_alone(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the benchmark is missing: choose from diagnostics, pretraining"),
         (["speed"], "no benchmark 'speed': choose from diagnostics, pretraining"),
         ([*TINY, "--sped", "1"], "unknown option --sped"),
         ([*TINY, "--lengths", "x"], "--lengths"),

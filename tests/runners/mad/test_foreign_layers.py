@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -58,9 +58,10 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "narrower": (lambda z: z[..., :-1], "it returned (2, 16, 15)"),
     "two": (lambda z: (z, z), "it returned tuple"),
     "nothing": (lambda z: None, "it returned NoneType"),
+    "float64": (lambda z: z.double(), "it returned torch.float64"),
 }
 
-UNCOUNTED = ("narrower", "two", "nothing")
+UNCOUNTED = ("narrower", "two", "nothing", "float64")
 """Layers whose operations cannot be counted, for which a dry run has a question mark."""
 
 
@@ -78,6 +79,40 @@ def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
     assert message in refused(*command)
     if name not in UNCOUNTED:
         assert message in refused(*command, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("first", "following", "message"),
+    [
+        (lambda state: state["h"], None, "but init_state gave Tensor"),
+        (None, lambda state: state["h"], "but a step gave Tensor"),
+        (None, lambda state: {"h": 0.0}, "but a step gave dict"),
+    ],
+)
+def test_a_state_that_is_no_dict_of_tensors_is_refused(
+    first: Callable[[Any], Any] | None, following: Callable[[Any], Any] | None, message: str
+) -> None:
+    class Stateful(Transformer):
+        def init_state(self, batch: int) -> Any:
+            state = {"h": torch.zeros(batch, self.shape.width)}
+            return state if first is None else first(state)
+
+        def step(self, x_BD: Tensor, state: Any) -> Any:
+            return x_BD, state if following is None else following(state)
+
+    with pytest.raises(ContractError, match=message):
+        check_layer("of:others", Stateful(Transformer.Config(heads=2), Shape(width=16, mlp_width=32)), CPU)
+
+
+def test_a_call_that_fails_outside_of_the_layers_code_is_one_line(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no line of the user's code to name."""
+    forwardless = type("L", (nn.Module,), {"__init__": lambda self, dim: nn.Module.__init__(self)})
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=forwardless))
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L")
+    assert "mixer 'layers_of_others:L': NotImplementedError while it was called: " in error
+    assert 'missing the required "forward"' in error
 
 
 def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
@@ -362,10 +397,13 @@ def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
         return torch.stack(states, 1)
 
     def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
-        state.mul_(0.9).add_(x_BD)
-        return state, state
+        state["h"].mul_(0.9).add_(x_BD)
+        return state["h"], state
 
-    check_layer("other", of_others(forward=forward, step=step, init_state=lambda self, n: torch.zeros(n, 16)), CPU)
+    def init_state(self: Transformer, batch: int) -> Any:
+        return {"h": torch.zeros(batch, 16)}
+
+    check_layer("other", of_others(forward=forward, step=step, init_state=init_state), CPU)
 
 
 def test_frozen_parameters_are_refused() -> None:

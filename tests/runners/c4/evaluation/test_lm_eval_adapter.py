@@ -1,6 +1,8 @@
 """The adapter under a stand-in of the harness's abstract class, against next-token probabilities of single prefixes."""
 
+import importlib.metadata
 import sys
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from mixers.base import Shape
 from mixers.models import LanguageModel
 from mixers.transformer import Transformer
-from runners.c4.evaluation import lm_eval_adapter
-from runners.c4.evaluation.lm_eval_adapter import NAME, main, read_until, register
+from runners.c4.evaluation.lm_eval_adapter import main, register
 
+MODULE = "runners.c4.evaluation.lm_eval_model"
+NAME = "rt-c4"
 LENGTH = 8
 TEXT = "the cat sat on the mat with a hat"
 
@@ -67,17 +70,25 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     """Stand-in of the harness; returns its registry of models."""
     found: dict[str, type] = {}
 
-    def register_model(name: str) -> Callable[[type], None]:
-        return lambda model: found.update({name: model})
+    def register_model(name: str) -> Callable[[type], type]:
+        return lambda model: found.setdefault(name, model)
 
     contents = {"lm_eval": {}, "lm_eval.api": {}, "lm_eval.api.model": {"LM": LM}}
     contents |= {"lm_eval.api.registry": {"register_model": register_model}}
+    contents |= {"lm_eval.api.instance": {"Instance": Instance}}
     contents |= {"lm_eval.__main__": {"cli_evaluate": lambda: print(*sys.argv, *found)}}
     for name, content in contents.items():
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
+    forget_the_model(monkeypatch)
     return found
+
+
+def forget_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model's file be imported afresh, also by the next test."""
+    monkeypatch.setitem(sys.modules, MODULE, ModuleType(MODULE))
+    del sys.modules[MODULE]
 
 
 @pytest.fixture
@@ -88,6 +99,7 @@ def adapter(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
+    register()
     loaded = {"load_model": (model, tokenizer), "load_config": SimpleNamespace(seq_len=LENGTH)}
     for name, value in loaded.items():
 
@@ -95,8 +107,7 @@ def adapter(
             assert path == tmp_path
             return value
 
-        monkeypatch.setattr(lm_eval_adapter, name, load)
-    register()
+        monkeypatch.setattr(sys.modules[MODULE], name, load)
     return registered[NAME](checkpoint=tmp_path, batch_size="2", max_batch_size=None, device="cpu")
 
 
@@ -221,7 +232,9 @@ def test_a_setting_that_would_count_and_is_not_known_is_refused(adapter: Any, se
         adapter.generate_until([Instance(("the", settings))])
 
 
-def test_text_is_read_no_further_than_its_first_stop() -> None:
+def test_text_is_read_no_further_than_its_first_stop(registered: dict[str, type]) -> None:
+    register()
+    read_until = sys.modules[MODULE].read_until
     taken = []
 
     def pieces() -> Iterator[str]:
@@ -242,15 +255,45 @@ def test_the_command_is_the_harness_own_with_the_model_registered(
     assert capsys.readouterr().out == f"lm_eval --model {NAME} --tasks piqa {NAME}\n"
 
 
+def test_a_harness_with_plugins_finds_the_model_by_its_entry_point(registered: dict[str, type]) -> None:
+    """By the group and the form of a value that its docs/plugins.md asks for (from version 0.4.14 on)."""
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    group = "lm_eval.models"
+    [(name, value)] = project["entry-points"][group].items()
+    found = importlib.metadata.EntryPoint(name, value, group).load()
+    assert name == NAME
+    assert registered == {NAME: found}
+    assert issubclass(found, LM)
+
+
 def test_a_batch_size_that_is_no_number_is_refused(adapter: Any, tmp_path: Path) -> None:
     for wrong in ("auto", 0, "-1"):
         with pytest.raises(ValueError, match="must be a whole number"):
             type(adapter)(checkpoint=tmp_path, batch_size=wrong, device="cpu")
 
 
+def test_other_arguments_and_none_are_refused(adapter: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{NAME} knows no batch: give --model_args checkpoint=FOLDER"):
+        type(adapter)(checkpoint=tmp_path, batch="3")
+    with pytest.raises(ValueError, match="the checkpoint is missing"):
+        type(adapter)(batch_size=3)
+
+
+def test_the_gpu_that_the_harness_names_by_itself_may_be_missing(
+    adapter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = type(adapter)(checkpoint=tmp_path, device="cuda:0")
+    assert made.model.embedding.weight.device.type == "cpu"
+    assert caplog.messages == ["PyTorch sees no GPU: the model runs on the CPU"]
+    with pytest.raises(ValueError, match="no device 'gpu'"):
+        type(adapter)(checkpoint=tmp_path, device="gpu")
+
+
 def test_without_the_harness_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    forget_the_model(monkeypatch)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(SystemExit) as stop:
         main(["--tasks", "piqa"])
