@@ -81,7 +81,7 @@ class Ensemble:
         return self.gradient != self._gradient
 
     def named(self, params_RP: Tensor) -> dict[str, Tensor]:
-        """Return parameters by name, each (R, *shape), as views of the rows; vectors are copied, once for all kernels."""
+        """Return parameters by name, each (R, *shape), as views of the rows; vectors are copies, for all kernels."""
         parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)
         runs = len(params_RP)
         return {
