@@ -18,7 +18,7 @@ from runners.mad.options import PRESETS, Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
-from runners.mad.search.identity import agree, trajectory
+from runners.mad.search.identity import trajectory
 from runners.mad.studies import kept_record, train_studies
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
@@ -134,21 +134,6 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
     protocol: ProtocolName = "quick" if cell["preset"] == "quick" else "full"
     (experiment,) = plan_experiments(options_of(entry, cell["task"], protocol), dict(entry.options), {})
     return replace(experiment, precision=cell["precision"])
-
-
-def is_stale(cell: Mapping[str, Any], experiment: Experiment) -> bool:
-    """Return whether a cell was trained on other data, or by code that trains otherwise than today's.
-
-    Args:
-        cell: content of the cell's file.
-        experiment: what the cell's command would train today (``experiment_of``).
-    """
-    if cell["fingerprint"] != experiment.fingerprint:
-        return True
-    if cell["code"] == experiment.code:
-        return False
-    then, now = cell["trajectory"], trajectory(experiment)
-    return then is None or now is None or not agree(then, now)
 
 
 def read_cell(path: Path) -> dict[str, Any]:

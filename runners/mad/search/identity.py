@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,13 @@ class Rehearsal:
         targets_ST[:, position_T % 2 == 0] = IGNORE
         scored_ST = np.broadcast_to(position_T % 4 == 1, inputs_ST.shape).copy()
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
+
+
+def rehearsal_of(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what a rehearsal depends on: experiments of equal values have one trajectory."""
+    layer = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape
+    task = experiment.instance
+    return *layer, task.backbone, task.vocab_size, experiment.protocol.optimizer
 
 
 def trajectory(experiment: Experiment) -> Trajectory | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.results.summary import Point, summarise
@@ -31,7 +30,7 @@ TINY = (
 
 
 def board_of(results: Path) -> Board:
-    return reference_board(results / "reference", "full", [], Console(quiet=True))
+    return reference_board(results / "reference", "full", [])
 
 
 class Outside(HTMLParser):

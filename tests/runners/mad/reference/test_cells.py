@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import pytest
 from rich.console import Console
 
 from mixers import MIXERS
-from mixers.base import Shape
 from runners.files import read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference.cells import cell_file, is_stale, options_of, train_cell, write_cell
+from runners.mad.reference.cells import cell_file, options_of, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
-from tests.runners.mad.commands import planned
 
 ENTRY = Entry(name="rt-block-2", mixer="rt", options={"heads": 2, "block": 2})
 TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "cpu"}
@@ -44,19 +41,6 @@ def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dic
     assert [len(point["seeds"]) for point in points] == [5 if i == content["chosen"] else 1 for i in range(2)]
     assert [len(curve) for curve in content["curves"]] == [2] * 5
     assert [row[0] for row in content["curves"][0]] == [1, 2]
-
-
-def test_a_cell_is_stale_when_its_data_or_its_training_are_others(cell: tuple[Path, dict[str, Any]]) -> None:
-    _, content = cell
-    command_line = ["--mixer", "rt", "--mixer.heads", "2", "--mixer.block", "2", "--task", "memorization"]
-    small = ["--steps", "2", "--evaluations", "2", "--width", "16", "--mlp-width", "16", "--device", "cpu"]
-    (experiment,) = planned([*command_line, *small])[1]
-    assert not is_stale(content, experiment)
-    assert is_stale({**content, "fingerprint": "of other data"}, experiment)
-    assert not is_stale({**content, "code": "of another day"}, experiment)
-    first, *others = content["trajectory"]
-    assert is_stale({**content, "code": "of another day", "trajectory": [1.001 * first, *others]}, experiment)
-    assert is_stale(content, replace(experiment, shape=Shape(width=16, mlp_width=32)))
 
 
 def test_variants_are_planned_under_both_protocols() -> None:
