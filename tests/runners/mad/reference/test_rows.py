@@ -99,6 +99,20 @@ def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments:
     assert reason == f"reference rows need {needed}, or --preset quick"
 
 
+def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
+    for words, name in (
+        ([], "quick"),
+        (["--layers", "2", "--seeds", "2", "--lr", "1e-3"], "quick"),
+        (["--steps", "60"], "custom"),
+        (["--width", "32"], "custom"),
+        (["--batch-size", "8"], "custom"),
+    ):
+        (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick", *words])[1]
+        assert experiment.difficulty == name
+        assert experiment.to_dict().get("preset") == ("quick" if name == "quick" else None)
+    assert rows_or_reason("--preset", "quick", "--steps", "60") == "reference rows need --steps 1000"
+
+
 def test_settings_that_lack_the_same_share_a_line() -> None:
     summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
     console = Console(file=io.StringIO(), width=200)
