@@ -202,8 +202,8 @@ def _describe(protocol: ProtocolName) -> str:
     lrs = ", ".join(f"{lr:g}" for lr in sorted({run.lr for run in options.runs}))
     decays = " and ".join(f"{decay:g}" for decay in sorted({run.weight_decay for run in options.runs}))
     return (
-        f"Width {options.width}, MLP {options.mlp_width}, {length} of {options.batch_size} sequences, learning rates "
-        f"{lrs}, weight decay {decays}; {options.seeds} seeds of the point chosen on validation."
+        f"Width {options.width}, MLP {options.mlp_width}, {length} in batches of {options.batch_size} sequences, "
+        f"learning rates {lrs}, weight decay {decays}; {options.seeds} seeds of the point chosen on validation."
     )
 
 

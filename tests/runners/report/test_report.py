@@ -105,6 +105,10 @@ def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch
     assert "--steps 4" in row
     assert 'data-token="0.6"' in row
 
+    # The page opens with the board that it stands on, and says "yours" once.
+    assert 'data-board="published"' in page
+    assert f"{YOURS} <span" not in row
+
     # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
     assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
     assert '<td class="rank">' in row
@@ -159,6 +163,11 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     assert evidence.ahead("mqar", "token") == "not shown"
     assert evidence.ablation() == "not shown"
     assert evidence.blocks() == "not shown"
+    assert evidence.recurrence() == "partly"  # parity alone is trained
+    assert (evidence.depth(), evidence.worth("memorization"), evidence.worth("parity")) == (
+        *("differs", "1"),
+        "not trained",
+    )
     assert evidence.acc("transformer", "copying", "token") == "not trained"
 
     write_cell(results, "transformer", "parity", [1.0, 1.0])
@@ -166,6 +175,7 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
     evidence = Evidence(board_of(results), Records(results / "published"))
     assert evidence.ahead("parity", "token") == "differs"
+    assert evidence.recurrence() == "differs"
     assert evidence.ablation() == "agrees"
     assert evidence.blocks() == "partly"
 
