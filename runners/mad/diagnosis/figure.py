@@ -11,8 +11,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from runners.mad.diagnosis.confusions import ConfusionMatrix
 from runners.mad.diagnosis.findings import Diagnosis
 from runners.mad.diagnosis.linear_probes import Probe, ProbeReport
+from runners.mad.diagnosis.profile import along_the_sequence
 from tasks.base import LENGTH_PREFIX, Accuracy
 
+AXES = {
+    "position": "position in the sequence, from 0 (tokens)",
+    "answer": "answer within its sequence (1 = first scored position)",
+}
 TICKS = 16
 """Most tokens named at an axis of the confusion matrix."""
 BAR = 0.38
@@ -49,9 +54,8 @@ def _accuracy_axis(axes: Axes, label: str, top: float = 1.05) -> None:
 
 def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
     """Plot the accuracy by position, or by ordinal if the answers stand at many different positions."""
-    profile, label = diagnosis.by_position, "position in the sequence, from 0 (tokens)"
-    if len(profile.index) > 2 * len(diagnosis.by_answer.index):
-        profile, label = diagnosis.by_answer, "answer within its sequence (1 = first scored position)"
+    axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
+    label = AXES[axis]
 
     counts = axes.twinx()
     counts.bar(profile.index, profile.sequences, color="0.9", width=min(np.diff(profile.index), default=1))

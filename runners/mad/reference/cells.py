@@ -9,17 +9,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 
 from mixers.base import Shape
-from runners.files import read_json, write_json
+from runners.device import find_devices
+from runners.files import DamagedFileError, read_json, write_json
+from runners.mad.diagnosis.outputs import UnreadableError, predict
+from runners.mad.diagnosis.profile import along_the_sequence, profiles
 from runners.mad.experiment import Experiment
 from runners.mad.options import PRESETS, Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
 from runners.mad.search.identity import trajectory
-from runners.mad.studies import kept_record, train_studies
+from runners.mad.studies import kept_model, kept_record, train_studies
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
@@ -101,6 +105,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "test": {name: values.get(f"test_{name}", []) for name in ("sequence_accuracy", "token_accuracy")},
         "probes": {name: [asdict(a) for a in found] for name, found in extrapolation.items()},
         "curves": curves_of(experiment, chosen, out),
+        "positions": positions_of(experiment, chosen, out),
         "ceiling": asdict(summary.ceiling),
         "chance": asdict(summary.chance),
         "costs": asdict(summary.costs),
@@ -111,6 +116,24 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "code": experiment.code,
         "trajectory": trajectory(experiment),
     }
+
+
+def positions_of(experiment: Experiment, point: Point | None, out: Path) -> dict[str, Any] | None:
+    """Return the mean token accuracy of a point's seeds along the sequences of the test split, rounded.
+
+    ``axis`` is ``position`` or ``answer``: the ordinal of the answer, where answers stand at many different positions.
+    None if every point diverged, or a model is gone or cannot be read.
+    """
+    batch, device = experiment.instance.split("test"), find_devices("auto")[0]
+    try:
+        models = [kept_model(experiment, run, out).to(device) for run in (point.runs if point else [])]
+        right = [predict(model, batch)[0] == batch.targets_ST for model in models]
+    except (DamagedFileError, UnreadableError):
+        return None
+    if not right:
+        return None
+    axis, profile = along_the_sequence(*profiles(np.mean(right, axis=0), batch.scored_ST))
+    return {"axis": axis, "index": profile.index, "accuracy": [round(share, 4) for share in profile.accuracy]}
 
 
 def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[list[list[float | None]]]:
@@ -143,7 +166,13 @@ def read_cell(path: Path) -> dict[str, Any]:
         DamagedFileError: it is damaged.
     """
     cell = read_json(path)
-    first = {"shape": asdict(Shape(layers=cell["layers"])), "preset": None, "remark": None, "code": None}
+    first = {
+        "shape": asdict(Shape(layers=cell["layers"])),
+        "preset": None,
+        "remark": None,
+        "code": None,
+        "positions": None,
+    }
     return {**first, **cell}
 
 

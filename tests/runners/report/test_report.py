@@ -1,5 +1,6 @@
 """The page: what it shows of which records, at whatever stage these are."""
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of
 from runners.report.paper import Evidence, read_claims
+from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import largest_block, mean_ranks
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
@@ -112,6 +114,17 @@ def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch
     # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
     assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
     assert '<td class="rank">' in row
+
+
+def test_accuracies_along_the_sequence_are_drawn_for_the_cells_that_hold_them(results: Path) -> None:
+    assert not position_picture(board_of(results)).panels
+    file = results / "reference" / "rt" / "parity.json"
+    cell = json.loads(file.read_text())
+    file.write_text(json.dumps({**cell, "positions": {"axis": "position", "index": [0, 9], "accuracy": [1, 0.25]}}))
+    picture = position_picture(board_of(results))
+    assert list(picture.panels) == ["parity"]
+    assert list(picture.legend) == ["rt"]
+    assert "rt: 1.000 at the first, 0.250 at the last" in picture.panels["parity"]["both"]
 
 
 def test_the_command_of_a_study_makes_the_same_experiment() -> None:

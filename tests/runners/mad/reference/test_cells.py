@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -42,6 +43,12 @@ def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dic
     assert [len(point["seeds"]) for point in points] == [5 if i == content["chosen"] else 1 for i in range(2)]
     assert [len(curve) for curve in content["curves"]] == [2] * 5
     assert [row[0] for row in content["curves"][0]] == [1, 2]
+
+    # The accuracies along the sequence have the mean of the tokens' accuracy: each sequence has an answer at each.
+    positions = content["positions"]
+    assert positions["axis"] == "position"
+    assert len(positions["index"]) == len(positions["accuracy"]) <= 128
+    assert fmean(positions["accuracy"]) == pytest.approx(fmean(content["test"]["token_accuracy"]), abs=1e-3)
 
 
 def test_variants_are_planned_under_both_protocols() -> None:
