@@ -41,6 +41,8 @@ SYNTHETIC = (
 """Tasks of the paper's synthetic figures."""
 RECURRENT = ("parity", "s5-permutations")
 """Tasks whose answers need a state that is carried from token to token."""
+SOLVED = 0.99
+"""Share of the ceiling from which on a task counts as solved."""
 NOT_TRAINED = "not trained"
 Verdict = Literal["agrees", "partly", "differs", "not shown"]
 
@@ -174,12 +176,17 @@ class Evidence:
         return NOT_TRAINED if depth == NOT_RUN else depth
 
     def depth(self) -> Verdict:
-        """Return whether one RT layer is worth several Transformer layers on the tasks of which that is known."""
-        known = [self.worth(task) for task in TASKS if self.worth(task) != NOT_TRAINED]
-        several = [depth != "1" for depth in known]
-        if not known:
+        """Return whether RT is ahead of one Transformer layer by tokens, on the tasks that this one does not solve."""
+        pairs = {task: (self.standing("rt", task), self.standing("transformer", task)) for task in TASKS}
+        open_tasks = [
+            task
+            for task, (rt, other) in pairs.items()
+            if rt is not None and other is not None and interval(other)[1] < SOLVED * other.ceiling.token
+        ]
+        ahead = [self.order(task, "token") == "RT ahead" for task in open_tasks]
+        if not ahead:
             return "not shown"
-        return "agrees" if all(several) else "partly" if any(several) else "differs"
+        return "agrees" if all(ahead) else "partly" if any(ahead) else "differs"
 
     def ablation(self) -> Verdict:
         """Return whether RT without the norm on persistent pairs is behind RT on the tasks that have both."""

@@ -20,6 +20,8 @@ AXES = {
 }
 TICKS = 16
 """Most tokens named at an axis of the confusion matrix."""
+BARS = ("#0072b2", "#56b4e9", "#999999", "#d55e00")
+"""Colours of the bars of a linear probe, which the colour-blind tell apart (Okabe and Ito 2008)."""
 BAR = 0.38
 """Width of a bar of an extrapolation set, in distances between sets."""
 
@@ -88,8 +90,8 @@ def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> 
 
     axes.set_xlabel("predicted token")
     axes.set_ylabel("target token")
-    which = "all" if shown == confusion.occurring else "most missed"
-    axes.set_title(f"Confusion matrix ({which} {shown} of {confusion.occurring} tokens)")
+    which = f"all {shown}" if shown == confusion.occurring else f"the {shown} most missed of {confusion.occurring}"
+    axes.set_title(f"Confusion matrix ({which} tokens)")
 
 
 def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
@@ -100,7 +102,7 @@ def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
 
     # Bars of no height, one for each label.
     labels = ("linear probe: hidden state", "linear probe: embedding", "most frequent answer", "model itself")
-    handles = [axes.bar(0, 0, color=f"C{i}", label=label) for i, label in enumerate(labels)]
+    handles = [axes.bar(0, 0, color=color, label=label) for color, label in zip(BARS, labels, strict=True)]
     axes.legend(handles=handles, loc="upper center", ncols=2, fontsize=8)
 
     axes.set_xlim(-0.6, len(report.probes) - 0.4)
@@ -131,8 +133,8 @@ def _plot_linear_probe(axes: Axes, group: int, probe: Probe, values: bool) -> No
         return
     heights = (probe.hidden.mean, probe.embedding.mean, probe.majority or 0.0, probe.model or 0.0)
     errors = (probe.hidden.deviation, probe.embedding.deviation, 0.0, 0.0)
-    for i, (height, error) in enumerate(zip(heights, errors, strict=True)):
-        bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=f"C{i}")
+    for i, (height, error, color) in enumerate(zip(heights, errors, BARS, strict=True)):
+        bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=color)
         if values:
             axes.bar_label(bars, fmt="{:.1%}", padding=2)
 
