@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from mixers.base import Shape
@@ -115,6 +116,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "fingerprint": summary.fingerprint,
         "code": experiment.code,
         "trajectory": trajectory(experiment),
+        "sharp_trajectory": trajectory(experiment, torch.float64),
     }
 
 
@@ -172,6 +174,7 @@ def read_cell(path: Path) -> dict[str, Any]:
         "remark": None,
         "code": None,
         "positions": None,
+        "sharp_trajectory": None,
     }
     return {**first, **cell}
 

@@ -4,8 +4,9 @@
    is its key in a file in the user's cache folder; what stands there is not found again. Without the file, or with a
    damaged one, all verdicts are.
 2. A cell of other data than today's command would train on is stale. A cell of the same code is not.
-3. The others are rehearsed (``runners.mad.search.identity``). Cells that share a rehearsal, such as those of a layer on
-   tasks of one vocabulary, share its trajectory. Many rehearsals are run by several processes.
+3. The others are rehearsed (``runners.mad.search.identity``): in float64 where a cell holds a trajectory in float64,
+   which tells smaller changes of code, and in float32 where it is older. Cells that share a rehearsal, such as those of
+   a layer on tasks of one vocabulary, share its trajectory. Many rehearsals are run by several processes.
 """
 
 import json
@@ -29,7 +30,7 @@ from mixers.registry import find_mixer
 from runners.files import DamagedFileError, read_json, write_json
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import experiment_of
-from runners.mad.search.identity import Trajectory, agree, rehearsal_of, trajectory
+from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
 from runners.mad.search.workers import deaf_to_interrupts, end_with_parent
 from runners.provenance import code_version, sha256_of
 from tasks import TASKS
@@ -63,7 +64,7 @@ def find_stale(cells: Sequence[Cell]) -> list[bool]:
 def check(cells: Sequence[Cell]) -> list[bool]:
     """Return of each cell whether it is stale, found without the cache."""
     stale = [True] * len(cells)
-    waiting: dict[tuple[Any, ...], Experiment] = {}
+    waiting: dict[tuple[Any, ...], tuple[Experiment, torch.dtype]] = {}
     rehearsals: dict[int, tuple[Any, ...]] = {}
     for i, cell in enumerate(_shown(cells, "planning reference cells")):
         experiment = experiment_of(cell)
@@ -72,13 +73,16 @@ def check(cells: Sequence[Cell]) -> list[bool]:
         if cell["code"] == experiment.code:
             stale[i] = False
         else:
-            rehearsals[i] = rehearsal_of(experiment)
-            waiting[rehearsals[i]] = replace(experiment)  # without the data, which may be large
+            dtype = torch.float32 if cell["sharp_trajectory"] is None else torch.float64
+            rehearsals[i] = (*rehearsal_of(experiment), dtype)
+            waiting[rehearsals[i]] = replace(experiment), dtype  # without the data, which may be large
 
     found = dict(zip(waiting, _rehearse(list(waiting.values())), strict=True))
     for i, rehearsal in rehearsals.items():
-        then, now = cells[i]["trajectory"], found[rehearsal]
-        stale[i] = then is None or now is None or not agree(then, now)
+        sharp = cells[i]["sharp_trajectory"]
+        then, now = cells[i]["trajectory"] if sharp is None else sharp, found[rehearsal]
+        tolerance = TOLERANCE if sharp is None else SHARP_TOLERANCE
+        stale[i] = then is None or now is None or not agree(then, now, tolerance)
     return stale
 
 
@@ -104,20 +108,23 @@ def _read() -> dict[str, bool]:
     return found if isinstance(found, dict) and all(isinstance(value, bool) for value in found.values()) else {}
 
 
-def _rehearse(experiments: Sequence[Experiment]) -> list[Trajectory | None]:
-    """Return the trajectory of each experiment; many are shared out to as many processes as PyTorch takes threads."""
+def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Trajectory | None]:
+    """Return the trajectory of each experiment in its dtype.
+
+    Many are shared out to as many processes as PyTorch takes threads.
+    """
     processes = min(torch.get_num_threads(), len(experiments) // FEW)
     if processes > 1:
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare_process)
         try:
             with deaf_to_interrupts():
-                coming = pool.map(trajectory, experiments)
+                coming = pool.map(trajectory, *zip(*experiments, strict=True))
             return [*_shown(coming, "rehearsing reference cells", len(experiments))]
         except BrokenProcessPool:  # the system ended a process, for want of memory say
             pass
         finally:
             pool.shutdown(cancel_futures=True)
-    return [trajectory(experiment) for experiment in _shown(experiments, "rehearsing reference cells")]
+    return [trajectory(*experiment) for experiment in _shown(experiments, "rehearsing reference cells")]
 
 
 def _prepare_process() -> None:

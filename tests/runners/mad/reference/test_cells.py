@@ -44,6 +44,8 @@ def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dic
     assert [len(curve) for curve in content["curves"]] == [2] * 5
     assert [row[0] for row in content["curves"][0]] == [1, 2]
 
+    assert len(content["sharp_trajectory"]) == len(content["trajectory"])
+
     # The accuracies along the sequence have the mean of the tokens' accuracy: each sequence has an answer at each.
     positions = content["positions"]
     assert positions["axis"] == "position"

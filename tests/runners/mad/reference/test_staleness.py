@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mixers.base import Shape
 from runners.mad.experiment import Experiment
@@ -30,7 +31,7 @@ def cell(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(staleness, "experiment_of", lambda cell: experiment)
     monkeypatch.setattr(staleness, "CACHE", tmp_path / "cache" / "verdicts.json")
     made = {"mixer": "lstm", "task": "memorization", "fingerprint": experiment.fingerprint, "code": experiment.code}
-    return {**made, "trajectory": [1.0]}
+    return {**made, "trajectory": [1.0], "sharp_trajectory": None}
 
 
 def test_a_cell_is_stale_when_its_data_or_its_training_are_others(
@@ -47,6 +48,13 @@ def test_a_cell_is_stale_when_its_data_or_its_training_are_others(
         {**elsewhere, "trajectory": None},
     ]
     assert check(cells) == [False, True, False, True, True]
+
+    # In float64 smaller changes are told.
+    sharp = trajectory(experiment, torch.float64) or []
+    assert sharp[0] is not None
+    assert sharp != [first, *others]
+    moved = [[sharp[0] * (1 + change), *sharp[1:]] for change in (1e-7, 1e-4)]
+    assert check([{**elsewhere, "sharp_trajectory": now} for now in moved]) == [False, True]
     monkeypatch.setattr(staleness, "experiment_of", lambda c: replace(experiment, shape=Shape(width=16, mlp_width=32)))
     assert check([cell]) == [True]
 
@@ -58,7 +66,7 @@ class Counted:
         self.calls = 0
         monkeypatch.setattr(staleness, "trajectory", self)
 
-    def __call__(self, experiment: Experiment) -> list[float]:
+    def __call__(self, experiment: Experiment, dtype: torch.dtype) -> list[float]:
         self.calls += 1
         return [1.0]
 
@@ -110,7 +118,7 @@ class BrokenPool:
     def __init__(self, processes: int, *_: object) -> None:
         BrokenPool.asked = processes
 
-    def map(self, work: object, items: Sequence[object]) -> object:
+    def map(self, work: object, *items: Sequence[object]) -> object:
         raise BrokenProcessPool
 
     def shutdown(self, cancel_futures: bool) -> None:
@@ -123,8 +131,10 @@ def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
     rehearsed = Counted(monkeypatch)
     monkeypatch.setattr(staleness, "ProcessPoolExecutor", BrokenPool)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    assert staleness._rehearse([experiment] * (2 * staleness.FEW - 1)) == [[1.0]] * (2 * staleness.FEW - 1)
+    assert staleness._rehearse([(experiment, torch.float32)] * (2 * staleness.FEW - 1)) == [[1.0]] * (
+        2 * staleness.FEW - 1
+    )
     assert BrokenPool.asked == 0
-    assert staleness._rehearse([experiment] * 3 * staleness.FEW) == [[1.0]] * 3 * staleness.FEW
+    assert staleness._rehearse([(experiment, torch.float32)] * 3 * staleness.FEW) == [[1.0]] * 3 * staleness.FEW
     assert BrokenPool.asked == 3
     assert rehearsed.calls == 5 * staleness.FEW - 1
