@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rwkv import RWKV6, RWKV7
 from mixers.s5 import S5
+from mixers.short_convolution import mixer_label
 from mixers.sliding_attention import SlidingAttention
 from mixers.staircase import Staircase
 from mixers.transformer import Transformer
@@ -56,6 +57,10 @@ MIXERS: dict[str, type[Layer]] = {
     "hyena": Hyena,
 }
 """Layers by name, those of a family side by side."""
+
+
+SIZES = ("heads",)
+"""Settings that go with the width of the model, and so are no part of a layer's name."""
 
 
 def find_mixer(name: str) -> type[Layer]:
@@ -155,6 +160,34 @@ def _import_advice(name: str, error: BaseException) -> str:
     if "relative import" in str(error):
         return f"; give its package, too: package.{name}, from the folder that holds the package"
     return ""
+
+
+def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_convolution: int = 0) -> str:
+    """Return the name under which tables and charts show a layer: it names what differs from the defaults.
+
+    ``rt``, ``rt-block-4``, ``rt-no-persistent-norm``, ``transformer-2-layers``, ``rt-block-4+conv4``.
+
+    Args:
+        mixer: Registered name, or ``package.module:Class``.
+        settings: Those of its ``Config`` that differ from their defaults.
+        layers: Stacked layers.
+        short_convolution: Positions that the convolution before the layer spans; 0 is none.
+    """
+    words = [mixer]
+    for name, value in settings.items():
+        word = name.replace("_", "-")
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
+    if layers > 1:
+        words.append(f"{layers}-layers")
+    return mixer_label("-".join(words), short_convolution)
+
+
+def changed(settings: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+    """Return the settings that differ from the defaults of a ``Config`` class, without ``SIZES``."""
+    defaults = vars(config_class())
+    others = {name: value for name, value in settings.items() if name not in SIZES}
+    return {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
 
 
 def _has_defaults(config_class: type) -> bool:

@@ -86,5 +86,5 @@ def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
 
 
 def mixer_label(mixer: str, size: int) -> str:
-    """Return the name under which tables show a layer: ``rt``, or ``rt+conv4`` with a convolution over 4 positions."""
+    """Return the name of a layer without its settings: ``rt``, or ``rt+conv4`` with a convolution over 4 positions."""
     return f"{mixer}+conv{size}" if size else mixer

@@ -58,7 +58,7 @@ DARK = {
 MARKERS = "osD^vP"
 """Marks of a family's members, in the order of the registry."""
 LINES = ("-", "--", ":", "-.")
-SHADES = (0.0, 0.35, 0.55, 0.7)
+SHADES = (0.0, 0.3, 0.48, 0.62)
 """Shares of white in the colours of several rows of one style."""
 
 

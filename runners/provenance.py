@@ -10,7 +10,6 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
-from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,7 +73,7 @@ def _source(module_name: str) -> str | None:
 
     # An installed library is recognised by its top package, because find_spec of an inner module imports the package.
     try:
-        if top not in OWN_PACKAGES and _is_installed(importlib.util.find_spec(top)):
+        if top not in OWN_PACKAGES and _is_installed(top):
             return None
         spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):  # a class or function inside a module, or a library that is not installed
@@ -85,8 +84,10 @@ def _source(module_name: str) -> str | None:
     return Path(spec.origin).read_text()
 
 
-def _is_installed(spec: ModuleSpec | None) -> bool:
-    """Return whether a module lies in one of Python's folders of installed libraries."""
+@cache
+def _is_installed(package: str) -> bool:
+    """Return whether a package lies in one of Python's folders of installed libraries."""
+    spec = importlib.util.find_spec(package)
     if spec is None:
         return False
 

@@ -34,11 +34,14 @@ def draw_latencies(axes: Axes, curves: Iterable[tuple[str, str, Points]], style:
 
 
 def finish_axes(axes: Axes, lengths: Sequence[int]) -> None:
-    """Set logarithmic axes with ticks at ``lengths``, and a legend below them."""
+    """Set logarithmic axes with ticks at ``lengths``, and a legend below them; axes without data say so."""
     axes.set(xlabel="sequence length N")
     if axes.has_data():
         axes.set(xscale="log", yscale="log")
         axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    else:
+        axes.text(0.5, 0.5, "nothing was timed", ha="center", va="center", transform=axes.transAxes)
+        axes.set_yticks([])
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
 

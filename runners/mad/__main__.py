@@ -141,7 +141,7 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
         if summary.chosen_point is None:
             print(explain_divergence(summary), file=sys.stderr)
         elif not summary.is_tested:
-            print(f"{summary.study}: no test accuracy, as said above", file=sys.stderr)
+            print(f"{summary.heading}: no test accuracy, as said above", file=sys.stderr)
     if summaries and all(summary.chosen_point is None for summary in summaries):
         raise SystemExit(1)
     if any(summary.chosen_point is not None and not summary.is_tested for summary in summaries):
@@ -176,7 +176,8 @@ def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
     """The options as far as they fit into a file name, and a digest of all settings."""
     found = list(dict.fromkeys(experiment.difficulty for experiment in experiments))
     difficulties = options.difficulty if "all" in options.difficulty else found
-    words = [options.preset] if options.preset == "demo" else [*options.mixer, *options.task, *difficulties]
+    layers = options.mixer if "all" in options.mixer else dict.fromkeys(e.label for e in experiments)
+    words = [options.preset] if options.preset == "demo" else [*layers, *options.task, *difficulties]
     readable = re.sub(r"[^\w.+-]+", "-", "-".join(words))[:LONGEST_NAME]
     digest = hashlib.sha256("".join(experiment.name for experiment in experiments).encode()).hexdigest()
     return f"{readable}-{digest[:8]}"

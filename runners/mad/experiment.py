@@ -14,7 +14,7 @@ import torch
 from mixers import MIXERS
 from mixers.base import Layer, Shape, switch, switched_off
 from mixers.models import BACKBONES, Backbone
-from mixers.registry import building, find_mixer
+from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import mixer_label, with_short_convolution
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -98,23 +98,42 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """Name of the layer in tables."""
-        return mixer_label(self.mixer, self.short_convolution)
+        """Name of the layer in tables, with its settings that differ from the defaults."""
+        settings = changed(vars(self.mixer_config), type(self.mixer_config))
+        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
 
     @property
     def name(self) -> str:
-        """Name of the study: label, task, difficulty, start of the fingerprint, revision unless it is the first."""
-        revision = "" if self.revision == 1 else f" r{self.revision}"
-        return f"{self.label} {self.task} {self.difficulty} {self.fingerprint[:8]}{revision}"
+        """Name of the study: layer, task, difficulty, start of the fingerprint, revision unless it is the first."""
+        return f"{self._plain_label} {self._rest}"
+
+    @property
+    def heading(self) -> str:
+        """Name of the study above tables and charts: as ``name``, but with the label of the layer."""
+        return f"{self.label} {self._rest}"
 
     @property
     def title(self) -> str:
-        """Name of the study for readers: the settings that differ from the defaults stand in place of ``custom``."""
-        words = [self.label, self.task, self.difficulty]
+        """Name of the study in the storage: the settings that differ from the defaults stand in place of ``custom``."""
+        words = [self._plain_label, self.task, self.difficulty]
         if differences := self._differences():
             words[2:] = [word for word in words[2:] if word not in ("baseline", "custom")]
             words.append(f"({shorten(', '.join(differences), LONGEST_DIFFERENCE, placeholder=' …')})")
-        return " ".join([*words, self.name.removeprefix(f"{self.label} {self.task} {self.difficulty} ")])
+        return " ".join([*words, self._end])
+
+    @property
+    def _plain_label(self) -> str:
+        """The layer without its settings, as in the names of studies."""
+        return mixer_label(self.mixer, self.short_convolution)
+
+    @property
+    def _end(self) -> str:
+        return self.fingerprint[:8] + ("" if self.revision == 1 else f" r{self.revision}")
+
+    @property
+    def _rest(self) -> str:
+        """What follows the layer in the name of a study."""
+        return f"{self.task} {self.difficulty} {self._end}"
 
     def _differences(self) -> list[str]:
         """Return the settings that differ from the defaults, in words; under a preset, those of the layer alone."""
@@ -198,8 +217,12 @@ def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
 
 
 def study_folder(folder: Path, experiment: Experiment) -> Path:
-    """Return the folder of a study's summary and figures below a results folder."""
-    return folder / "studies" / re.sub(r"[^\w.+-]+", "-", experiment.name)
+    """Return the folder of a study's summary and figures below a results folder; it has the heading as its name.
+
+    Earlier versions gave it the name of the study, under which it is found again.
+    """
+    path, earlier = (folder / "studies" / re.sub(r"[^\w.+-]+", "-", e) for e in (experiment.heading, experiment.name))
+    return earlier if earlier.is_dir() else path
 
 
 def first_layer(experiment: Experiment) -> Layer:

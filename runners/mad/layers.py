@@ -12,8 +12,8 @@ from rich.text import Text
 
 from mixers.base import Layer, Shape
 from mixers.costs import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
-from mixers.registry import building, find_mixer
-from mixers.short_convolution import mixer_label, with_short_convolution
+from mixers.registry import building, changed, find_mixer, variant_label
+from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable, override
 
@@ -41,8 +41,9 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """Name of the layer in tables."""
-        return mixer_label(self.mixer, self.short_convolution)
+        """Name of the layer in tables, with its settings that differ from the defaults."""
+        settings = changed(vars(self.config), type(self.config))
+        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
 
     def costs(self) -> Costs:
         """Count the costs of one layer.

@@ -77,7 +77,8 @@ class Options:
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
         short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
-        match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs.
+        match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs,
+            the last two at 128 positions, whatever the task's length.
         together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
@@ -202,6 +203,17 @@ PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
     ),
 }
 """Defaults of each preset: options, and settings of its own tasks by name."""
+
+
+OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "match")
+"""Options that a preset stands for: with another value of one, results are no more called by its name."""
+
+
+def preset_name(options: Options) -> str:
+    """Return the preset whose name results of these options have; ``grid``, the default, has no name."""
+    preset, _ = PRESETS[options.preset]
+    same = all(getattr(options, name) == getattr(preset, name) for name in OF_A_PRESET)
+    return options.preset if same else "grid"
 
 
 def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:

@@ -12,7 +12,7 @@ from runners.device import find_devices
 from runners.mad.experiment import Experiment, first_layer
 from runners.mad.layers import Choice, choose_layers
 from runners.mad.memory import check_memory
-from runners.mad.options import PRESETS, Options
+from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol
 from tasks import TASKS, find_task
 
@@ -61,7 +61,7 @@ def plan_experiments(
                     short_convolution=layer.short_convolution,
                     protocol=protocol,
                     precision=precision,
-                    preset=options.preset,
+                    preset=preset_name(options),
                 )
                 check_memory(experiment, together, device)
                 first_layer(experiment)  # raises for a layer that cannot be built, before anything is stored
@@ -114,7 +114,8 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
 
     # The baseline's label says whether its settings are the task's, the preset's or others.
     as_preset = task in preset_tasks and base == override(task_class.Config, preset_values)
-    label = "baseline" if base == task_class.Config() else options.preset if as_preset else "custom"
+    own_name = as_preset and preset_name(options) == options.preset
+    label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
     suffix = "-custom" if values else ""
 
     return [(label, base) if name == "baseline" else (name + suffix, _configured(task, named[name])) for name in chosen]

@@ -36,7 +36,7 @@ class Study:
         tested = self.test if self.summary.is_tested else {}
         figures = ", ".join(f"{name} {estimate.text()}" for name, estimate in tested.items())
         without = "every point diverged" if self.summary.chosen is None else "no test accuracy"
-        return f"<{self.summary.study}: {figures or without}>"
+        return f"<{self.summary.heading}: {figures or without}>"
 
     @property
     def test(self) -> dict[str, Estimate]:
@@ -100,7 +100,7 @@ class Study:
             ValueError: every point diverged, or the model's file is gone or damaged.
         """
         if (run := self.summary.best_run) is None:
-            raise ValueError(f"{self.summary.study}: every point diverged, so there is no model")
+            raise ValueError(f"{self.summary.heading}: every point diverged, so there is no model")
         return kept_model(self.experiment, run, self.out).eval()
 
     @property

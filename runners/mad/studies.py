@@ -161,7 +161,7 @@ def look_into(experiment: Experiment, summary: Summary, settings: Settings, say:
     if run is None:
         return
     best = f", the best of {summary.seeds} seeds on validation" if summary.seeds > 1 else ""
-    title = f"{experiment.name}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
+    title = f"{experiment.heading}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
     record = folder / "diagnosis.json"
 
     if (read_json(record) or {}).get("title") != title:

@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         # The records.
         own, records = read_own(options.studies), Records(FOLDER.parent / "published")
-        published = reference_board(FOLDER, "full", own["full"], console)
-        quick = reference_board(FOLDER, "quick", own["quick"], console)
+        published = reference_board(FOLDER, "full", own["full"])
+        quick = reference_board(FOLDER, "quick", own["quick"])
         boards = [published, quick, short_board(records.folder)]
         say(f"published protocol: {published.trained} of {published.expected} cells are trained")
 

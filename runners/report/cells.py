@@ -11,9 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.progress import track
-
 from mixers import MIXERS
 from mixers.costs import Costs
 from mixers.registry import find_mixer
@@ -21,7 +18,7 @@ from runners.files import read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.cells import ProtocolName, options_of, protocol_folder, read_cells
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import MARK, Terms, to_standing
+from runners.mad.reference.rows import MARK, Terms, to_standings
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate
 from tasks import TASKS
@@ -112,20 +109,20 @@ class Board:
         return sum(kind != "own" for kind, _ in self.rows.values()) * len(TASKS)
 
 
-def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell], console: Console) -> Board:
+def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell]) -> Board:
     """Return the board of a protocol of the reference results, with a user's own cells of the same tasks.
 
     Args:
         folder: of the reference results.
         protocol: full or quick.
         own: cells of the user's studies of this protocol's tasks.
-        console: for the progress of the slow part: whether a cell is stale takes up to a second.
     """
     cells_folder = protocol_folder(folder, protocol)
     contents = [content for task in TASKS for content in read_cells(cells_folder, ENTRIES.values(), task)]
-    said = f"{protocol} protocol: is a cell what today's code would train?"
-    checked = track(contents, said, console=console, transient=True, disable=not contents)
-    cells = [_reference_cell(content, cells_folder, protocol) for content in checked]
+    cells = [
+        _reference_cell(content, standing, cells_folder, protocol)
+        for content, standing in zip(contents, to_standings(contents), strict=True)
+    ]
 
     rows: dict[str, tuple[Kind, str]] = {cell.row: ("own", cell.standing.family) for cell in own}
     for entry in ENTRIES.values():
@@ -205,14 +202,14 @@ def _describe(protocol: ProtocolName) -> str:
     lrs = ", ".join(f"{lr:g}" for lr in sorted({run.lr for run in options.runs}))
     decays = " and ".join(f"{decay:g}" for decay in sorted({run.weight_decay for run in options.runs}))
     return (
-        f"Width {options.width}, MLP {options.mlp_width}, {length} of {options.batch_size} sequences, learning rates "
-        f"{lrs}, weight decay {decays}; {options.seeds} seeds of the point chosen on validation."
+        f"Width {options.width}, MLP {options.mlp_width}, {length} in batches of {options.batch_size} sequences, "
+        f"learning rates {lrs}, weight decay {decays}; {options.seeds} seeds of the point chosen on validation."
     )
 
 
-def _reference_cell(content: Mapping[str, Any], folder: Path, protocol: ProtocolName) -> Cell:
-    """Return a stored cell; it takes up to a second to find whether it is stale."""
-    standing, name, task = to_standing(content), content["layer"], content["task"]
+def _reference_cell(content: Mapping[str, Any], standing: Standing, folder: Path, protocol: ProtocolName) -> Cell:
+    """Return a stored cell."""
+    name, task = content["layer"], content["task"]
     preset = "" if protocol == "full" else f" --preset {protocol}"
     return Cell(
         row=name,

@@ -14,6 +14,7 @@ from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
+from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
 from runners.report.ranks import Ranks, mean_ranks, rank_on_task
@@ -83,7 +84,7 @@ def write_page(
 
     Args:
         path: the file.
-        boards: boards, the first one shown at the start.
+        boards: boards; the page opens with the first one that has rows of the user's own, or else with the first.
         claims: claims of the paper.
         anchors: speeds beside the authors' code.
         tables: records of benchmarks.
@@ -94,12 +95,14 @@ def write_page(
         loader=PackageLoader("runners.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"short": short, "digits": digits, "share": share}
+    environment.filters |= {"short": short, "digits": digits, "share": share, "plain": plain}
     environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "state": state_of}
 
     verdicts = Counter(claim.verdict for claim in claims)
+    own = [shown.board.name for shown in boards if any(kind == "own" for kind, _ in shown.board.rows.values())]
     text = environment.get_template("index.html").render(
         boards=boards,
+        start=[*own, boards[0].board.name][0],
         tasks=list(TASKS),
         metrics=METRICS,
         claims=claims,
@@ -118,6 +121,11 @@ def digits(value: float) -> str:
     """Return an accuracy with three digits, and more where it would be rounded to 1 without being 1."""
     text = f"{value:.3f}"
     return text if text != "1.000" or value == 1 else f"{math.floor(value * 1e4) / 1e4:.4f}"
+
+
+def plain(row: str) -> str:
+    """Return the label of a row without the words that a badge beside it repeats."""
+    return row.removesuffix(YOURS)
 
 
 def share(cell: Cell, metric: str) -> float | None:

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from mixers.costs import short
 from runners.files import read_json
-from runners.mad.reference.overview import BLOCKS
+from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth
 from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
@@ -39,6 +39,10 @@ SYNTHETIC = (
     *("compression", "memorization", "copying"),
 )
 """Tasks of the paper's synthetic figures."""
+RECURRENT = ("parity", "s5-permutations")
+"""Tasks whose answers need a state that is carried from token to token."""
+SOLVED = 0.99
+"""Share of the ceiling from which on a task counts as solved."""
 NOT_TRAINED = "not trained"
 Verdict = Literal["agrees", "partly", "differs", "not shown"]
 
@@ -81,7 +85,10 @@ class Evidence:
 
     def names(self) -> dict[str, Any]:
         """Return what the templates know by name."""
-        methods = ("acc", "both", "early", "order", "ahead", "synthetic", "ablation", "blocks", "seconds", "parameters")
+        methods = (
+            *("acc", "both", "early", "order", "ahead", "synthetic", "recurrence", "depth", "worth", "ablation"),
+            *("blocks", "seconds", "parameters"),
+        )
         return {
             **{name: getattr(self, name) for name in methods},
             **FILES,
@@ -90,6 +97,7 @@ class Evidence:
             "mib": lambda size: ABSENT if size is None else f"{size / 2**20:.0f}",
             "tasks": list(TASKS),
             "synthetic_tasks": SYNTHETIC,
+            "depths": list(DEPTHS),
             "decode_length": 512,
         }
 
@@ -156,6 +164,29 @@ class Evidence:
         if all(order == NOT_TRAINED for order in orders.values()):
             return "not shown"
         return "partly" if any(held) else "differs"
+
+    def recurrence(self) -> Verdict:
+        """Return whether RT is ahead on the tasks that need a recurrence from token to token: on all, or on some."""
+        verdicts = {self.ahead(task, "sequence") for task in RECURRENT}
+        return "partly" if "agrees" in verdicts and len(verdicts) > 1 else self.ahead(RECURRENT[0], "sequence")
+
+    def worth(self, task: str) -> str:
+        """Return how many Transformer layers one RT layer is worth on a task."""
+        depth = effective_depth({place: cell.standing for place, cell in self.board.cells.items()}, task)
+        return NOT_TRAINED if depth == NOT_RUN else depth
+
+    def depth(self) -> Verdict:
+        """Return whether RT is ahead of one Transformer layer by tokens, on the tasks that this one does not solve."""
+        pairs = {task: (self.standing("rt", task), self.standing("transformer", task)) for task in TASKS}
+        open_tasks = [
+            task
+            for task, (rt, other) in pairs.items()
+            if rt is not None and other is not None and interval(other)[1] < SOLVED * other.ceiling.token
+        ]
+        ahead = [self.order(task, "token") == "RT ahead" for task in open_tasks]
+        if not ahead:
+            return "not shown"
+        return "agrees" if all(ahead) else "partly" if any(ahead) else "differs"
 
     def ablation(self) -> Verdict:
         """Return whether RT without the norm on persistent pairs is behind RT on the tasks that have both."""
@@ -226,7 +257,7 @@ def _claim(found: Mapping[str, Any], render: partial[str]) -> Claim:
         verdict=cast(Verdict, verdict),
         why=render(found["why"]),
         table=[[cell.strip() for cell in line.split("|")] for line in lines],
-        command=found["command"],
+        command=render(found["command"]),
         takes=render(found["takes"]),
         records=found.get("records", []),
     )

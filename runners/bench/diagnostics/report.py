@@ -52,12 +52,13 @@ def _texts(shown: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def plot(bench: DiagnosticsBench, path: Path) -> None:
-    """Draw latency against N on logarithmic axes, in one panel for each phase.
+    """Draw latency against N on logarithmic axes, in one panel for each phase of which something was timed.
 
     The legends show the exponents for the fewest runs.
     """
     runs = sorted(set(bench.options.runs))
-    phases = [phase for phase in PHASES if phase in bench.options.phases]
+    timed = {cell.phase for cell, figures in bench.figures.items() if figures.seconds}
+    phases = [phase for phase in PHASES if phase in timed] or list(bench.options.phases[:1])
     lengths = sorted({cell.length for cell in bench.cells})
     look = styles(list(bench.implementations))
 
@@ -79,7 +80,7 @@ def plot(bench: DiagnosticsBench, path: Path) -> None:
             ]
             draw_latencies(axes, curves, style)
 
-            # Legend of the marks. Without a curve the axes stay empty, because empty logarithmic axes cannot be drawn.
+            # Legend of the marks.
             if len(runs) > 1 and any(known for *_, known in curves):
                 axes.errorbar([], [], fmt=style, color="black", label=f"R = {number}")
         finish_axes(axes, lengths)

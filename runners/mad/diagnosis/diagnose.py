@@ -9,18 +9,17 @@ Dimensions: S sequences, T positions, N scored positions.
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mixers.models import Backbone
 from runners.files import write_atomically, write_json
 from runners.mad.diagnosis.confusions import count_confusions
 from runners.mad.diagnosis.figure import draw_figure
-from runners.mad.diagnosis.findings import Diagnosis, Profile
+from runners.mad.diagnosis.findings import Diagnosis
 from runners.mad.diagnosis.linear_probes import fit_probes
 from runners.mad.diagnosis.outputs import UnreadableError, predict
-from tasks.base import Accuracy, Task, Tokens
+from runners.mad.diagnosis.profile import profiles
+from tasks.base import Accuracy, Task
 from tasks.metrics import macro_accuracy
 
 
@@ -52,9 +51,7 @@ def _examine(model: Backbone, task: Task, title: str) -> Diagnosis:
 
     # Scored positions.
     scored_ST = batch.scored_ST
-    right_N = (predictions_ST == batch.targets_ST)[scored_ST]
-    position_N = np.nonzero(scored_ST)[1]
-    ordinal_N = scored_ST.cumsum(axis=1)[scored_ST]
+    by_position, by_answer = profiles((predictions_ST == batch.targets_ST).astype(float), scored_ST)
     (macro,) = macro_accuracy(
         torch.from_numpy(predictions_ST[None]),
         torch.from_numpy(batch.targets_ST),
@@ -69,12 +66,12 @@ def _examine(model: Backbone, task: Task, title: str) -> Diagnosis:
         title=title,
         task=task.name,
         sequences=len(batch),
-        scored_positions=len(right_N),
+        scored_positions=int(scored_ST.sum()),
         accuracy=accuracy,
         macro_accuracy=macro,
         chance=task.chance("test"),
-        by_position=_profile(right_N, position_N),
-        by_answer=_profile(right_N, ordinal_N),
+        by_position=by_position,
+        by_answer=by_answer,
         confusion=count_confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
         probe=probe,
         extrapolation_sets=extrapolation_sets,
@@ -93,13 +90,3 @@ def _extrapolate(model: Backbone, task: Task) -> tuple[dict[str, Accuracy], dict
         except UnreadableError as error:
             reasons[name] = str(error)
     return accuracies, reasons
-
-
-def _profile(right_N: NDArray[np.bool_], index_N: Tokens) -> Profile:
-    """Return the accuracy at each index that occurs."""
-    total = np.bincount(index_N)
-    correct = np.bincount(index_N, weights=right_N)
-    index = np.flatnonzero(total)
-    return Profile(
-        index=index.tolist(), accuracy=(correct[index] / total[index]).tolist(), sequences=total[index].tolist()
-    )

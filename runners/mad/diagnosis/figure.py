@@ -11,10 +11,17 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from runners.mad.diagnosis.confusions import ConfusionMatrix
 from runners.mad.diagnosis.findings import Diagnosis
 from runners.mad.diagnosis.linear_probes import Probe, ProbeReport
+from runners.mad.diagnosis.profile import along_the_sequence
 from tasks.base import LENGTH_PREFIX, Accuracy
 
+AXES = {
+    "position": "position in the sequence, from 0 (tokens)",
+    "answer": "answer within its sequence (1 = first scored position)",
+}
 TICKS = 16
 """Most tokens named at an axis of the confusion matrix."""
+BARS = ("#0072b2", "#56b4e9", "#999999", "#d55e00")
+"""Colours of the bars of a linear probe, which the colour-blind tell apart (Okabe and Ito 2008)."""
 BAR = 0.38
 """Width of a bar of an extrapolation set, in distances between sets."""
 
@@ -49,9 +56,8 @@ def _accuracy_axis(axes: Axes, label: str, top: float = 1.05) -> None:
 
 def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
     """Plot the accuracy by position, or by ordinal if the answers stand at many different positions."""
-    profile, label = diagnosis.by_position, "position in the sequence, from 0 (tokens)"
-    if len(profile.index) > 2 * len(diagnosis.by_answer.index):
-        profile, label = diagnosis.by_answer, "answer within its sequence (1 = first scored position)"
+    axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
+    label = AXES[axis]
 
     counts = axes.twinx()
     counts.bar(profile.index, profile.sequences, color="0.9", width=min(np.diff(profile.index), default=1))
@@ -84,8 +90,8 @@ def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> 
 
     axes.set_xlabel("predicted token")
     axes.set_ylabel("target token")
-    which = "all" if shown == confusion.occurring else "most missed"
-    axes.set_title(f"Confusion matrix ({which} {shown} of {confusion.occurring} tokens)")
+    which = f"all {shown}" if shown == confusion.occurring else f"the {shown} most missed of {confusion.occurring}"
+    axes.set_title(f"Confusion matrix ({which} tokens)")
 
 
 def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
@@ -96,7 +102,7 @@ def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
 
     # Bars of no height, one for each label.
     labels = ("linear probe: hidden state", "linear probe: embedding", "most frequent answer", "model itself")
-    handles = [axes.bar(0, 0, color=f"C{i}", label=label) for i, label in enumerate(labels)]
+    handles = [axes.bar(0, 0, color=color, label=label) for color, label in zip(BARS, labels, strict=True)]
     axes.legend(handles=handles, loc="upper center", ncols=2, fontsize=8)
 
     axes.set_xlim(-0.6, len(report.probes) - 0.4)
@@ -127,8 +133,8 @@ def _plot_linear_probe(axes: Axes, group: int, probe: Probe, values: bool) -> No
         return
     heights = (probe.hidden.mean, probe.embedding.mean, probe.majority or 0.0, probe.model or 0.0)
     errors = (probe.hidden.deviation, probe.embedding.deviation, 0.0, 0.0)
-    for i, (height, error) in enumerate(zip(heights, errors, strict=True)):
-        bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=f"C{i}")
+    for i, (height, error, color) in enumerate(zip(heights, errors, BARS, strict=True)):
+        bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=color)
         if values:
             axes.bar_label(bars, fmt="{:.1%}", padding=2)
 

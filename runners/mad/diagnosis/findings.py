@@ -4,22 +4,8 @@ from dataclasses import dataclass
 
 from runners.mad.diagnosis.confusions import ConfusionMatrix
 from runners.mad.diagnosis.linear_probes import ProbeReport
+from runners.mad.diagnosis.profile import Profile
 from tasks.base import Accuracy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """Accuracy along the sequence, three aligned columns.
-
-    Attributes:
-        index: position, from 0; or the ordinal of the answer within its sequence, from 1.
-        accuracy: share of scored positions at this index that are right.
-        sequences: sequences that have a scored position at this index.
-    """
-
-    index: list[int]
-    accuracy: list[float]
-    sequences: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

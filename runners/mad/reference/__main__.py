@@ -4,7 +4,7 @@
     python -m runners.mad.reference --layers rt transformer --tasks compression
     python -m runners.mad.reference --preset quick                   # the same of the preset quick of runners.mad
     python -m runners.mad.reference --overview                       # train nothing, write the overview
-    python -m runners.mad.reference --dry-run                        # which cells there are
+    python -m runners.mad.reference --dry-run                        # which cells are missing or stale
 
 Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. With
 ``--preset quick`` it is a small setting, which is not the published protocol, in a folder of its own.
@@ -25,7 +25,7 @@ if __name__ == "__main__":
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,17 +35,22 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners.cli import check_out, cli, run_command, user_errors
+from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
     ProtocolName,
     cell_file,
     options_of,
     protocol_folder,
+    read_cell,
+    read_cells,
     train_cell,
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES, Entry
+from runners.mad.reference.forecast import forecast
 from runners.mad.reference.overview import write_overview
+from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
 
 ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
@@ -63,7 +68,7 @@ class ReferenceOptions:
         folder: where the cells are stored.
         out: results folder of the studies behind the cells.
         overview: write the overview of the cells that there are, and train nothing.
-        dry_run: print which cells there are, and train nothing.
+        dry_run: print which cells are missing or stale and how long training takes, and train nothing.
     """
 
     layers: tuple[str, ...] = ()
@@ -84,37 +89,83 @@ class ReferenceOptions:
         """Results folder of the preset's studies."""
         return protocol_folder(self.out, self.preset)
 
+    def plan(self, entry: Entry, task: str) -> Options:
+        """Return the options of a cell's training."""
+        # A storage a cell, because processes that share one wait for each other.
+        storage = str(self.studies / "cells" / f"{entry.name}-{task}.journal")
+        return options_of(entry, task, self.preset, out=self.studies, storage=storage)
+
+
+Place = tuple[Entry, str]
+"""A row and a task."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(markup=False)
+    say = partial(console.print, soft_wrap=True)
     with user_errors(ValueError, OSError):
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
-        missing = [(entry, task) for entry, task in wanted if not cell_file(options.cells, entry, task).exists()]
+        there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
+        missing = [place for place in wanted if place not in there]
 
-    console.print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are in {options.cells}", soft_wrap=True)
+    # What there is, and what will be done; the process that was started by hand speaks for all.
+    by_hand = ONE_GPU not in os.environ
+    if by_hand:
+        with user_errors(ValueError, OSError):
+            print_state(there, missing, options, say)
+            if missing and not options.overview:
+                print_forecast(missing, options, say)
     if options.dry_run:
-        for entry, task in missing:
-            console.print(f"missing: {entry.name} on {task}", soft_wrap=True)
         return
 
     # Training.
     if not options.overview:
-        if torch.cuda.device_count() > 1 and ONE_GPU not in os.environ:
+        if torch.cuda.device_count() > 1 and by_hand:
             train_on_all_gpus(arguments)
         else:
             for entry, task in missing:
                 train_if_free(entry, task, options, console)
 
-    # The overview, by the process that was started by hand.
-    if ONE_GPU not in os.environ:
+    # The overview.
+    if by_hand:
         preset = "" if options.preset == "full" else f" --preset {options.preset}"
         with user_errors(ValueError, OSError):
             for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
-                console.print(f"written: {path}", soft_wrap=True)
+                say(f"written: {path}")
+
+
+def print_state(
+    there: Sequence[Place], missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]
+) -> None:
+    """Say how many cells there are, how many of them are stale, and with ``--dry-run`` which are stale or missing."""
+    files = [cell_file(options.cells, entry, task) for entry, task in there]
+    verdicts = find_stale([read_cell(file) for file in files])
+    stale = [file for file, is_stale in zip(files, verdicts, strict=True) if is_stale]
+
+    counted = f", {len(stale)} of them stale: delete a stale cell's file to train it again" if stale else ""
+    say(f"{len(there)} of {len(there) + len(missing)} cells are in {options.cells}{counted}")
+    if options.dry_run:
+        for file in stale:
+            say(f"stale: {file.parent.name} on {file.stem}")
+        for entry, task in missing:
+            say(f"missing: {entry.name} on {task}")
+
+
+def print_forecast(missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]) -> None:
+    """Say what is trained of the missing cells, and how long that takes."""
+    plan = options.plan(*missing[0])
+    cells = f"{len(missing)} cell{'s' * (len(missing) > 1)}"
+    say(
+        f"to train: {cells}, each at {len(plan.runs)} points of the grid, then at the chosen point with "
+        f"{len(plan.more_seeds)} more seeds; Ctrl-C stops, and the same command resumes"
+    )
+    known = [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
+    if text := forecast(missing, options.plan, known):
+        say(f"time: {text}")
 
 
 def chosen_entries(names: Sequence[str]) -> list[Entry]:
@@ -147,11 +198,8 @@ def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: C
         with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
             if cell_file(options.cells, entry, task).exists():
                 return
-            # A storage a cell, because processes that share one wait for each other.
-            storage = str(options.studies / "cells" / f"{entry.name}-{task}.journal")
-            plan = options_of(entry, task, options.preset, out=options.studies, storage=storage)
             with user_errors(ValueError, OSError):
-                cell = train_cell(entry, task, plan, console)
+                cell = train_cell(entry, task, options.plan(entry, task), console)
                 path = write_cell(options.cells, entry, task, cell)
             console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
     except Timeout:

@@ -9,17 +9,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from rich.console import Console
 
 from mixers.base import Shape
-from runners.files import read_json, write_json
+from runners.device import find_devices
+from runners.files import DamagedFileError, read_json, write_json
+from runners.mad.diagnosis.outputs import UnreadableError, predict
+from runners.mad.diagnosis.profile import along_the_sequence, profiles
 from runners.mad.experiment import Experiment
 from runners.mad.options import PRESETS, Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.summary import Point, Summary
-from runners.mad.search.identity import agree, trajectory
-from runners.mad.studies import kept_record, train_studies
+from runners.mad.search.identity import trajectory
+from runners.mad.studies import kept_model, kept_record, train_studies
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
@@ -101,6 +106,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "test": {name: values.get(f"test_{name}", []) for name in ("sequence_accuracy", "token_accuracy")},
         "probes": {name: [asdict(a) for a in found] for name, found in extrapolation.items()},
         "curves": curves_of(experiment, chosen, out),
+        "positions": positions_of(experiment, chosen, out),
         "ceiling": asdict(summary.ceiling),
         "chance": asdict(summary.chance),
         "costs": asdict(summary.costs),
@@ -110,7 +116,26 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         "fingerprint": summary.fingerprint,
         "code": experiment.code,
         "trajectory": trajectory(experiment),
+        "sharp_trajectory": trajectory(experiment, torch.float64),
     }
+
+
+def positions_of(experiment: Experiment, point: Point | None, out: Path) -> dict[str, Any] | None:
+    """Return the mean token accuracy of a point's seeds along the sequences of the test split, rounded.
+
+    ``axis`` is ``position`` or ``answer``: the ordinal of the answer, where answers stand at many different positions.
+    None if every point diverged, or a model is gone or cannot be read.
+    """
+    batch, device = experiment.instance.split("test"), find_devices("auto")[0]
+    try:
+        models = [kept_model(experiment, run, out).to(device) for run in (point.runs if point else [])]
+        right = [predict(model, batch)[0] == batch.targets_ST for model in models]
+    except (DamagedFileError, UnreadableError):
+        return None
+    if not right:
+        return None
+    axis, profile = along_the_sequence(*profiles(np.mean(right, axis=0), batch.scored_ST))
+    return {"axis": axis, "index": profile.index, "accuracy": [round(share, 4) for share in profile.accuracy]}
 
 
 def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[list[list[float | None]]]:
@@ -136,21 +161,6 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
     return replace(experiment, precision=cell["precision"])
 
 
-def is_stale(cell: Mapping[str, Any], experiment: Experiment) -> bool:
-    """Return whether a cell was trained on other data, or by code that trains otherwise than today's.
-
-    Args:
-        cell: content of the cell's file.
-        experiment: what the cell's command would train today (``experiment_of``).
-    """
-    if cell["fingerprint"] != experiment.fingerprint:
-        return True
-    if cell["code"] == experiment.code:
-        return False
-    then, now = cell["trajectory"], trajectory(experiment)
-    return then is None or now is None or not agree(then, now)
-
-
 def read_cell(path: Path) -> dict[str, Any]:
     """Content of a cell's file, with what the first files did not hold yet.
 
@@ -158,7 +168,14 @@ def read_cell(path: Path) -> dict[str, Any]:
         DamagedFileError: it is damaged.
     """
     cell = read_json(path)
-    first = {"shape": asdict(Shape(layers=cell["layers"])), "preset": None, "remark": None, "code": None}
+    first = {
+        "shape": asdict(Shape(layers=cell["layers"])),
+        "preset": None,
+        "remark": None,
+        "code": None,
+        "positions": None,
+        "sharp_trajectory": None,
+    }
     return {**first, **cell}
 
 

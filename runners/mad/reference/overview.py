@@ -12,7 +12,7 @@ from statistics import fmean
 from runners.files import write_atomically
 from runners.mad.reference.cells import read_cells
 from runners.mad.reference.entries import ENTRIES, LAYERS
-from runners.mad.reference.rows import MARK, STALE, to_standing
+from runners.mad.reference.rows import MARK, STALE, to_standings
 from runners.mad.results.charts import draw_heat_map
 from runners.mad.results.ranking import interval, ranked
 from runners.mad.results.standings import Standing
@@ -36,9 +36,11 @@ def write_overview(folder: Path, command: str) -> list[Path]:
         command: what the page says that it is made by.
     """
     rows = ENTRIES.values()
-    found = {(cell["layer"], task): to_standing(cell) for task in TASKS for cell in read_cells(folder, rows, task)}
-    if not found:
+    cells = [cell for task in TASKS for cell in read_cells(folder, rows, task)]
+    if not cells:
         return []
+    standings = to_standings(cells)
+    found = {(cell["layer"], cell["task"]): s for cell, s in zip(cells, standings, strict=True)}
 
     # Stale cells have a row of their own in the picture, because their labels are marked.
     picture, page = folder / "overview.png", folder / "overview.md"

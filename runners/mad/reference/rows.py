@@ -7,6 +7,7 @@ batch, evaluations, optimizer), grid and number of seeds. Precision may differ, 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.console import Console
 from mixers import MIXERS
 from mixers.costs import Costs
 from runners.mad.options import GRIDS, WEIGHT_DECAYS
-from runners.mad.reference.cells import FOLDER, experiment_of, is_stale, protocol_folder, read_cells
+from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
+from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import print_ranking
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
@@ -136,11 +138,17 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         if group is None:
             groups.append((terms, group := []))
         group.append((summary, standing))
-    found = [_ranking(terms, members, folder) for terms, members in groups]
+    found = [_comparable(terms, members, folder) for terms, members in groups]
+    rows = iter(to_standings([cell for cells, _ in found for cell in cells]))
 
     # A chart has one row for each label.
     labels = {standing.mixer for standing in standings}
-    return [replace(ranking, rows=[_apart(row, labels) for row in ranking.rows]) for ranking in found]
+    made = []
+    for (_, members), (cells, reason) in zip(groups, found, strict=True):
+        own = [standing for _, standing in members]
+        beside = [_apart(replace(row, difficulty=own[0].difficulty), labels) for row in islice(rows, len(cells))]
+        made.append(Ranking(own=own, rows=beside, reason=reason))
+    return made
 
 
 def _apart(row: Standing, labels: set[str]) -> Standing:
@@ -148,38 +156,39 @@ def _apart(row: Standing, labels: set[str]) -> Standing:
     return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
 
 
-def _ranking(terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path) -> Ranking:
-    """Return the ranking of studies of equal terms."""
-    own = [standing for _, standing in members]
+def _comparable(
+    terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
     full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
-    cells = [cell for cell in (*full, *quick) if Terms.of(cell, cell["points"]) == terms]
+    if cells := [cell for cell in (*full, *quick) if Terms.of(cell, cell["points"]) == terms]:
+        # One's own training of a reference row takes its place.
+        again = {summary.fingerprint for summary, _ in members}
+        return [cell for cell in cells if cell["fingerprint"] not in again], None
 
-    # Why there are none, and what would give them.
-    if not cells:
-        preset = members[0][0].config.get("preset")
-        if not full or (preset == "quick" and not quick):
-            wanted = " --preset quick" if preset == "quick" else ""
-            command = f"python -m runners.mad.reference{wanted} --tasks {terms.task}"
-            return Ranking(own=own, rows=[], reason=f"{command} trains them")
-        nearest = (quick if preset == "quick" else full)[0]
-        needed = Terms.of(nearest, nearest["points"]).missing_options(terms)
-        others = ", or --preset quick" if quick and preset != "quick" else ""
-        return Ranking(own=own, rows=[], reason=f"reference rows need {' '.join(needed)}{others}")
+    # Nothing of the protocol is trained.
+    preset = members[0][0].config.get("preset")
+    if not full or (preset == "quick" and not quick):
+        wanted = " --preset quick" if preset == "quick" else ""
+        return [], f"python -m runners.mad.reference{wanted} --tasks {terms.task} trains them"
 
-    # One's own training of a reference row takes its place.
-    again = {summary.fingerprint for summary, _ in members}
-    cells = [cell for cell in cells if cell["fingerprint"] not in again]
-    rows = [replace(to_standing(cell), difficulty=own[0].difficulty) for cell in cells]
-    return Ranking(own=own, rows=rows)
+    # Other options than those of the cells that lack the fewest.
+    lacking = [Terms.of(cell, cell["points"]).missing_options(terms) for cell in (*full[:1], *quick[:1])]
+    needed = min(lacking, key=len)
+    others = ", or --preset quick" if quick and needed is lacking[0] else ""
+    return [], f"reference rows need {' '.join(needed)}{others}"
 
 
-def to_standing(cell: Mapping[str, Any]) -> Standing:
-    """Return the figures of a cell for a comparison, under the name of its row; a stale one is marked."""
+def to_standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:
+    """Return the figures of cells for a comparison, under the names of their rows; stale ones are marked."""
+    return [_standing(cell, stale) for cell, stale in zip(cells, find_stale(cells), strict=True)]
+
+
+def _standing(cell: Mapping[str, Any], stale: bool) -> Standing:
     values = {f"test_{name}": found for name, found in cell["test"].items()}
     names = list(MIXERS)
-    mark = MARK if is_stale(cell, experiment_of(cell)) else ""
     return Standing(
-        mixer=cell["layer"] + mark,
+        mixer=cell["layer"] + (MARK if stale else ""),
         family=cell["family"],
         remark=cell["remark"],
         task=cell["task"],

@@ -201,7 +201,8 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     bar.outline.set_visible(False)
 
     if np.isnan(accuracies).any():
-        figure.supxlabel("grey: every grid point diverged (div.), or there is no test accuracy (–)", fontsize=8)
+        diverged = "div.: every grid point diverged; " if grid.diverged else ""
+        figure.supxlabel(f"grey: {diverged}–: no test accuracy yet", fontsize=8)
     return figure
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
-from mixers.short_convolution import mixer_label
+from mixers.registry import changed, variant_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import fits, print_intervals, print_protocols
 from tasks import TASKS
@@ -65,7 +65,7 @@ class Standing:
         chosen = summary.chosen_point
         estimates = (chosen and chosen.estimates) or {}
         return Standing(
-            mixer=_label(config),
+            mixer=_label(summary),
             family=summary.family,
             remark=summary.remark,
             task=config["task"],
@@ -113,7 +113,7 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     configs = [summary.config for summary in summaries]
 
     # Words for the settings in which layers of one name, or the training of all, differ.
-    labels = [_label(config) for config in configs]
+    labels = [_label(summary) for summary in summaries]
     layers = _differences(labels, [_of_layer(config) for config in configs])
     trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
@@ -145,9 +145,13 @@ def _tail(summary: Summary) -> str:
     return summary.study[summary.study.rindex(summary.fingerprint[:8]) :]
 
 
-def _label(config: dict[str, Any]) -> str:
-    """Return the name of an experiment's layer in tables."""
-    return mixer_label(config["mixer"], config.get("short_convolution", 0))
+def _label(summary: Summary) -> str:
+    """Return the name of a study's layer in tables; summaries of earlier versions lack it."""
+    if summary.label is not None:
+        return summary.label
+    config, mixer = summary.config, summary.config["mixer"]
+    settings = changed(config["mixer_config"], MIXERS[mixer].Config) if mixer in MIXERS else {}
+    return variant_label(mixer, settings, config["shape"]["layers"], config.get("short_convolution", 0))
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:

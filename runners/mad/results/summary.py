@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial
 from pydantic import TypeAdapter, ValidationError
 
 from mixers.costs import Costs, costs
+from mixers.short_convolution import mixer_label
 from runners.files import read_json, write_json
 from runners.mad.experiment import Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
@@ -104,6 +105,7 @@ class Summary:
         seconds: of training, evaluations included, shares of runs that were trained together.
         versions: of libraries that the last run was trained with.
         device: that the last run was trained on.
+        label: name of the layer in tables; None in summaries of earlier versions.
     """
 
     study: str
@@ -123,6 +125,13 @@ class Summary:
     seconds: float
     versions: dict[str, str | None]
     device: str
+    label: str | None = None
+
+    @property
+    def heading(self) -> str:
+        """Name of the study above tables, with the label of the layer."""
+        plain = mixer_label(self.config["mixer"], self.config.get("short_convolution", 0))
+        return (self.label or plain) + self.study.removeprefix(plain)
 
     @property
     def chosen_point(self) -> Point | None:
@@ -216,6 +225,7 @@ def summarise(
         ),
         versions=latest.get("versions", {}),
         device=latest.get("device", ""),
+        label=experiment.label,
     )
 
 

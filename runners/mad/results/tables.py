@@ -26,7 +26,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 
     A narrow console gets test figures and speed in a second table.
     """
-    name, finite = summary.study, [point for point in summary.points if point.estimates is not None]
+    name, finite = summary.heading, [point for point in summary.points if point.estimates is not None]
     if fits(_points(name, summary, finite, COLUMNS), console):
         console.print(_points(name, summary, summary.points, COLUMNS))
     else:
@@ -74,7 +74,7 @@ def explain_divergence(summary: Summary) -> str:
         cause = "its loss or gradient is not finite before any training: correct the layer"
     else:
         cause = f"the first after {first} steps: lower --lr, or correct the layer"
-    return f"{summary.study}: every run diverged, {cause}"
+    return f"{summary.heading}: every run diverged, {cause}"
 
 
 def edge_advice(summary: Summary) -> str:

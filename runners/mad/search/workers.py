@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -81,17 +81,12 @@ class Workers:
         if self._processes:
             return
         context = multiprocessing.get_context("spawn")
-
-        # A terminal sends Ctrl-C to all processes. Those started here ignore it, because this one ends them.
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with deaf_to_interrupts():
             for device in self.devices:
                 arguments = (self.work, device, self._error_sink)
                 process = context.Process(target=_run, args=arguments, name=str(device), daemon=True)
                 process.start()
                 self._processes.append(process)
-        finally:
-            signal.signal(signal.SIGINT, handler)
 
     def check(self) -> None:
         """Look after the processes.
@@ -108,10 +103,20 @@ class Workers:
             raise WorkerError(f"{dead[0].name}: its process ended with exit code {dead[0].exitcode}")
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Let processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all: this process ends them."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _run(work: Callable[[torch.device], None], device: torch.device, errors: Connection) -> None:
     """Body of a worker process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         try:
@@ -126,7 +131,7 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
             sys.exit(1)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process, in good order if it can, when its parent has exited."""
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -115,4 +115,4 @@ class AdamW:
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+    return torch.tensor(values, dtype=torch.get_default_dtype(), device=device)[:, None]

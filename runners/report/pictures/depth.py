@@ -14,6 +14,8 @@ from runners.report.svg import MUTED, STYLE, accuracy_axis, limit_lines, mark, p
 from tasks import TASKS
 
 UNTRAINED = "not\ntrained"
+HEIGHTS = (0.5, 0.3, 0.7)
+"""Where words may stand in place of a mark, the first preferred."""
 
 
 def depth_picture(board: Board) -> Picture:
@@ -70,18 +72,25 @@ def _draw(
     """Draw a mark for each cell, words where there is none, and a line with a band for ``line``."""
     figure, axes = panel()
     tips = {}
+    one = line or next(cell for cell in found if cell is not None)
+
+    # Words stand where they are farthest from every line.
+    known = one.standing.accuracy(metric)
+    lines = [getattr(limit, metric) for limit in (one.standing.ceiling, one.standing.chance)]
+    lines += [known.mean] if line is not None and known is not None else []
+    height = max(HEIGHTS, key=lambda y: min(abs(y - at) for at in lines))
+
     with rc_context(STYLE):
         for x, cell in enumerate(found):
             if cell is None or cell.standing.accuracy(metric) is None:
                 words = UNTRAINED if cell is None else "diverged"
-                axes.text(x, 0.5, words, ha="center", va="center", color=MUTED, fontsize=7.5)
+                axes.text(x, height, words, ha="center", va="center", color=MUTED, fontsize=7.5)
                 continue
             _draw_cell(axes, x, cell, metric)
             tips[f"point{x}"] = f"{cell.row}: {estimate_text(cell, metric)}"
 
         if line is not None:
             _draw_line(axes, line, metric, len(found))
-        one = line or next(cell for cell in found if cell is not None)
         limit_lines(axes, getattr(one.standing.ceiling, metric), getattr(one.standing.chance, metric))
         axes.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
         axes.set_xlim(-0.5, len(ticks) - 0.5)

@@ -1,12 +1,14 @@
 """Extrapolation against length, and accuracy along the sequence."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
 from matplotlib import rc_context
 
-from runners.drawing import Style, label_ends, styles
+from runners.drawing import Style, label_ends
+from runners.mad.diagnosis.profile import Profile, along_the_sequence
 from runners.mad.results.summary import Estimate
 from runners.report.cells import METRICS, Board, Cell, task_of
 from runners.report.pictures import Picture, cells_of, end_label, legend_of, panels_of_tasks
@@ -14,6 +16,7 @@ from runners.report.svg import MUTED, STYLE, accuracy_axis, panel, to_svg
 from tasks import TASKS
 from tasks.base import LENGTH_PREFIX
 
+AXES = {"position": "position in the sequence", "answer": "answer within its sequence"}
 FEW = 6
 """Most lines that are labelled at their ends."""
 
@@ -35,24 +38,26 @@ def length_picture(board: Board) -> Picture:
 
 
 def position_picture(board: Board) -> Picture:
-    """Return the accuracy along the sequence, of the cells that have a diagnosis."""
-    known = [cell for cell in board.cells.values() if cell.diagnosis is not None]
-    legend = styles([cell.row for cell in known])
+    """Return the accuracy along the sequence, of the cells that hold it and of studies that have a diagnosis."""
+    legend = legend_of(board)
     panels: dict[str, dict[str, Markup]] = {}
+    rows = set()
     for task in TASKS:
-        if members := [cell for cell in known if cell.task == task]:
+        if members := [cell for cell in cells_of(board, task) if _profile(cell) is not None]:
             panels[task] = {"both": _draw_positions(members, legend)}
+            rows |= {cell.row for cell in members}
     return Picture(
         name="positions",
         title="Accuracy along the sequence",
-        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, of "
-        "the chosen model of each of your studies; by the order of the answers where their positions differ.",
+        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, or "
+        "by the order of the answers where their positions differ: the mean over the seeds of a reference cell, and "
+        "the chosen model of each of your studies. The dotted line is chance.",
         panels=panels,
-        legend=legend,
+        legend={row: style for row, style in legend.items() if row in rows},
         missing=""
         if panels
-        else "Nothing to draw: reference cells keep no predictions. python -m runners.mad writes a diagnosis beside "
-        "every study; python -m runners.report results/studies/* shows it here.",
+        else "Nothing to draw yet: the first reference cells were stored without it. python -m runners.mad writes a "
+        "diagnosis beside every study, and python -m runners.report results/studies/* shows it here.",
     )
 
 
@@ -107,28 +112,31 @@ def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: st
 
 
 def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Markup:
-    """Draw a line for each study."""
+    """Draw a line for each cell."""
     figure, axes = panel(labels=len(cells) <= FEW)
-    ends, tips = [], {}
-    profiles: list[dict[str, Any]] = [_profile(cell.diagnosis or {}) for cell in cells]
+    ends, tips, axis = [], {}, ""
 
     with rc_context(STYLE):
-        for n, (cell, profile) in enumerate(zip(cells, profiles, strict=True)):
-            style = legend[cell.row]
-            axes.plot(profile["index"], profile["accuracy"], style.line, color=style.color, gid=f"line{n}")
-            tips[f"line{n}"] = f"{cell.row}: {(cell.diagnosis or {}).get('title', '')}"
-            ends.append((end_label(cell), profile["accuracy"][-1], style.color))
+        for n, cell in enumerate(cells):
+            profile, style = _profile(cell), legend[cell.row]
+            assert profile is not None
+            axis, ys = profile["axis"], profile["accuracy"]
+            axes.plot(profile["index"], ys, style.line, color=style.color, gid=f"line{n}")
+            tips[f"line{n}"] = f"{cell.row}: {ys[0]:.3f} at the first, {ys[-1]:.3f} at the last"
+            ends.append((end_label(cell), ys[-1], style.color))
         axes.axhline(cells[0].standing.chance.token, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.set_xlabel(profiles[0]["axis"])
+        axes.set_xlabel(AXES[axis])
+        axes.locator_params(axis="x", nbins=5, integer=True)
         accuracy_axis(axes, "token")
         if len(ends) <= FEW:
             label_ends(axes, ends)
     return to_svg(figure, f"{cells[0].task}: token accuracy along the sequence", tips)
 
 
-def _profile(diagnosis: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accuracy by position, or by answer where the answers stand at many different positions."""
-    positions, answers = diagnosis["by_position"], diagnosis["by_answer"]
-    if len(positions["index"]) > 2 * len(answers["index"]):
-        return {**answers, "axis": "answer within its sequence"}
-    return {**positions, "axis": "position in the sequence"}
+def _profile(cell: Cell) -> Mapping[str, Any] | None:
+    """Return index, accuracy and axis of a cell, or of a study from its diagnosis; None if it has none."""
+    if cell.diagnosis is None:
+        return cell.content.get("positions")
+    by_position, by_answer = (Profile(**cell.diagnosis[name]) for name in ("by_position", "by_answer"))
+    axis, profile = along_the_sequence(by_position, by_answer)
+    return {**asdict(profile), "axis": axis}

@@ -142,7 +142,7 @@ def test_figures_are_those_of_formulas(dry_run: Callable[..., Any], tmp_path: Pa
     layer, vocabulary = 4 * 16**2 + 2 * 16 * 32, 16
     parameters = 2 * (layer + 4 * 16) + 16 + 2 * vocabulary * 16
     step = 3 * 16 * (2 * (16 * 2 * layer + 4 * 16**2 * 16) + 16 * 2 * vocabulary * 16)
-    assert rows["transformer"][:5] == [
+    assert rows["transformer-2-layers"][:5] == [
         "0 / 2",
         "3",
         f"{parameters / 1e3:.2f}k",

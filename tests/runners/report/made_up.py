@@ -65,6 +65,5 @@ def write_study(folder: Path, *arguments: str) -> Path:
 def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the report read a folder of results in place of the repository's; DeltaNet's cells alone are stale."""
     monkeypatch.setattr(report, "FOLDER", folder / "reference")
-    monkeypatch.setattr(rows, "experiment_of", lambda cell: None)
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: cell["layer"] == "deltanet")
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["layer"] == "deltanet" for cell in cells])
     monkeypatch.setattr(report_cells, "_positions", lambda task, config: 40)

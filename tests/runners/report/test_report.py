@@ -1,5 +1,6 @@
 """The page: what it shows of which records, at whatever stage these are."""
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.results.summary import Point, summarise
@@ -16,6 +16,7 @@ from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of
 from runners.report.paper import Evidence, read_claims
+from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import largest_block, mean_ranks
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
@@ -31,7 +32,7 @@ TINY = (
 
 
 def board_of(results: Path) -> Board:
-    return reference_board(results / "reference", "full", [], Console(quiet=True))
+    return reference_board(results / "reference", "full", [])
 
 
 class Outside(HTMLParser):
@@ -106,9 +107,24 @@ def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch
     assert "--steps 4" in row
     assert 'data-token="0.6"' in row
 
+    # The page opens with the board that it stands on, and says "yours" once.
+    assert 'data-board="published"' in page
+    assert f"{YOURS} <span" not in row
+
     # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
     assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
     assert '<td class="rank">' in row
+
+
+def test_accuracies_along_the_sequence_are_drawn_for_the_cells_that_hold_them(results: Path) -> None:
+    assert not position_picture(board_of(results)).panels
+    file = results / "reference" / "rt" / "parity.json"
+    cell = json.loads(file.read_text())
+    file.write_text(json.dumps({**cell, "positions": {"axis": "position", "index": [0, 9], "accuracy": [1, 0.25]}}))
+    picture = position_picture(board_of(results))
+    assert list(picture.panels) == ["parity"]
+    assert list(picture.legend) == ["rt"]
+    assert "rt: 1.000 at the first, 0.250 at the last" in picture.panels["parity"]["both"]
 
 
 def test_the_command_of_a_study_makes_the_same_experiment() -> None:
@@ -160,6 +176,8 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     assert evidence.ahead("mqar", "token") == "not shown"
     assert evidence.ablation() == "not shown"
     assert evidence.blocks() == "not shown"
+    assert evidence.recurrence() == "partly"  # parity alone is trained
+    assert (evidence.depth(), evidence.worth("parity")) == ("agrees", "not trained")
     assert evidence.acc("transformer", "copying", "token") == "not trained"
 
     write_cell(results, "transformer", "parity", [1.0, 1.0])
@@ -167,6 +185,8 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
     evidence = Evidence(board_of(results), Records(results / "published"))
     assert evidence.ahead("parity", "token") == "differs"
+    assert evidence.recurrence() == "differs"
+    assert (evidence.depth(), evidence.worth("parity")) == ("not shown", "1")
     assert evidence.ablation() == "agrees"
     assert evidence.blocks() == "partly"
 

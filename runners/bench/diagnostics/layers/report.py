@@ -134,7 +134,13 @@ def _draw(axes: Axes, layers: list[Row]) -> None:
 
         targets = {t["at_most"] for _, shown in timed for t in shown["targets"] if t["figure"] == "median_ms"}
         for bound in targets:
-            axes.axvline(bound, color=color, linestyle="--", linewidth=1)
+            axes.axvline(bound, color=color, linestyle="--", linewidth=1, label=f"target, {label}")
+
+    # Why a layer has no times.
+    for place, row in enumerate(layers):
+        if all(shown["median_ms"] is None for shown in row):
+            where: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7, "color": "0.4"}
+            axes.text(0.02, place, row[0]["status"], backgroundcolor="white", **where)
 
     axes.set_yticks(range(len(layers)), [row[0]["implementation"] for row in layers])
     axes.set_ylim(len(layers) - 0.5, -0.5)

@@ -2,21 +2,20 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from mixers import MIXERS
-from mixers.base import Shape
 from runners.files import read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference.cells import cell_file, is_stale, options_of, train_cell, write_cell
+from runners.mad.reference.cells import options_of, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
-from tests.runners.mad.commands import planned
+from runners.mad.reference.forecast import expected_seconds
 
 ENTRY = Entry(name="rt-block-2", mixer="rt", options={"heads": 2, "block": 2})
 TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "cpu"}
@@ -45,18 +44,13 @@ def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dic
     assert [len(curve) for curve in content["curves"]] == [2] * 5
     assert [row[0] for row in content["curves"][0]] == [1, 2]
 
+    assert len(content["sharp_trajectory"]) == len(content["trajectory"])
 
-def test_a_cell_is_stale_when_its_data_or_its_training_are_others(cell: tuple[Path, dict[str, Any]]) -> None:
-    _, content = cell
-    command_line = ["--mixer", "rt", "--mixer.heads", "2", "--mixer.block", "2", "--task", "memorization"]
-    small = ["--steps", "2", "--evaluations", "2", "--width", "16", "--mlp-width", "16", "--device", "cpu"]
-    (experiment,) = planned([*command_line, *small])[1]
-    assert not is_stale(content, experiment)
-    assert is_stale({**content, "fingerprint": "of other data"}, experiment)
-    assert not is_stale({**content, "code": "of another day"}, experiment)
-    first, *others = content["trajectory"]
-    assert is_stale({**content, "code": "of another day", "trajectory": [1.001 * first, *others]}, experiment)
-    assert is_stale(content, replace(experiment, shape=Shape(width=16, mlp_width=32)))
+    # The accuracies along the sequence have the mean of the tokens' accuracy: each sequence has an answer at each.
+    positions = content["positions"]
+    assert positions["axis"] == "position"
+    assert len(positions["index"]) == len(positions["accuracy"]) <= 128
+    assert fmean(positions["accuracy"]) == pytest.approx(fmean(content["test"]["token_accuracy"]), abs=1e-3)
 
 
 def test_variants_are_planned_under_both_protocols() -> None:
@@ -69,6 +63,7 @@ def test_variants_are_planned_under_both_protocols() -> None:
             assert getattr(experiment.mixer_config, "block", None) == block
             assert experiment.protocol.steps == steps
             assert experiment.difficulty == ("quick" if protocol == "quick" else "baseline")
+            assert experiment.label == name
 
 
 def test_every_registered_layer_has_a_row_and_the_first_ones_come_first() -> None:
@@ -78,21 +73,45 @@ def test_every_registered_layer_has_a_row_and_the_first_ones_come_first() -> Non
     assert [name for name in names if name in FIRST] == list(FIRST)
 
 
-def test_the_dry_run_lists_what_is_missing(
-    cell: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_takes(
+    cell: tuple[Path, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, content = cell
-    write_cell(tmp_path, ENTRIES["rt"], "parity", content)
-    assert cell_file(tmp_path, ENTRIES["rt"], "parity").exists()
-    command.main(["--layers", "rt", "--tasks", "parity", "mqar", "--folder", str(tmp_path), "--dry-run"])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("1 of 2 cells are in ")
-    assert said[1:] == ["missing: rt on mqar"]
-    command.main(["--layers", "rt", "--tasks", "parity", "--preset", "quick", "--folder", str(tmp_path), "--dry-run"])
-    assert capsys.readouterr().out.splitlines() == [
+    monkeypatch.setattr(command, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
+    monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device: 0.1)
+    on_gpu = {**cell[1], "seconds": 90.0, "device": "NVIDIA H200"}
+    for row in ("rt", "gla"):
+        write_cell(tmp_path, ENTRIES[row], "parity", {**on_gpu, "layer": row, "task": "parity"})
+    folders = ["--folder", str(tmp_path), "--out", str(tmp_path / "out")]
+    command.main(["--layers", "rt", "gla", "--tasks", "parity", "mqar", *folders, "--dry-run"])
+    first, *lines, plan, time = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 of 4 cells are in ")
+    assert first.endswith(", 1 of them stale: delete a stale cell's file to train it again")
+    assert lines == ["stale: gla on parity", "missing: rt on mqar", "missing: gla on mqar"]
+    assert plan.startswith("to train: 2 cells, each at 10 points of the grid, then at the chosen point with 4 more ")
+    # Two cells of 14 runs: 20,000 steps of 0.1 s, which ten runs share; and 90 s each.
+    words = "(3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
+    assert time == f"time: about 93 min here {words}"
+    assert not (tmp_path / "out").exists()
+
+    command.main(["--layers", "rt", "--tasks", "parity", "--preset", "quick", *folders, "--dry-run"])
+    assert capsys.readouterr().out.splitlines()[:2] == [
         f"0 of 1 cells are in {tmp_path / 'quick'}",
         "missing: rt on parity",
     ]
+
+
+def test_a_cell_is_expected_to_take_the_time_of_its_layer_and_of_its_task() -> None:
+    took = {("a", "x"): 10.0, ("a", "y"): 20.0, ("b", "x"): 30.0}
+    seconds = expected_seconds(took, ("b", "y"))
+    assert seconds is not None
+    assert 30 < seconds < 60
+    whole = {**took, ("b", "y"): 60.0}
+    assert expected_seconds(whole, ("b", "y")) == pytest.approx(60)
+    assert expected_seconds(whole, ("c", "z")) == pytest.approx((10 * 20 * 30 * 60) ** 0.25)
+    assert expected_seconds({}, ("a", "x")) is None
 
 
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

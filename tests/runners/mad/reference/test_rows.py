@@ -13,7 +13,6 @@ from runners.mad.reference import rows
 from runners.mad.reference.cells import (
     FOLDER,
     cell_file,
-    experiment_of,
     options_of,
     protocol_folder,
     read_cell,
@@ -21,7 +20,7 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standing
+from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standings
 from runners.mad.results import compare
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Point, Summary, summarise
@@ -61,7 +60,7 @@ FULL = ("--grid", "wide", "--seeds", "5", "--seeds-of", "chosen")
 
 
 def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     found = rows_or_reason(*FULL)
     assert found[:2] == ["rt", "transformer"]
     assert not any(name.startswith(("rt-", "transformer-2")) for name in found)
@@ -69,7 +68,7 @@ def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch
 
 
 def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     summaries = [
         summary_of("--mixer", mixer, "--task", task, *FULL) for mixer, task in (("rt", "mqar"), ("lstm", "parity"))
     ]
@@ -100,6 +99,20 @@ def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments:
     assert reason == f"reference rows need {needed}, or --preset quick"
 
 
+def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
+    for words, name in (
+        ([], "quick"),
+        (["--layers", "2", "--seeds", "2", "--lr", "1e-3"], "quick"),
+        (["--steps", "60"], "custom"),
+        (["--width", "32"], "custom"),
+        (["--batch-size", "8"], "custom"),
+    ):
+        (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick", *words])[1]
+        assert experiment.difficulty == name
+        assert experiment.to_dict().get("preset") == ("quick" if name == "quick" else None)
+    assert rows_or_reason("--preset", "quick", "--steps", "60") == "reference rows need --steps 1000"
+
+
 def test_settings_that_lack_the_same_share_a_line() -> None:
     summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
     console = Console(file=io.StringIO(), width=200)
@@ -112,7 +125,7 @@ def test_settings_that_lack_the_same_share_a_line() -> None:
 
 
 def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "parity"))
     write_cell(tmp_path, ENTRIES["rt"], "parity", cell)
     command = "python -m runners.mad.reference --preset quick --tasks parity"
@@ -132,24 +145,22 @@ def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatc
     assert str(rows_or_reason("--preset", "quick", "--steps", "9", folder=tmp_path)).endswith("need --steps 1000")
 
 
-def test_a_stale_cell_is_marked() -> None:
+def test_a_stale_cell_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "parity"))
-    now = experiment_of(cell)
-    fresh = {**cell, "fingerprint": now.fingerprint, "code": now.code}
-    assert to_standing(fresh).mixer == "rt"
-    assert to_standing({**fresh, "fingerprint": "of other data"}).mixer == "rt (stale)"
-    assert to_standing({**fresh, "code": "of another day", "trajectory": [1.0]}).mixer == "rt (stale)"
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False, True])
+    assert [standing.mixer for standing in to_standings([cell, cell])] == ["rt", "rt (stale)"]
 
 
-def test_a_row_has_the_figures_of_its_cell() -> None:
+def test_a_row_has_the_figures_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     cell = read_cell(cell_file(FOLDER, ENTRIES["transformer"], "parity"))
-    standing = to_standing(cell)
+    standing, diverged = to_standings([cell, {**cell, "chosen": None, "seeds": [], "test": {}}])
     estimate = standing.accuracy("token")
     assert estimate is not None
     assert estimate.mean == pytest.approx(sum(cell["test"]["token_accuracy"]) / 5)
     assert (standing.seeds, standing.setting, standing.family) == (5, "parity", "attention")
     assert standing.costs.state_floats == {int(n): count for n, count in cell["costs"]["state_floats"].items()}
-    assert to_standing({**cell, "chosen": None, "seeds": [], "test": {}}).accuracies() == ["diverged", ""]
+    assert diverged.accuracies() == ["diverged", ""]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +181,7 @@ def tiny_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_toy_layer_is_ranked_among_stored_cells(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     command = [*TOY, *COMMAND, "--steps", "2", "--out", str(tmp_path)]
     mad.main([*command, "--reference", str(tiny_cells)])
     trained = capsys.readouterr().out
@@ -192,7 +203,7 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
 def test_training_a_row_again_takes_its_place(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: cell["layer"] == "gla")
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
     command = ["--mixer", "linear-attention", *COMMAND, "--steps", "2", "--out", str(tmp_path)]
     mad.main([*command, "--reference", str(tiny_cells)])
     text = capsys.readouterr().out

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from runners.mad.options import PRESETS
-from runners.mad.reference.cells import SEEDS, experiment_of, is_stale, read_cell
+from runners.mad.reference.cells import SEEDS, experiment_of, read_cell
+from runners.mad.reference.staleness import check
 from tasks import TASKS
 
 FOLDER = Path(__file__).parents[4] / "results" / "reference"
@@ -25,7 +26,7 @@ TRIED = {
 @pytest.mark.parametrize("name", TRIED)
 def test_today_s_code_trains_as_that_of_the_cell(name: str) -> None:
     cell = TRIED[name]
-    assert not is_stale(cell, experiment_of(cell)), f"{cell['layer']} on {cell['task']}: train it again"
+    assert check([cell]) == [False], f"{cell['layer']} on {cell['task']}: train it again"
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=[f"{cell['layer']}-{cell['task']}" for cell in CELLS])

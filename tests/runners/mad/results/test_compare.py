@@ -61,12 +61,12 @@ def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
         ]
     )
     assert [(s.mixer, s.setting) for s in standings] == [
-        ("rt (block 1, width 128)", "parity"),
-        ("rt (block 4, width 128)", "parity"),
-        ("rt (block 4, width 64)", "parity"),
+        ("rt", "parity"),
+        ("rt-block-4 (width 128)", "parity"),
+        ("rt-block-4 (width 64)", "parity"),
         ("transformer", "parity"),
-        ("rt (block 1, width 128)", "parity (custom, length 32)"),
-        ("rt (block 1, width 128)", "parity (custom, length 48)"),
+        ("rt", "parity (custom, length 32)"),
+        ("rt", "parity (custom, length 48)"),
     ]
 
 
@@ -84,9 +84,23 @@ def test_rows_of_several_layers_name_the_training_in_which_they_differ() -> None
 def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
     summaries = [
         summary_of("--mixer", "staircase", "--task", "parity", "--mixer.steps", steps, "--steps", "500")
-        for steps in ("2", "4")
+        for steps in ("2", "8")
     ]
-    assert [s.mixer for s in told_apart(summaries)] == ["staircase (steps 2)", "staircase (steps 4)"]
+    assert [s.mixer for s in told_apart(summaries)] == ["staircase-steps-2", "staircase-steps-8"]
+
+
+def test_a_layer_has_its_variant_s_name_also_in_summaries_of_earlier_versions() -> None:
+    names = {
+        "rt-block-4": (*RT, "--mixer.block", "4"),
+        "rt-no-persistent-norm": (*RT, "--mixer.persistent-norm", "False"),
+        "transformer-2-layers": ("--mixer", "transformer", "--task", "parity", "--layers", "2"),
+        "rt-block-4+conv3": (*RT, "--mixer.block", "4", "--short-convolution", "3"),
+    }
+    for name, words in names.items():
+        summary = summary_of(*words)
+        assert (summary.label, Standing.of(summary).mixer) == (name, name)
+        assert Standing.of(replace(summary, label=None)).mixer == name
+        assert summary.heading == f"{name} parity baseline {summary.fingerprint[:8]}"
 
 
 def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings() -> None:
@@ -150,7 +164,8 @@ def test_a_layer_that_is_plain_attention_on_so_short_sequences_has_a_remark_in_f
     assert isinstance(console.file, io.StringIO)
     rows = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
     shown = [row for row in rows if row not in ("ceiling", "chance")]
-    at_parity, at_s5 = ["sliding-attention", "rmt"], ["sliding-attention", remarks[2], "rmt", remarks[0]]
+    sliding, rmt = "sliding-attention-window-16", "rmt-segment-16"
+    at_parity, at_s5 = [sliding, rmt], [sliding, remarks[2], rmt, remarks[0]]
     assert shown == ["parity", *at_parity, "s5-permutations", *at_s5]
     for summary, remark in zip(summaries, remarks, strict=True):
         console = Console(width=200, file=io.StringIO())
@@ -213,13 +228,13 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     compare.main(["--out", str(tmp_path)])
     text = capsys.readouterr().out
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
-    assert sorted(rows) == sorted(["parity (custom)", "rt (block 1)", "rt (block 2)", "ceiling", "chance"])
+    assert sorted(rows) == sorted(["parity (custom)", "rt", "rt-block-2", "ceiling", "chance"])
     assert "mean over 2 seeds" in text
     assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
     (folder,) = {path.parent for path in tmp_path.glob("studies/*/summary.json") if '"block": 2' in path.read_text()}
     compare.main([str(folder), str(folder / "summary.json"), "--out", str(tmp_path)])
     rows = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert rows == ["parity (custom)", "rt", "ceiling", "chance"]
+    assert rows == ["parity (custom)", "rt-block-2", "ceiling", "chance"]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +311,7 @@ def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
             draw_bars(told_apart(summaries))
     message = f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
     assert set(refused.values()) == {message}
-    without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good]
+    without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good if gone != "label"]
     assert refused.keys() >= set(without)
     file.write_text(without[0])
     with pytest.raises(SystemExit) as stop:

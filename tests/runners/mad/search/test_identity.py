@@ -145,3 +145,5 @@ def test_every_layer_can_be_rehearsed_and_repeats_itself(mixer: str) -> None:
     first, second = trajectory(small), trajectory(small)
     assert first is not None
     assert first == second
+    assert trajectory(small, torch.float64) not in (None, first)
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,78 @@
+"""How long the training of reference cells takes: the cells that are there tell how long their device took.
+
+A cell that is not there is expected to take the mean of its layer's cells times the mean of its task's cells, over the
+mean of all; means are geometric, and a layer or task without a cell counts as the mean of all. On a CPU steps of some
+cells are timed, and the others are expected to be slower than on that device by the same factor.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+from statistics import fmean, median
+from typing import Any
+
+from runners.device import find_devices
+from runners.mad.duration import Clock, Duration, sentence, work_left
+from runners.mad.options import Options
+from runners.mad.plan import plan_experiments
+from runners.mad.reference.entries import Entry
+from runners.storage import existing_storage
+
+BUDGET = 15.0
+"""Seconds after which no further cell is timed."""
+Place = tuple[str, str]
+"""Layer and task."""
+
+
+def forecast(
+    missing: Sequence[tuple[Entry, str]], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
+) -> str:
+    """Say in words how long the training of missing cells takes; empty if nothing is known.
+
+    Args:
+        missing: rows and tasks.
+        plan: makes the options of a cell.
+        cells: the cells of the protocol that are there.
+    """
+    devices = Counter(cell["device"] for cell in cells)
+    device = max(devices, key=devices.__getitem__, default="")
+    took = {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
+    clock, durations = None, []
+
+    for entry, task in missing:
+        options = plan(entry, task)
+        if clock is None:
+            here = find_devices(options.device)
+            clock = Clock(here, -(-len(options.runs) // len(here)))
+            # Nothing is timed on a GPU: its first step is compiled, which takes longer than all others.
+            clock.left = 0.0 if here[0].type == "cuda" else BUDGET
+        (experiment,) = plan_experiments(options, dict(entry.options), {})
+        storage = existing_storage(options.settings.storage)
+        work = work_left(experiment, options.runs, options.more_seeds, storage, options.out)
+
+        runs = len(options.runs) + len(options.more_seeds)
+        share = work.run_steps / (runs * experiment.protocol.total_steps(experiment.task_config.train_examples))
+        seconds = expected_seconds(took, (entry.name, task))
+        recorded = None if seconds is None else seconds * share
+        durations.append(Duration(here=clock.duration(experiment, work).here, recorded=recorded, device=device))
+    return sentence(_completed(durations))
+
+
+def _completed(durations: Sequence[Duration]) -> list[Duration]:
+    """Return durations whose unknown times here follow from those that are known both here and on the other device."""
+    factors = [d.here / d.recorded for d in durations if d.here and d.recorded]
+    if not factors:
+        return list(durations)
+    return [replace(d, here=median(factors) * d.recorded) if d.here is None and d.recorded else d for d in durations]
+
+
+def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:
+    """Return the seconds that a cell is expected to take, from those that others took; None without others."""
+    if not took:
+        return None
+    everything = fmean(map(log, took.values()))
+    of_layer, of_task = (
+        fmean([log(seconds) for other, seconds in took.items() if other[i] == place[i]] or [everything]) for i in (0, 1)
+    )
+    return exp(of_layer + of_task - everything)

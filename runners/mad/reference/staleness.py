@@ -1,0 +1,140 @@
+"""Which reference cells are stale: trained on other data, or by code that trains otherwise than today's.
+
+1. A verdict follows from the cell, the code that plans and trains it, and the versions of PyTorch and NumPy. Their hash
+   is its key in a file in the user's cache folder; what stands there is not found again. Without the file, or with a
+   damaged one, all verdicts are.
+2. A cell of other data than today's command would train on is stale. A cell of the same code is not.
+3. The others are rehearsed (``runners.mad.search.identity``): in float64 where a cell holds a trajectory in float64,
+   which tells smaller changes of code, and in float32 where it is older. Cells that share a rehearsal, such as those of
+   a layer on tasks of one vocabulary, share its trajectory. Many rehearsals are run by several processes.
+"""
+
+import json
+import multiprocessing
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.progress import track
+
+from mixers.registry import find_mixer
+from runners.files import DamagedFileError, read_json, write_json
+from runners.mad.experiment import Experiment
+from runners.mad.reference.cells import experiment_of
+from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
+from runners.mad.search.workers import deaf_to_interrupts, end_with_parent
+from runners.provenance import code_version, sha256_of
+from tasks import TASKS
+
+CACHE = user_cache_path("recurrent-transformer-diagnostics") / "reference-verdicts.json"
+MOST = 20_000
+"""Verdicts in the cache; older ones are dropped. Checkouts of different code share it."""
+DECIDING = (
+    *("runners.mad.options", "runners.mad.plan", "runners.mad.experiment", "runners.mad.search.identity"),
+    *("runners.mad.reference.cells", "runners.mad.reference.entries", "runners.mad.reference.staleness"),
+)
+"""Modules that decide, besides those of layer, task and training, what a cell's command would train."""
+FEW = 12
+"""Rehearsals that one process does sooner than others have started."""
+
+Cell = Mapping[str, Any]
+
+
+def find_stale(cells: Sequence[Cell]) -> list[bool]:
+    """Return of each cell whether it is stale."""
+    keys = _keys(cells)
+    known = _read()
+    unknown = {key: cell for key, cell in zip(keys, cells, strict=True) if key not in known}
+    if unknown:
+        known |= dict(zip(unknown, check(list(unknown.values())), strict=True))
+        with suppress(OSError):  # a folder that cannot be written costs time alone
+            write_json(CACHE, dict([*known.items()][-MOST:]))
+    return [known[key] for key in keys]
+
+
+def check(cells: Sequence[Cell]) -> list[bool]:
+    """Return of each cell whether it is stale, found without the cache."""
+    stale = [True] * len(cells)
+    waiting: dict[tuple[Any, ...], tuple[Experiment, torch.dtype]] = {}
+    rehearsals: dict[int, tuple[Any, ...]] = {}
+    for i, cell in enumerate(_shown(cells, "planning reference cells")):
+        experiment = experiment_of(cell)
+        if cell["fingerprint"] != experiment.fingerprint:
+            continue
+        if cell["code"] == experiment.code:
+            stale[i] = False
+        else:
+            dtype = torch.float32 if cell["sharp_trajectory"] is None else torch.float64
+            rehearsals[i] = (*rehearsal_of(experiment), dtype)
+            waiting[rehearsals[i]] = replace(experiment), dtype  # without the data, which may be large
+
+    found = dict(zip(waiting, _rehearse(list(waiting.values())), strict=True))
+    for i, rehearsal in rehearsals.items():
+        sharp = cells[i]["sharp_trajectory"]
+        then, now = cells[i]["trajectory"] if sharp is None else sharp, found[rehearsal]
+        tolerance = TOLERANCE if sharp is None else SHARP_TOLERANCE
+        stale[i] = then is None or now is None or not agree(then, now, tolerance)
+    return stale
+
+
+def _keys(cells: Sequence[Cell]) -> list[str]:
+    """Return the key of each cell's verdict."""
+    common = [code_version(alone=DECIDING), torch.__version__, np.__version__]
+    training = {
+        mixer: code_version("runners.mad.training.loop", find_mixer(mixer)) for mixer in {c["mixer"] for c in cells}
+    }
+    data = {task: code_version(TASKS[task]) for task in {c["task"] for c in cells}}
+    return [
+        sha256_of(json.dumps([common, training[cell["mixer"]], data[cell["task"]], cell], sort_keys=True))
+        for cell in cells
+    ]
+
+
+def _read() -> dict[str, bool]:
+    """Return the verdicts in the cache; none if it is damaged."""
+    try:
+        found = read_json(CACHE)
+    except (DamagedFileError, OSError):
+        return {}
+    return found if isinstance(found, dict) and all(isinstance(value, bool) for value in found.values()) else {}
+
+
+def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Trajectory | None]:
+    """Return the trajectory of each experiment in its dtype.
+
+    Many are shared out to as many processes as PyTorch takes threads.
+    """
+    processes = min(torch.get_num_threads(), len(experiments) // FEW)
+    if processes > 1:
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare_process)
+        try:
+            with deaf_to_interrupts():
+                coming = pool.map(trajectory, *zip(*experiments, strict=True))
+            return [*_shown(coming, "rehearsing reference cells", len(experiments))]
+        except BrokenProcessPool:  # the system ended a process, for want of memory say
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [trajectory(*experiment) for experiment in _shown(experiments, "rehearsing reference cells")]
+
+
+def _prepare_process() -> None:
+    """Let a process have one thread, and end with its parent alone."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _shown(items: Any, what: str, total: int | None = None) -> Any:
+    """Return the items, with a bar on a terminal while they are gone through."""
+    console = Console(stderr=True)
+    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
