@@ -39,6 +39,15 @@ def test_every_dependency_is_locked_at_a_version_that_fits() -> None:
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
+def test_files_that_programs_read_are_installed_with_the_packages() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folders = {package: ROOT / package.replace(".", "/") for package in listed}
+    declared = {path for package, folder in folders.items() for p in listed[package] for path in folder.glob(p)}
+    for package in ("mixers", "tasks", "runners"):
+        files = {path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        assert {path for path in files if path.suffix not in (".py", ".md")} <= declared
+
+
 def test_every_program_has_a_command_that_runs_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[str] = []
     monkeypatch.setattr(scripts, "_run", run.append)

@@ -1,6 +1,6 @@
 """The choice between implementations of the Recurrent Transformer, and one entry to those of its recurrence alone.
 
-``naive`` is the oracle, ``tiled`` the published method, ``chunked`` the form for CPUs, ``fused`` Triton kernels for
+``naive`` is the oracle, ``tiled`` the published method, ``native`` C code for CPUs, ``fused`` Triton kernels for
 small models, and ``wavefront`` whole stacks of wide layers, which ``mixers.rt.layer`` calls itself.
 """
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from mixers.base import log_once
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import Method, Optionals, Tensors, over_runs
-from mixers.rt.chunked.backward import chunked_backward
-from mixers.rt.chunked.forward import chunked_forward
 from mixers.rt.naive import Weights, naive_recurrence
+from mixers.rt.native.library import library
+from mixers.rt.native.passes import native_backward, native_forward
 from mixers.rt.tiled.passes import tiled_backward, tiled_forward
 
-Chosen = Literal["naive", "tiled", "chunked", "wavefront", "fused"]
+Chosen = Literal["naive", "tiled", "native", "wavefront", "fused"]
 Implementation = Literal["auto"] | Chosen
 WIDEST_OF_FUSED = 256
 """Largest model width at which ``auto`` picks ``fused``."""
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
-    """Forward and backward of ``tiled``, ``chunked`` or ``fused`` as an operation on x, q, k, v and the weights."""
+    """Forward and backward of ``tiled``, ``native`` or ``fused`` as an operation on x, q, k, v and the weights."""
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
-    elif name == "chunked":
-        run_forward, run_backward = chunked_forward, chunked_backward
+    elif name == "native":
+        run_forward, run_backward = native_forward, native_backward
     else:
         from mixers.rt.fused import passes as fused  # Triton does not exist on every platform
 
@@ -56,7 +56,7 @@ def recurrence(
     slopes_H: Tensor,
     scale: float,
     block: int,
-    implementation: Literal["naive", "tiled", "chunked", "fused"],
+    implementation: Literal["naive", "tiled", "native", "fused"],
 ) -> Tensor:
     """Outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
 
@@ -73,8 +73,8 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
     """Choose the implementation of a layer by device and shape.
 
     ``auto`` picks the fastest one: on a GPU with products in bfloat16 ``fused`` up to width 256 and ``wavefront``
-    beyond, on a CPU ``chunked`` for blocks of one position in one precision, elsewhere ``tiled``. Where the picked or
-    named one does not take the case, ``tiled`` runs and the log says why, once.
+    beyond, on a CPU ``native`` for blocks of one position in one precision if there is a C compiler, elsewhere
+    ``tiled``. Where the picked or named one does not take the case, ``tiled`` runs and the log says why, once.
 
     Args:
         implementation: name of an implementation, or ``auto``.
@@ -90,7 +90,7 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
     if implementation != "auto":
         wanted = implementation
     elif not (x.is_cuda and product_dtype(x) == torch.bfloat16):
-        wanted = "tiled" if _unsupported("chunked", x, hidden, heads, block) else "chunked"
+        wanted = "tiled" if _unsupported("native", x, hidden, heads, block) else "native"
     elif x.shape[-1] <= WIDEST_OF_FUSED:
         wanted = "fused"
     else:
@@ -107,8 +107,8 @@ def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, blo
     """Say why an implementation cannot take a case; None if it can."""
     if implementation in ("naive", "tiled"):
         return None
-    if implementation == "chunked":
-        return _unsupported_in_chunks(x, block)
+    if implementation == "native":
+        return _unsupported_by_native(x, heads, block)
     if importlib.util.find_spec("triton") is None:
         return "this platform (Triton is not installed)"
 
@@ -121,12 +121,14 @@ def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, blo
     return fused.unsupported(width, heads, hidden, block, dtype, x.device)
 
 
-def _unsupported_in_chunks(x: Tensor, block: int) -> str | None:
-    """Say why ``chunked`` cannot take a case; None if it can."""
+def _unsupported_by_native(x: Tensor, heads: int, block: int) -> str | None:
+    """Say why ``native`` cannot take a case; None if it can."""
     if block > 1:
-        return f"blocks of {block} positions (chunked: 1)"
+        return f"blocks of {block} positions (native: 1)"
     if x.device.type != "cpu":
-        return f"{x.device.type} (chunked: cpu)"
+        return f"{x.device.type} (native: cpu)"
     if product_dtype(x) != x.dtype or x.dtype not in (torch.float32, torch.float64):
-        return f"products in {product_dtype(x)} (chunked: float32 or float64 throughout)"
+        return f"products in {product_dtype(x)} (native: float32 or float64 throughout)"
+    if library(x.dtype, x.shape[-1] // heads) is None:
+        return "this machine (no C compiler that works)"
     return None

@@ -47,7 +47,7 @@ class RecurrentTransformer(AttentionLayer):
             persistent_norm: RMS norm of the outputs before persistent keys and values; False is the paper's ablation.
             block: positions b computed at once, which attend to each other's temporary pairs (paper section 9). GPU
                 kernels take powers of two, and blocks of all positions.
-            implementation: how the recurrence is computed: "naive", "tiled", "chunked", "wavefront", "fused", or
+            implementation: how the recurrence is computed: "naive", "tiled", "native", "wavefront", "fused", or
                 "auto", which chooses by device and shape. Results agree up to rounding.
         """
 

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from mixers.registry import MIXERS, find_mixer
+from mixers.rt.dispatch import choose
 from runners.bench import accuracy, preparation, scheduler
 from runners.bench.__main__ import main
 from runners.bench.accuracy import Check
@@ -120,7 +121,10 @@ def test_a_row_holds_times_errors_and_what_ran(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_methods_of_a_step_are_stored_by_name() -> None:
     bench = LayersBench(parse([*TINY, "--layers", "rt", *LENGTHS]), CPU, "")
-    assert bench.build(bench.cells[0]).facts["methods"] == ["rms_norm", "rt chunked"]
+    assert bench.build(bench.cells[0]).facts["methods"] == [
+        "rms_norm",
+        f"rt {choose('auto', torch.zeros(1, 16, 16), 32, 2, 1)}",
+    ]
 
 
 def test_a_layer_that_fails_or_is_wrong_is_a_row_with_the_reason(

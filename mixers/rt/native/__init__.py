@@ -1,0 +1,1 @@
+"""The Recurrent Transformer's recurrence for CPUs, in C."""

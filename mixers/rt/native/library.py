@@ -1,0 +1,102 @@
+"""Compiles ``recurrence.c`` at its first use on a machine, about a second, and loads it from then on."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("recurrence.c")
+_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def library(dtype: torch.dtype, head_dim: int) -> ctypes.CDLL | None:
+    """Return the compiled recurrence for a precision and a head dimension K.
+
+    The compiler is ``$CC``, or ``cc``. The file is kept in ``$XDG_CACHE_HOME``, or ``~/.cache``, under a name that
+    depends on source, flags, compiler and processor; processes may write it at the same time.
+
+    Returns:
+        The library; None where there is no compiler, or it fails. The log says why at the level of debug messages.
+    """
+    try:
+        return _declared(_loaded(_command(dtype, head_dim)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("recurrence.c is not used: %s", getattr(error, "stderr", None) or error)
+        return None
+
+
+def _command(dtype: torch.dtype, head_dim: int) -> list[str]:
+    """Return the compiler's command line, without input and output."""
+    program, *options = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    compiler = shutil.which(program)
+    if compiler is None:
+        raise FileNotFoundError(f"no C compiler {program}")
+
+    native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
+    precision = ["-DDOUBLE"] if dtype == torch.float64 else []
+    return [compiler, *options, *_FLAGS, *native, *precision, f"-DK={head_dim}"]
+
+
+def _loaded(command: list[str]) -> ctypes.CDLL:
+    """Load the library from the cache, or compile it: into the cache, or a temporary folder if that is read-only."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrent-transformer-diagnostics"
+    path = folder / f"recurrence-{_key(command)}.so"
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # not there, or not whole
+        pass
+
+    with tempfile.TemporaryDirectory() as temporary:
+        built = Path(temporary) / path.name
+        _compile(command, built)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside = folder / f".{path.name}-{os.getpid()}"
+            shutil.copyfile(built, beside)
+            beside.replace(path)
+        except OSError:
+            return ctypes.CDLL(str(built))
+    return ctypes.CDLL(str(path))
+
+
+def _compile(command: list[str], path: Path) -> None:
+    subprocess.run(
+        [*command, str(SOURCE), "-o", str(path), "-lm"],
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def _key(command: list[str]) -> str:
+    """Hash of what decides the library's content."""
+    compiler, cpu = Path(command[0]).stat(), Path("/proc/cpuinfo")
+    features = [line for line in cpu.read_text().splitlines() if line.startswith("flags")] if cpu.exists() else []
+    parts = (SOURCE.read_text(), command, compiler.st_size, compiler.st_mtime_ns, platform.platform(), features[:1])
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the functions."""
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name in ("lanes", "panel", "scratch_size"):
+        getattr(found, name).restype = number
+    found.scratch_size.argtypes = [pointer, number]
+    for name in ("forward", "backward"):
+        getattr(found, name).argtypes = [pointer, number, number, number, pointer]
+        getattr(found, name).restype = None
+    return found
