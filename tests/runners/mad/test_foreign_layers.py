@@ -193,7 +193,7 @@ def test_the_layers_that_the_documentation_shows_train(
     option = {"running_mean": ["--mixer.strength", "0.8"], "decaying_mean": ["--mixer.decay", "0.8"]}.get(module, [])
     mad.main([*COMMAND, "--mixer", name, *option, "--lr", "1e-3", "--out", str(tmp_path / "out")])
     label = "-".join([name, *(word.removeprefix("--mixer.") for word in option)])
-    assert f"{label} in-context-recall custom" in capsys.readouterr().out
+    assert f"in-context-recall · {label} · custom" in capsys.readouterr().out
     assert (costs(find_mixer(name), find_mixer(name).Config(), Shape(width=16)).state_floats is None) == (
         module == "running_mean"
     )
