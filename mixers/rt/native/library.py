@@ -1,4 +1,4 @@
-"""Compiles ``recurrence.c`` at its first use on a machine, about a second, and loads it from then on."""
+"""Compiles ``recurrence.c`` at its first use on a machine, one to three seconds, and loads it from then on."""
 
 import ctypes
 import hashlib
@@ -9,10 +9,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import zlib
 from functools import cache
 from pathlib import Path
 
 import torch
+from platformdirs import user_cache_path
 
 SOURCE = Path(__file__).with_name("recurrence.c")
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -24,8 +26,8 @@ log = logging.getLogger(__name__)
 def library(dtype: torch.dtype, head_dim: int) -> ctypes.CDLL | None:
     """Return the compiled recurrence for a precision and a head dimension K.
 
-    The compiler is ``$CC``, or ``cc``. The file is kept in ``$XDG_CACHE_HOME``, or ``~/.cache``, under a name that
-    depends on source, flags, compiler and processor; processes may write it at the same time.
+    The compiler is ``$CC``, or ``cc``. It is kept in the cache folder of the user, under a name that depends on source,
+    flags, compiler and processor; processes may write it at the same time.
 
     Returns:
         The library; None where there is no compiler, or it fails. The log says why at the level of debug messages.
@@ -51,16 +53,15 @@ def _command(dtype: torch.dtype, head_dim: int) -> list[str]:
 
 def _loaded(command: list[str]) -> ctypes.CDLL:
     """Load the library from the cache, or compile it: into the cache, or a temporary folder if that is read-only."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrent-transformer-diagnostics"
-    path = folder / f"recurrence-{_key(command)}.so"
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # not there, or not whole
-        pass
+    folder, name = user_cache_path("recurrent-transformer-diagnostics"), f"recurrence-{_key(command)}"
+    for path in folder.glob(f"{name}-*.so"):
+        if path.name == _with_checksum(name, path):
+            return ctypes.CDLL(str(path))
 
     with tempfile.TemporaryDirectory() as temporary:
-        built = Path(temporary) / path.name
+        built = Path(temporary) / name
         _compile(command, built)
+        path = folder / _with_checksum(name, built)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             beside = folder / f".{path.name}-{os.getpid()}"
@@ -69,6 +70,11 @@ def _loaded(command: list[str]) -> ctypes.CDLL:
         except OSError:
             return ctypes.CDLL(str(built))
     return ctypes.CDLL(str(path))
+
+
+def _with_checksum(name: str, path: Path) -> str:
+    """Return the name that a library has in the cache: damage would give it another one."""
+    return f"{name}-{zlib.crc32(path.read_bytes()):08x}.so"
 
 
 def _compile(command: list[str], path: Path) -> None:

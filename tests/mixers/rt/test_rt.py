@@ -181,15 +181,21 @@ def test_native_is_compiled_once_and_replaces_a_damaged_file(monkeypatch: pytest
     monkeypatch.setattr(native_library, "_compile", compile_source)
     command = native_library._command(torch.float64, 4)
 
-    damaged = tmp_path / "recurrent-transformer-diagnostics" / f"recurrence-{native_library._key(command)}.so"
-    damaged.parent.mkdir()
-    damaged.write_bytes(b"half of a library")
     for _ in range(2):
         assert native_library._loaded(command).lanes() == 3
-    assert compiled == [damaged.name]
-    assert list(damaged.parent.iterdir()) == [damaged]
+    assert len(compiled) == 1
+    (path,) = (tmp_path / "recurrent-transformer-diagnostics").iterdir()
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(damaged))  # no folder can be made there
+    # One bit, in a copy: the file itself is in use.
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert native_library._loaded(command).lanes() == 3
+    assert len(compiled) == 2
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == content
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # no folder can be made there
     assert native_library._loaded(command).lanes() == 3
 
 
