@@ -20,6 +20,13 @@ def logged_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``runners.mad`` without diagnosis and chart, which take longer than few steps, in tests that look at neither."""
+    monkeypatch.setattr("runners.mad.__main__.look_into", lambda *_: None)
+    monkeypatch.setattr("runners.mad.results.charts.plot_comparison", lambda *_: None)
+
+
+@pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
     from runners.mad import __main__ as mad  # needs libraries that tests on a GPU do without

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import multiprocessing
 import resource
 import signal
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from runners.cli import user_errors
 from runners.files import DamagedFileError
 from runners.journal import Journal
+from tests.runners.processes import forks, start
 
 RECORD = {"op_code": 2, "worker_id": "a", "study_id": 0, "user_attr": {"k": 'a "{" in a string'}}
 TORN = b'{"op_code":4,"worker_id":"b'
@@ -102,12 +102,9 @@ def fill(path: str, barrier: Any, limit: int | None) -> None:
 
 def test_a_writer_without_space_leaves_two_others_their_study(path: Path) -> None:
     optuna.create_study(study_name="s", storage=JournalStorage(Journal(path)))
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(3)
+    barrier = forks().Barrier(3)
     limits = (None, path.stat().st_size + 1000, None)  # ends within a record
-    processes = [context.Process(target=fill, args=(str(path), barrier, limit)) for limit in limits]
-    for process in processes:
-        process.start()
+    processes = [start(fill, str(path), barrier, limit) for limit in limits]
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 1, 0]

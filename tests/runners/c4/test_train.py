@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
@@ -35,6 +34,7 @@ from runners.c4.train import train  # noqa: E402
 from runners.c4.watchers import Bar  # noqa: E402
 from runners.interrupt import StoppedError  # noqa: E402
 from tests.runners.c4.runs import ALONE, At, configured, corpus_of, folder_of, interrupt, last_tensors, losses, run  # noqa: E402
+from tests.runners.processes import forks, run_program  # noqa: E402
 
 
 def test_learning_rate_warms_up_to_the_peak_and_falls_to_a_tenth() -> None:
@@ -233,33 +233,47 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(mixer: str, tmp_path: Path, devi
     assert abs(one["validation_loss"] - other["validation_loss"]) < 0.02
 
 
-def launch(config: Config, processes: int, *extra: str) -> subprocess.CompletedProcess[str]:
+AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def launch(config: Config, *extra: str) -> None:
+    """Run the command in two processes, as ``torchrun --nproc-per-node=2`` does."""
     shape = ("width", "mlp_width", "heads", "layers", "mixer", "seq_len", "batch_size", "steps", "lr")
     other = ("validation_tokens", "evaluations", "checkpoint_every", "tokenizer", "device", "out")
     arguments = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in (*shape, *other)]
-    starter = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    return subprocess.run(
-        [sys.executable, *starter, "-m", "runners.c4", *arguments, "--data", *config.data, *extra],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    forks()
+    two = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="forkserver",
     )
+    output = config.out.with_suffix(".txt")
+    program = "runners.c4.__main__", [*arguments, "--data", *config.data, *extra], output
+
+    # The agent leaves its handlers of signals behind.
+    handlers = {number: signal.getsignal(number) for number in AGENTS_SIGNALS}
+    try:
+        elastic_launch(two, run_program)(*program)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(texts: Path, tmp_path: Path, parallel: str) -> None:
     alone, together = (configured(texts, tmp_path / name, steps=4) for name in ("alone", "together"))
     run(alone)
-    done = launch(together, 2, "--parallel", parallel)
-    assert done.returncode == 0, done.stderr
+    launch(together, "--parallel", parallel)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     folder = folder_of(together)
     (folder / "result.json").unlink()
     (folder / "checkpoints" / "step-00000004.safetensors").unlink()
-    again = launch(together, 2, "--parallel", parallel)  # goes on from step 3
-    assert again.returncode == 0, again.stderr
+    launch(together, "--parallel", parallel)  # goes on from step 3
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     one, two = last_tensors(alone), last_tensors(together)
     for name, tensor in one.items():

@@ -5,12 +5,10 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,10 @@ from mixers.transformer import Transformer
 from runners import provenance
 from runners import storage as store_module
 from runners.files import load_tensors
+from runners.mad import __main__ as mad
 from runners.mad import experiment as experiment_module
 from runners.mad.experiment import Experiment, run_folder
+from runners.mad.results import charts
 from runners.mad.search import study as study_module
 from runners.mad.search.search import search
 from runners.mad.search.study import ForeignFolderError, describe_study, open_study
@@ -40,6 +40,7 @@ from runners.provenance import code_version
 from runners.storage import Store
 from tasks.metrics import Counts, count, score
 from tasks.recall import InContextRecall
+from tests.runners.processes import run_program, start
 
 CPU = torch.device("cpu")
 GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
@@ -258,23 +259,10 @@ def test_a_relational_database_serves_as_well(tmp_path: Path) -> None:
 
 
 COMMAND = [
-    *(sys.executable, "-m", "runners.mad", "--mixer", "transformer", "--task", "in-context-recall"),
-    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
-    *("--width", "16", "--mlp-width", "32", "--mixer.heads", "2", "--device", "cpu", "--evaluations", "400"),
+    *("--mixer", "transformer", "--task", "in-context-recall", "--task.length", "16", "--task.train-examples", "64"),
+    *("--task.eval-examples", "30", "--batch-size", "16", "--width", "16", "--mlp-width", "32", "--mixer.heads", "2"),
+    *("--device", "cpu", "--steps", "20", "--evaluations", "10"),
 ]
-
-
-def launch(folder: Path, steps: int, *more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [*COMMAND, "--steps", str(steps), "--out", str(folder), *more]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=Path(__file__).parents[4],
-    )
 
 
 def states(folder: Path) -> list[TrialState]:
@@ -284,25 +272,49 @@ def states(folder: Path) -> list[TrialState]:
     return [trial.state for trial in optuna.load_study(study_name=None, storage=storage).trials]
 
 
+def train_undiagnosed(arguments: Sequence[str], output: Path) -> None:
+    """Run the program; its models' diagnosis would take longer than their few steps."""
+    mad.look_into = charts.plot_comparison = lambda *_: None
+    run_program("runners.mad.__main__", arguments, output)
+
+
+def launch(folder: Path, output: Path, *more: str) -> ForkServerProcess:
+    return start(train_undiagnosed, [*COMMAND, "--out", str(folder), *more], output)
+
+
 def test_four_processes_leave_exactly_six_finished_trials(tmp_path: Path) -> None:
-    processes = [launch(tmp_path, 20, "--together", "2") for _ in range(4)]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, outputs
+    outputs = [tmp_path / f"{i}.txt" for i in range(4)]
+    processes = [launch(tmp_path, output, "--together", "2") for output in outputs]
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0] * 4, [output.read_text() for output in outputs]
     assert states(tmp_path) == [TrialState.COMPLETE] * 6
 
 
+def die_in_training(arguments: Sequence[str], output: Path) -> None:
+    """Run the program until it has reported validation a third time, and kill it there."""
+    report, steps = optuna.trial.Trial.report, []
+
+    def dying(self: optuna.trial.Trial, value: float, step: int) -> None:
+        report(self, value, step)
+        steps.append(step)
+        if len(set(steps)) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    optuna.trial.Trial.report = dying  # type: ignore[method-assign]
+    train_undiagnosed(arguments, output)
+
+
 def test_a_killed_search_goes_on_and_repeats_nothing_finished(tmp_path: Path) -> None:
-    process = launch(tmp_path, 1000, "--together", "3")
-    journal, deadline = tmp_path / "studies.journal", time.monotonic() + 200
-    reported = '"op_code":7'  # SET_TRIAL_INTERMEDIATE_VALUE: training is under way
-    while time.monotonic() < deadline and (not journal.exists() or reported not in journal.read_text()):
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    output = tmp_path / "output.txt"
+    arguments = [*COMMAND, "--out", str(tmp_path), "--together", "3"]
+    killed = start(die_in_training, arguments, output)
+    killed.join(300)
+    assert killed.exitcode == -signal.SIGKILL, output.read_text()
     assert TrialState.RUNNING in states(tmp_path)
-    again = launch(tmp_path, 1000, "--together", "6")
-    output, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, output
+    again = launch(tmp_path, output, "--together", "6")
+    again.join(300)
+    assert again.exitcode == 0, output.read_text()
     assert states(tmp_path) == [TrialState.COMPLETE] * 6
 
 
@@ -356,13 +368,9 @@ def test_two_spellings_of_a_journal_share_one_lock(tmp_path: Path, monkeypatch: 
     b.close()
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from runners.storage import Store
-store = Store(Path(sys.argv[1]), sys.argv[2])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def open_a_store_and_die(folder: Path, storage: str) -> None:
+    _opened = Store(folder, storage)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_lock_files_of_killed_processes_go_when_the_next_one_starts_and_those_of_others_stay(
@@ -375,8 +383,9 @@ def test_the_lock_files_of_killed_processes_go_when_the_next_one_starts_and_thos
     elsewhere = Store(tmp_path, str(tmp_path / "other.journal"))
     living = owners()
     for name in ("studies.journal", "other.journal"):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / name)]
-        assert subprocess.run(command, cwd=Path(__file__).parents[4]).returncode == -signal.SIGKILL
+        killed = start(open_a_store_and_die, tmp_path, str(tmp_path / name))
+        killed.join()
+        assert killed.exitcode == -signal.SIGKILL
     assert len(owners()) == len(living) + 1  # that of the last one, who has deleted the other's
     following = Store(tmp_path, journal)
     assert living < owners()

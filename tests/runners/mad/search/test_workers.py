@@ -31,6 +31,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
 from tasks.recall import InContextRecall
+from tests.runners.processes import forks
 
 CPU = torch.device("cpu")
 GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
@@ -57,6 +58,13 @@ def trials(folder: Path) -> list[FrozenTrial]:
     return optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(journal)).trials
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start as forks of a process that has imported the program: as fresh ones, but seconds earlier."""
+    context = forks()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+
+
 def wait_for(condition: Callable[[], object], patience: float = 100.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
@@ -64,6 +72,7 @@ def wait_for(condition: Callable[[], object], patience: float = 100.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("forked", "undiagnosed")
 def test_two_processes_share_a_grid_track_their_runs_and_find_what_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +120,7 @@ def fail_or_go_on(device: torch.device) -> None:
     time.sleep(600)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_fails_or_dies_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
     def next_error(workers: Workers) -> tuple[type[Exception], str]:
         with pytest.raises((WorkerError, torch.OutOfMemoryError)) as caught:
@@ -136,6 +146,7 @@ def run_out_of_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
 
 
+@pytest.mark.usefixtures("forked")
 def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,38 @@
+"""Processes of tests, forked from one that has imported the programs: to start Python and import them takes seconds."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+import torch
+
+LATER = ("datasets", "torch._dynamo", "torch.distributed.checkpoint.state_dict")
+"""What the programs import when they train."""
+PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER)
+
+
+def forks() -> ForkServerContext:
+    """The context whose processes are forks of one that has imported the programs, and nothing of a test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    return context
+
+
+def start(work: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    """Run ``work``, a function of a module, in a process of its own."""
+    process = forks().Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def run_program(module: str, arguments: Sequence[str], output: Path) -> None:
+    """Body of a process: the ``main`` of a program with one thread, which prints to a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ["COLUMNS"] = "200"
+    torch.set_num_threads(1)
+    import_module(module).main(arguments)
