@@ -76,7 +76,7 @@ def test_rows_products_have_room(width: int, dtype: torch.dtype, monkeypatch: py
 
 @interpreted
 @pytest.mark.parametrize("groups", [0, 1, 2, 5, 600])
-@pytest.mark.parametrize("shape", [(1,), (3, 40), (17, 511)])
+@pytest.mark.parametrize("shape", [(1,), (3, 40), (3, 511)])
 def test_group_sum_interpreted(groups: int, shape: tuple[int, ...]) -> None:
     parts = draw(2, groups, *shape)
     torch.testing.assert_close(group_sum(parts.float()).double(), parts.sum(1), rtol=1e-5, atol=1e-4)

@@ -171,7 +171,7 @@ def test_interpreted_blocks(R: int, B: int, T: int, H: int, block: int, normed: 
     [(24, 3, 40, 1, True), (48, 6, 100, 4, True), (60, 4, 64, 1, False), (72, 4, 288, 1, True)],
 )
 def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, block: int, normed: bool) -> None:
-    check_float32(draw(2, 3, 6, D, H, F, normed, normed), block)
+    check_float32(draw(2, 2, 3 if block == 1 else 6, D, H, F, normed, normed), block)
 
 
 @interpreted
@@ -184,7 +184,7 @@ def test_interpreted_mixtures_of_inputs_and_outputs(R: int, B: int, T: int, D: i
 @pytest.mark.parametrize(("D", "H", "block"), [(40, 5, 1), (64, 8, 4)])
 def test_interpreted_inputs_in_another_order_in_memory(D: int, H: int, block: int) -> None:
     """Inputs of a vmapped layer may be strided, and padding may keep their strides."""
-    xs, weights, slopes = draw(2, 3, 5, D, H, 64)
+    xs, weights, slopes = draw(2, 2, 3, D, H, 64)
     check_float32(([x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2) for x in xs], weights, slopes), block)
     check_float32(([x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) for x in xs], weights, slopes), block)
 

@@ -293,6 +293,7 @@ def test_brackets_in_a_path_are_no_markup(capsys: pytest.CaptureFixture[str], tm
     assert "\nto compare: python -m runners.mad --mixer transformer rt --task in-context-recall" in text
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_wandb_offline_writes_runs_without_a_network(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,6 +568,7 @@ def test_too_little_gpu_memory_is_one_line_that_names_together(
     assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 6)\n"
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_odd_widths_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ["--width", "15", "--mixer.heads", "3", "--task.train-examples", "64", "--task.eval-examples", "30"]
     command = ["--mixer", "rt", "--task", "compression", *sizes, "--batch-size", "16", "--steps", "2", "--lr", "1e-3"]

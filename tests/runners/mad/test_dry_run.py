@@ -75,6 +75,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/studies.db?timeout=5"])
+@pytest.mark.usefixtures("undiagnosed")
 def test_it_says_what_is_left_to_do_and_writes_nothing(
     dry_run: Callable[..., Any], tmp_path: Path, storage: str | None
 ) -> None:
@@ -93,6 +94,7 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
     assert last.startswith("2 of 12 runs are finished")
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_it_says_what_stopped_runs_have_saved(
     dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

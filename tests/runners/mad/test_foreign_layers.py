@@ -184,6 +184,7 @@ def save_example(module: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("module", EXAMPLES)
+@pytest.mark.usefixtures("undiagnosed")
 def test_the_layers_that_the_documentation_shows_train(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +200,7 @@ def test_the_layers_that_the_documentation_shows_train(
     )
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_module_of_another_library_trains_without_an_edit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
 ) -> None:

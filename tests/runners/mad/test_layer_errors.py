@@ -120,6 +120,7 @@ def test_a_layer_without_finite_outputs_ends_with_one_line_and_status_1(
         assert line.endswith("not finite before any training: correct the layer")
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_layer_with_a_result_beside_one_without_is_no_failure(
     layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

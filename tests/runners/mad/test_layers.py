@@ -158,6 +158,7 @@ def test_what_cannot_be_matched_is_one_clear_line(refused: Callable[..., str]) -
     assert "no Transformer of width 8 to meet: heads: 16 must divide the model width 8; give another --width" in error
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_costs_stand_beside_every_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     task = ["--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"]
     command = ["--mixer", "transformer", "linear-attention", "--task", "in-context-recall", *task, *SMALL, *HEADS]

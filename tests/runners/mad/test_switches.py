@@ -109,6 +109,7 @@ def test_the_command_finds_what_the_function_has_trained(
     assert "1 of 1 runs are finished" in text
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_layer_from_outside_can_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mad.main(["--mixer", STRANGER, *SMALL, *DATA, *SHORT, *CONVOLUTION, "--out", str(tmp_path)])
     assert f"{STRANGER}+conv3 in-context-recall" in capsys.readouterr().out

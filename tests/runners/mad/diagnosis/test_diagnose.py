@@ -315,10 +315,17 @@ def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
     assert any("not possible" in text for text in texts)
 
 
-@pytest.mark.parametrize("impossible", [(0, 1, 2, 3, 4), (1, 3)])
-def test_what_is_not_possible_is_said_once_or_where_it_fits(tmp_path: Path, impossible: tuple[int, ...]) -> None:
+@pytest.fixture(scope="module")
+def of_an_autoencoder(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     task = ToyCompression(ToyCompression.Config(rule="previous", eval_examples=50, scored=1.0))
-    diagnosis = diagnose(build(task, Previous), task, tmp_path, "compression")
+    return diagnose(build(task, Previous), task, tmp_path_factory.mktemp("autoencoder"), "compression")
+
+
+@pytest.mark.parametrize("impossible", [(0, 1, 2, 3, 4), (1, 3)])
+def test_what_is_not_possible_is_said_once_or_where_it_fits(
+    of_an_autoencoder: Diagnosis, impossible: tuple[int, ...]
+) -> None:
+    diagnosis = of_an_autoencoder
     reason = "fewer than 2 answers occur in 5 or more sequences"
     probes = [
         replace(single, hidden=None, embedding=None, impossible=reason, dropped_classes=12)

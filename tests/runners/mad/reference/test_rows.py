@@ -200,6 +200,7 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
     assert "no reference rows for memorization: reference rows need --width 128" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_training_a_row_again_takes_its_place(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

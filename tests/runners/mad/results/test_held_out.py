@@ -91,6 +91,7 @@ def test_a_run_is_read_once_and_then_from_its_folder(store: Store, monkeypatch: 
     assert evaluated == [(RUNS[1],)]
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_too_little_memory_for_all_seeds_is_mended_as_the_line_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def _get(url: str, patience: float = 60.0) -> Any:
             time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_the_dashboard_shows_name_parameters_curves_and_protocol(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

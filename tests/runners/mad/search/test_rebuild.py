@@ -15,13 +15,14 @@ COMMAND = [
     *("--device", "cpu", "--reference", "none"),
 ]
 
+pytestmark = pytest.mark.usefixtures("wide_terminal", "undiagnosed")
+
 
 def run(out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     mad.main([*COMMAND, "--out", str(out), *more])
     return capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("wide_terminal")
 @pytest.mark.parametrize("kept", ["nothing", "the study alone", "a trial under way"])
 def test_a_rebuilt_study_trains_nothing_again_and_has_the_same_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kept: str
@@ -49,7 +50,6 @@ def test_a_rebuilt_study_trains_nothing_again_and_has_the_same_results(
     assert line.endswith("the storage lacks 2 finished runs, to be trained again: --rebuild takes them over")
 
 
-@pytest.mark.usefixtures("wide_terminal")
 def test_runs_of_other_code_are_rebuilt_into_their_study_but_do_not_count_as_todays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
