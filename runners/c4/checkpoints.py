@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from mixers.models import LanguageModel
 from runners.c4.config import Config
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEPT = 2
 """Number of newest checkpoints that are kept."""
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 RANDOM = "random"
 """Name of the tensor that holds the state of the random number generator."""
 MODEL = "model"
@@ -98,7 +96,7 @@ def save(
     Raises:
         DiskFullError: the disk is full; the earlier checkpoints are untouched.
     """
-    weights, moments = _state(model, optimizer, WHOLE)  # empty in all processes but the first
+    weights, moments = _state(model, optimizer, whole=True)  # empty in all processes but the first
     if not first:
         return
 
@@ -135,7 +133,9 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
     Raises:
         ValueError: the file belongs to another model.
     """
-    weights, moments = _state(model, optimizer, None)
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict  # takes a second to import
+
+    weights, moments = _state(model, optimizer, whole=False)
 
     # Weights, which must fit the model.
     found: dict[str, Any] = {name.removeprefix("model."): y for name, y in tensors.items() if name.startswith("model.")}
@@ -150,7 +150,8 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
             state.setdefault(parameter, {})[key] = y
     moments["state"] = state
 
-    set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=WHOLE)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=options)
     torch.set_rng_state(tensors[RANDOM])
 
 
@@ -266,10 +267,17 @@ def _other_version(file: Path) -> ValueError:
     )
 
 
-def _state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights by name, and the optimizer's state by parameter name with its groups."""
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the weights by name, and the optimizer's state by parameter name with its groups.
+
+    Args:
+        model: the trained module.
+        optimizer: of its parameters.
+        whole: gather shards in the first process, on the CPU, and return nothing in the others.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict  # takes a second to import
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True) if whole else None
     return get_state_dict(model, optimizer, options=options)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mixers.models import LanguageModel
@@ -106,6 +105,8 @@ def distribute(
 
     # Shard each layer by itself, then the rest.
     if sharded:
+        from torch.distributed.fsdp import fully_shard  # takes a second to import
+
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(objective)
@@ -134,6 +135,8 @@ def _graph(model: LanguageModel, sequences: int, length: int) -> None:
 @contextmanager
 def gradients_together(objective: nn.Module, last: bool) -> Iterator[None]:
     """Share gradients between processes only after the ``last`` part of a batch."""
+    from torch.distributed.fsdp import FSDPModule  # takes a second to import
+
     waits: AbstractContextManager[Any] = nullcontext()
     if isinstance(objective, FSDPModule):
         objective.set_requires_gradient_sync(last)
@@ -147,6 +150,8 @@ def gradients_together(objective: nn.Module, last: bool) -> Iterator[None]:
 @contextmanager
 def whole(objective: nn.Module) -> Iterator[None]:
     """Gather the sharded parameters of embedding, norm and readout, for forward passes outside the objective."""
+    from torch.distributed.fsdp import FSDPModule
+
     if not isinstance(objective, FSDPModule):
         yield
         return

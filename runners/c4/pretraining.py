@@ -19,7 +19,6 @@ from mixers.base import Layer
 from mixers.contract import check_foreign
 from mixers.models import LanguageModel
 from mixers.registry import building, find_mixer
-from runners.c4.charts import plot_curves
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, prepare
@@ -257,6 +256,8 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     # A chart with all runs on the corpus.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
+        from runners.c4.charts import plot_curves  # imports Matplotlib
+
         plot_curves(_curves_on(corpus, config.out, console), chart)
 
     return Result(

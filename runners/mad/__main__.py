@@ -41,7 +41,6 @@ from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments, plan_layers
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder
-from runners.mad.results.charts import plot_comparison
 from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import explain_divergence, print_summary
@@ -126,6 +125,8 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
 
     drawn = [*standings, *(row for ranking in found for row in ranking.rows)]
     if drawn:
+        from runners.mad.results.charts import plot_comparison  # imports Matplotlib
+
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         with user_errors(OSError):
             plot_comparison(drawn, figure)

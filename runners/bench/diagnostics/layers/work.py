@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from mixers.ops.runs import methods_met
 from runners.bench.implementations import Implementation, Setting
@@ -46,6 +45,8 @@ def first_step(
 
 def filled_caches() -> dict[str, bool]:
     """Return for the caches of compiled code on the disk whether they hold anything."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
+
     folders = {
         "inductor": Path(cache_dir()),
         "triton": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
