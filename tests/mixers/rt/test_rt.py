@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.func import vmap
 
 from mixers.base import Shape, log_once
@@ -139,6 +140,19 @@ def test_native_takes_logits_that_overflow_an_exponential() -> None:
         own = (factor * q).requires_grad_()
         inputs = [x.clone().requires_grad_(), q.clone().requires_grad_(), own, v.clone().requires_grad_()]
         assert_equal_to_oracle("native", inputs, weights, slopes, scale=0.7, block=1)
+
+
+@pytest.mark.parametrize("implementation", ["tiled", NATIVE])
+def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
+    """Costs of models that are too large for the machine are counted with them."""
+    with FakeTensorMode():
+        config = RecurrentTransformer.Config(heads=4, implementation=implementation)  # type: ignore[arg-type]
+        x = torch.randn(2, 9, 16).requires_grad_()
+        z = RecurrentTransformer(config, Shape(width=16, mlp_width=32))(x)
+        z.sum().backward()
+    assert z.shape == x.shape
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
 
 
 def test_the_fields_of_a_native_call_are_those_of_the_source() -> None:
