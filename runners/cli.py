@@ -19,7 +19,7 @@ import tyro
 from mixers.origin import is_raised_by_user, origin, where
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
-from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
+from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_status
 
 
 def fail(message: str) -> NoReturn:
@@ -42,16 +42,31 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         print(f"{_command()} {__version__}")
         return
 
+    status = 1
+    try:
+        try:
+            _run(main)
+            status = 0
+        except KeyboardInterrupt:
+            print(interrupted, file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
+
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+
+    finally:
+        keep_status(status)
+
+
+def _run(main: Callable[[], None]) -> None:
+    """Run a program and turn its errors into exit statuses, all but Ctrl-C."""
     try:
         try:
             heed_interrupts()
             main()
         finally:
             sys.stdout.flush()
-
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
 
     except StoppedError as error:
         print(error, file=sys.stderr)

@@ -107,7 +107,7 @@ class Loop:
                 watcher.started(self.folder.name, self.described, self.rows[-1] if self.rows else None)
 
         evaluated = set(log_spaced(config.steps, config.evaluations))
-        with asked_to_stop() as asked:
+        with asked_to_stop(self.world.is_first) as asked:
             while self.step < config.steps:
                 row, stop = self._advance(asked)
                 self._record(row if row.step not in evaluated else self._evaluated(row))

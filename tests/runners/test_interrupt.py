@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from runners import interrupt as stop
 from runners.cli import run_command
-from runners.interrupt import StoppedError, asked_to_stop
+from runners.interrupt import HELD_UP, StoppedError, asked_to_stop
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,3 +120,89 @@ def test_after_the_imports_ctrl_c_is_the_programs_own() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "its own line\n")
+
+
+COMMAND = """
+import atexit, hashlib, os, signal, sys, threading
+from runners import interrupt
+interrupt.end_at_once()
+
+def press(kill=os.kill, process=os.getpid(), number=int(signal.SIGINT)):
+    kill(process, number)
+"""
+"""How a program begins."""
+
+
+def command(code: str) -> tuple[int, str]:
+    """Run a program; return its status and what it says on standard error."""
+    code = f"{COMMAND}\nfrom runners.cli import run_command\n{code}"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("late", "main", "status"),
+    [
+        # In the order of Python's end: its threads, the functions of atexit, the modules' objects.
+        ("threading.Thread(target=lambda: (threading.main_thread().join(), press())).start()", "None", 0),
+        ("atexit.register(press)", "sys.exit(2)", 2),
+        ("class Last: __del__ = lambda self, press=press: press()\nlast = Last()", "None", 0),
+    ],
+)
+def test_a_signal_after_the_last_word_changes_nothing(late: str, main: str, status: int) -> None:
+    assert command(f"{late}\nrun_command(lambda: {main}, 'interrupted')") == (status, "")
+
+
+def test_repeats_break_off_neither_what_cleans_up_nor_the_closing_line() -> None:
+    code = """
+class Listener:
+    def write(self, text):
+        os.write(2, text.encode())
+        press()
+    def flush(self): pass
+
+def main():
+    try:
+        with interrupt.asked_to_stop() as asked:
+            press()
+            raise interrupt.StoppedError(7, asked)
+    finally:
+        press()
+        sys.stderr = Listener()
+        print("clean", file=sys.stderr)
+
+run_command(main, "interrupted")
+"""
+    assert command(code) == (130, "clean\nstopped after step 7: the same command resumes from there\n")
+
+
+def test_ctrl_c_in_a_call_that_takes_minutes_is_answered_and_a_second_one_leaves() -> None:
+    code = """
+interrupt.SECONDS_OF_ONE_REQUEST = interrupt.SECONDS_TO_LEAVE = 0.1
+with interrupt.asked_to_stop():
+    print("in the call", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+    words, pipe = [sys.executable, "-c", COMMAND + code], subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "in the call\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == HELD_UP + "\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "ended by SIGINT: run the same command again\n"
+    assert process.returncode == 130
+
+
+def test_training_outside_the_main_thread_is_not_asked() -> None:
+    found: list[list[int]] = []
+
+    def work() -> None:
+        with asked_to_stop() as asked:
+            found.append(asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[]]
