@@ -11,7 +11,7 @@ from runners.bench.accuracy import Check, Oracle
 from runners.bench.cells import C, Figures
 from runners.bench.clock import Clock
 from runners.bench.implementations import Implementation, Setting
-from runners.bench.options import CommonOptions
+from runners.bench.options import LEAST_REPEATS, CommonOptions
 from runners.bench.preparation import WARM_UPS
 from runners.bench.work import Work
 
@@ -95,12 +95,23 @@ class Bench(ABC, Generic[O, C]):
         return max(grown, default=0.0)
 
     def expected_total(self, cell: C) -> float:
-        """Return the seconds that the cell is expected to take altogether."""
-        return self.expected_pass(cell) * (WARM_UPS + self.options.repeats)
+        """Return the seconds that the cell is expected to take with the fewest repeats."""
+        return self.expected_pass(cell) * (WARM_UPS + LEAST_REPEATS)
 
     def check_of(self, cell: C) -> Check:
         """Return the outcome of the check of the cell's implementation, empty before the check."""
         return self.checks.get((cell.implementation, self.setting(cell)), Check(error=None, problem=None))
+
+    @property
+    def cut(self) -> str | None:
+        """What the budget has left out of the repeats, in a sentence; None if it was nothing."""
+        repeats = [len(figures.seconds) for figures in self.figures.values() if figures.seconds]
+        fewer = [number for number in repeats if number < self.options.repeats]
+        if not fewer:
+            return None
+        counted = f"{len(fewer)} of {len(repeats)} figures"
+        asked = f"{self.options.repeats:,} repeats, at least {min(fewer):,}"
+        return f"--budget {self.options.budget:g} was spent: {counted} have fewer than {asked}: raise --budget"
 
     @property
     def failed(self) -> bool:

@@ -68,6 +68,8 @@ def run_benchmark(
         plot(bench, chart)
 
     print_tables(bench, console)
+    if bench.cut is not None:
+        console.print(bench.cut, soft_wrap=True)
     console.print(f"stored in {path}, chart: {chart}", soft_wrap=True)
     if bench.failed:
         raise SystemExit(1)

@@ -13,6 +13,7 @@ import torch
 from runners.bench.accuracy import Check, check_implementation
 from runners.bench.bench import Bench, O
 from runners.bench.cells import OUT_OF_MEMORY, C, Figures
+from runners.bench.options import LEAST_REPEATS
 from runners.bench.preparation import Prepared, TooSlowError, prepare
 
 CHEAP_SECONDS = 1.0
@@ -48,7 +49,11 @@ class Scheduler(Generic[O, C]):
 
     1. It is skipped if an eager pass is expected to take longer than the limit.
     2. It is skipped if it is expected to take more than ``CHEAP_SECONDS`` altogether and to end after the budget. The
-       budget starts with the run and includes the checks. Without an estimate the time counts as 0.
+       budget starts with the run and includes the checks. Without an estimate it is skipped once the budget is spent
+       and something was timed. The check of an implementation whose first cell is skipped so is left out.
+
+    A group that is timed gets ``LEAST_REPEATS`` rounds, and more of those asked for until its share of what is left of
+    the budget is spent. The share is its part of the cells that are left.
 
     Args:
         bench: the cells; receives what is measured.
@@ -64,19 +69,21 @@ class Scheduler(Generic[O, C]):
     def run(self) -> None:
         """Measure all groups."""
         gc.freeze()  # Collections in timed passes skip the objects that exist already.
-        for cells in self.bench.groups():
-            if self.bench.cold:
-                self._measure(cells)  # 3 and 4
-                timed = [cell for cell in cells if self.bench.figures[cell].seconds]
-                self._check(timed)  # 2
-                self._withdraw(timed)
-            else:
-                self._check(cells)  # 2
-                self._measure(cells)  # 3 and 4
-            self.save()  # 5
+        try:
+            for cells in self.bench.groups():
+                if self.bench.cold:
+                    self._measure(cells)  # 3 and 4
+                    timed = [cell for cell in cells if self.bench.figures[cell].seconds]
+                    self._check(timed)  # 2
+                    self._withdraw(timed)
+                else:
+                    self._check(cells)  # 2
+                    self._measure(cells)  # 3 and 4
+                self.save()  # 5
+        finally:
+            gc.unfreeze()  # Libraries complain of objects that are never collected.
 
         self.bench.complete = True
-        gc.unfreeze()
         self.save()
 
     def _check(self, cells: Sequence[C]) -> None:
@@ -85,7 +92,7 @@ class Scheduler(Generic[O, C]):
         for cell in cells:
             implementation, setting = bench.implementations[cell.implementation], bench.setting(cell)
             key = cell.implementation, setting
-            if key in bench.checks:
+            if key in bench.checks or self._is_over_budget(cell):
                 continue
             if not implementation.has_kernel(setting, bench.clock.device):
                 bench.checks[key] = Check(error=None, problem="skipped: no kernel for this shape")
@@ -127,7 +134,10 @@ class Scheduler(Generic[O, C]):
         seconds: dict[C, list[float]] = {cell: [] for cell in prepared}
 
         # 4. Rounds.
-        for _ in range(self.bench.options.repeats):
+        until = self._end_of_share(len(prepared))
+        for number in range(self.bench.options.repeats):
+            if number >= LEAST_REPEATS and time.monotonic() > until:
+                break
             for cell, (work, _, passes, _, _) in prepared.items():
                 if cell not in self.bench.figures:
                     with self._errors_of(cell):
@@ -174,7 +184,7 @@ class Scheduler(Generic[O, C]):
 
     def _reason_to_skip(self, cell: C) -> str | None:
         """Return the status of a cell that is not to be built; None if it is to be built."""
-        bench, budget = self.bench, self.bench.options.budget
+        bench = self.bench
 
         # The check.
         if problem := self._problem(cell):
@@ -185,10 +195,21 @@ class Scheduler(Generic[O, C]):
             return self._too_slow(cell)
 
         # The budget of the run.
+        return f"skipped: budget of {bench.options.budget:g} s spent" if self._is_over_budget(cell) else None
+
+    def _is_over_budget(self, cell: C) -> bool:
+        """Return whether the budget of the run does not allow a cell."""
+        bench, left = self.bench, self.bench.started + self.bench.options.budget - time.monotonic()
         total = bench.expected_total(cell)
-        if total > CHEAP_SECONDS and time.monotonic() - bench.started + total > budget:
-            return f"skipped: budget of {budget:g} s spent"
-        return None
+        if total == 0.0:
+            return left < 0.0 and any(figures.seconds for figures in bench.figures.values())
+        return total > max(CHEAP_SECONDS, left)
+
+    def _end_of_share(self, cells: int) -> float:
+        """Return the clock time at which the share of the budget ends that this number of cells has."""
+        bench, now = self.bench, time.monotonic()
+        left = max(len(bench.cells) - len(bench.figures), cells, 1)
+        return now + (bench.started + bench.options.budget - now) * cells / left
 
     def _too_slow(self, cell: C) -> str:
         return f"skipped: over {self.bench.pass_limit(cell):g} s"

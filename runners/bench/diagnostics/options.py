@@ -54,7 +54,7 @@ class DiagnosticsOptions:
         width: model width D.
         heads: attention heads.
         mlp_width: hidden width of the MLP.
-        repeats: repeats of each figure, at least 5.
+        repeats: repeats of each figure, at least 5; the budget may leave out those after 5.
         limit: seconds; a cell is skipped if one eager pass takes longer.
         budget: seconds; once they are spent, only cells that take less than a second altogether are timed.
         device: auto takes a GPU if there is one.

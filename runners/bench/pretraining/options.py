@@ -38,7 +38,7 @@ class PretrainingOptions:
         head_width: head dim.
         vocabulary: tokens of the models' vocabulary.
         decode_batches: sequences decoded together.
-        repeats: repeats of each figure, at least 5.
+        repeats: repeats of each figure, at least 5; the budget may leave out those after 5.
         limit: seconds; a cell is skipped if one eager pass takes longer for each of its layers.
         budget: seconds; once they are spent, only cells that take less than a second altogether are timed.
         device: auto takes a GPU if there is one.

@@ -1,5 +1,6 @@
 """The benchmark: what it stores, what it refuses to time, what it refuses on the command line. No speed is asserted."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,36 @@ def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.M
     arguments = ["--lengths", "16", "32", "--phases", "forward", "--implementations", "rt-tiled", "--budget", "1e-3"]
     main([*TINY, *arguments, "--out", str(tmp_path)])
     assert [cell["status"] for cell in stored(tmp_path)["cells"]] == ["timed", "skipped: budget of 0.001 s spent"]
+
+
+def test_the_budget_ends_the_repeats_of_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--lengths", "16", "--phases", "forward", "--implementations", "rt-tiled", "transformer"]
+    main([*TINY, *arguments, "--budget", "1e-3", "--repeats", "1000000", "--out", str(tmp_path)])
+    assert [(cell["status"], cell["repeats"]) for cell in stored(tmp_path)["cells"]] == [("timed", 5)] * 2
+    cut = "--budget 0.001 was spent: 2 of 2 figures have fewer than 1,000,000 repeats, at least 5: raise --budget"
+    assert cut in capsys.readouterr().out.splitlines()
+
+
+def test_what_is_left_of_the_budget_is_shared_by_the_cells_that_are_left() -> None:
+    grid = ["--lengths", "16", "20", "--phases", "forward", "--implementations", "rt-tiled", "transformer"]
+    bench = DiagnosticsBench(parse([*TINY[1:], *grid, "--budget", "100"]), CPU, "")
+    timing = Scheduler(bench, lambda description: None, lambda: None)
+    assert timing._end_of_share(2) - bench.started == pytest.approx(50.0, abs=5.0)
+    bench.figures = dict.fromkeys(bench.cells[:2], Figures(seconds=[1.0]))
+    assert timing._end_of_share(2) - bench.started == pytest.approx(100.0, abs=5.0)
+
+
+def test_after_an_interruption_objects_are_collected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are frozen to the end make libraries print what was never freed."""
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scheduler, "check_implementation", interrupt)
+    bench = DiagnosticsBench(parse([*TINY[1:], "--lengths", "16", "--implementations", "rt-tiled"]), CPU, "")
+    with pytest.raises(KeyboardInterrupt):
+        Scheduler(bench, lambda description: None, lambda: None).run()
+    assert gc.get_freeze_count() == 0
 
 
 def test_lengths_with_every_number_of_runs_come_first() -> None:

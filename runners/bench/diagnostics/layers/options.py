@@ -26,7 +26,7 @@ class LayersOptions:
         batch_size: sequences of each run in a step.
         width: model width D.
         mlp_width: hidden width of the MLP.
-        repeats: repeats of each figure, at least 5.
+        repeats: repeats of each figure, at least 5; the budget may leave out those after 5.
         limit: seconds; a layer is skipped if a step takes longer.
         budget: seconds; a layer is skipped if it is expected to end later.
         device: auto takes a GPU if there is one.
