@@ -37,7 +37,7 @@ PRETRAINING: dict[str, list[str]] = {
     "--out": ["out"],
 }
 
-LONGER = "400"
+LONGER = "200"
 """Steps of a study that is stopped on its way."""
 
 
