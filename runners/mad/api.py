@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from mixers.costs import Figure
 from runners.device import find_devices
 from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments
+from runners.mad.reference.rows import print_rankings, reference_folder
 from runners.mad.result import Study
 from runners.mad.results.kept import Keep, delete_models
 from runners.mad.studies import train_studies, try_layers
@@ -34,6 +36,7 @@ def study(
     mlp_width: int | None = None,
     layers: int = Options.layers,
     short_convolution: int = Options.short_convolution,
+    match: Figure | None = Options.match,
     difficulty: str = "baseline",
     mixer_options: Mapping[str, Any] | None = None,
     task_options: Mapping[str, Any] | None = None,
@@ -43,6 +46,7 @@ def study(
     storage: str | None = None,
     rebuild: bool = False,
     keep: Keep = Options.keep,
+    reference: str | Path = Options.reference,
     quiet: bool = False,
 ) -> Study:
     """Train one layer on one task over a grid, or read what an earlier call or command has trained of it.
@@ -69,6 +73,7 @@ def study(
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
         short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
+        match: make the layer as wide as gives it the Transformer's ``params``, ``state`` or ``flops``.
         difficulty: ``baseline``, or the name of a sweep's setting such as ``vocab-size-32``.
         mixer_options: settings of the layer, by the names of its ``Config``.
         task_options: settings of the task, by the names of its ``Config``.
@@ -78,7 +83,8 @@ def study(
         storage: Optuna storage URL, or path of a journal file; by default ``studies.journal`` in ``out``.
         rebuild: first take finished runs that the storage lacks from their folders.
         keep: which models stay once the study has its result: ``all``; ``best``, those of the chosen point; ``none``.
-        quiet: show no progress.
+        reference: reference rows beside the layer, as in the command: ``shipped``, ``none``, or a folder of them.
+        quiet: show no progress and no ranking; ``Study.ranking`` returns the latter.
 
     Raises:
         ValueError: an argument does not fit; the message says what to do.
@@ -109,21 +115,28 @@ def study(
         grid=grid,
         layers=layers,
         short_convolution=short_convolution,
+        match=match,
         together=together,
         device=device,
         out=Path(out),
         storage=storage,
         rebuild=rebuild,
         keep=keep,
+        reference=str(reference),
         **{name: value for name, value in given.items() if value is not None},
     )
     check_options(options)
     own = dict(mixer_options or {}), dict(task_options or {})
     experiments = plan_experiments(options, *own)
+    rows_folder = reference_folder(options.reference)
     check_login(options.wandb)
     try_layers(experiments, find_devices(device)[0])
 
     console = Console(markup=False, quiet=quiet)
     ((experiment, summary),) = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
     delete_models(experiment, summary, options.out, keep)
-    return Study(experiment=experiment, summary=summary, out=Path(out).resolve())
+
+    result = Study(experiment=experiment, summary=summary, out=Path(out).resolve(), reference=rows_folder)
+    if not quiet:
+        print_rankings(result.rankings, console)
+    return result

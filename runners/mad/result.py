@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from runners.mad.experiment import Experiment, study_folder
+from runners.mad.reference.rows import Ranking, rankings
 from runners.mad.results.held_out import read_test
+from runners.mad.results.ranking import ranked
+from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
 from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.protocol import Run
@@ -26,11 +29,13 @@ class Study:
         experiment: what was trained: layer, task, protocol.
         summary: grid points, the chosen one, ceiling, chance, costs.
         out: folder of results.
+        reference: folder of reference rows, if they are wanted.
     """
 
     experiment: Experiment = field(repr=False)
     summary: Summary = field(repr=False)
     out: Path
+    reference: Path | None = None
 
     def __repr__(self) -> str:
         tested = self.test if self.summary.is_tested else {}
@@ -71,6 +76,22 @@ class Study:
             chosen = point is self.summary.chosen_point
             at = {"lr": point.lr, "weight_decay": point.weight_decay, "seeds": len(point.seeds), "chosen": chosen}
             rows.append({**at, "diverged": len(point.diverged), **means})
+        return rows
+
+    @cached_property
+    def rankings(self) -> list[Ranking]:
+        """The layer among the reference rows of equal task and training; empty if none are wanted."""
+        return [] if self.reference is None else rankings([self.summary], [Standing.of(self.summary)], self.reference)
+
+    def ranking(self) -> Table:
+        """One row for this layer and for each reference row, the best first: rank, layer, seeds, test accuracies."""
+        rows = []
+        for found in self.rankings:
+            for rank, standing in ranked([*found.own, *found.rows]):
+                figures = {f"{name}_accuracy": standing.accuracy(name) for name in ("sequence", "token")}
+                means = {name: estimate and estimate.mean for name, estimate in figures.items()}
+                own = standing in found.own
+                rows.append({"rank": rank, "layer": standing.mixer, "own": own, "seeds": standing.seeds, **means})
         return rows
 
     def curves(self) -> Table:

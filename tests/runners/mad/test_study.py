@@ -1,6 +1,7 @@
 """The Python API of the diagnostics, and the protocol as it runs: a grid, its choice, more seeds of the choice."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from runners.files import read_json
 from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
 from runners.mad.options import Options, read_options
+from runners.mad.reference import rows
+from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
+from runners.mad.reference.entries import ENTRIES
 from runners.mad.results.summary import read_summary
 
 SMALL: dict[str, Any] = {
@@ -63,6 +67,33 @@ def test_the_test_split_is_read_for_the_chosen_point_alone(result: Study) -> Non
         assert ("test_loss" in point.values) == (point is result.summary.chosen_point)
     read = list((result.out / "runs").glob("*/test.json"))
     assert len(read) == 4
+
+
+def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
+    result: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_stale", lambda cell, experiment: False)
+    (own,) = result.ranking()
+    assert (own["rank"], own["layer"], own["own"], own["seeds"]) == (1, "transformer", True, 4)
+    assert own["token_accuracy"] == result.test["token_accuracy"].mean
+
+    # A cell with the study's settings.
+    config, points = result.summary.config, [asdict(point) for point in result.summary.points]
+    cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "in-context-recall"))
+    settings = {name: config[name] for name in ("task_config", "shape", "protocol")}
+    write_cell(tmp_path, ENTRIES["rt"], "in-context-recall", {**cell, **settings, "points": points})
+    reference, own = replace(result, reference=tmp_path).ranking()
+    assert [(row["rank"], row["layer"], row["own"]) for row in (reference, own)] == [
+        (1, "rt", False),
+        (2, "transformer", True),
+    ]
+    assert reference["token_accuracy"] == pytest.approx(np.mean(cell["test"]["token_accuracy"]))
+
+
+def test_a_reference_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no folder: give shipped, none"):
+        study("transformer", "in-context-recall", out=tmp_path / "out", reference=tmp_path / "none", **SMALL)
+    assert not (tmp_path / "out").exists()
 
 
 def test_tables_have_a_row_a_point_and_a_row_an_evaluation(result: Study) -> None:
