@@ -42,6 +42,10 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         print(f"{_command()} {__version__}")
         return
 
+    # A character that the terminal's encoding lacks must not end a training.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
     status = 1
     try:
         try:

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ class Journal(BaseJournalBackend):
                 self._blank_torn_end()
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
         finally:
-            self._lock.release()
+            # Others take the lock of a process that was suspended for long, and a folder may be deleted.
+            with suppress(RuntimeError):
+                self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yield the records from a number on; lines without a record have no number.

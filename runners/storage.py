@@ -5,6 +5,7 @@ that process has exited, another one may take the trial over. The next process t
 deletes the lock files of processes that were killed.
 """
 
+import os
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -27,6 +28,8 @@ IDENTITY = "folder.id"
 """File in a results folder with its identity. It moves with the folder, and tells folders of one path apart."""
 SQLITE_HEAD = b"SQLite format 3\0"
 """How each SQLite database begins (https://www.sqlite.org/fileformat.html, section 1.3)."""
+LONGEST_JOURNAL = 255 - len(".lock" + str(uuid.UUID(int=0)) + ".rename")
+"""Bytes of a journal's name; Optuna appends these endings for its lock, and file systems take 255."""
 
 
 class Store:
@@ -43,9 +46,9 @@ class Store:
     """
 
     def __init__(self, folder: Path, storage: str) -> None:
-        self.folder = folder.resolve()
+        self.folder = Path(os.path.realpath(folder))  # unlike ``resolve``, leaves a loop of links to what follows
         self.is_database = "://" in storage
-        self.url = storage if self.is_database else str(Path(storage).resolve())
+        self.url = storage if self.is_database else os.path.realpath(storage)
         self._locks = (self.folder if self.is_database else Path(self.url).parent) / "locks"
         self._digest = sha256(self.url.encode()).hexdigest()[:16]
         self._owner = f"{self._digest}-{uuid.uuid4().hex}"
@@ -185,6 +188,8 @@ def _journal_path(storage: str) -> Path:
         raise ValueError(
             f"storage {storage} is no regular file: name a file, or give a URL such as sqlite:///studies.db"
         )
+    if (length := len(os.fsencode(path.name))) > LONGEST_JOURNAL:
+        raise ValueError(f"storage {storage} has a name of {length} bytes: name a file with at most {LONGEST_JOURNAL}")
     if path.exists():
         _check_journal(path)
     return path

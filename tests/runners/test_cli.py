@@ -1,5 +1,6 @@
 """What all command lines share: how they end, and how their help reads."""
 
+import io
 import os
 import re
 import subprocess
@@ -16,12 +17,21 @@ from mixers.transformer import Transformer
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
+from runners.cli import run_command
 from runners.guidance import flag_of
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.nested_options import parse
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_a_character_that_the_encoding_lacks_does_not_end_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+    run_command(lambda: print("1 ± 2"), "interrupted")
+    assert out.getvalue() == b"1 ? 2\n"
 
 
 @pytest.mark.parametrize(

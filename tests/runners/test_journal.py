@@ -53,6 +53,15 @@ def test_nothing_is_appended_to_a_torn_line_and_optuna_reads_the_journal(
     assert theirs == read(path)
 
 
+def test_a_lock_that_others_took_while_this_process_was_suspended_is_theirs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path)
+    monkeypatch.setattr(journal, "_blank_torn_end", lambda: Path(f"{path}.lock").unlink())
+    journal.append_logs([RECORD])
+    assert read(path) == [RECORD]
+
+
 def test_records_behind_a_torn_one_are_read_and_lines_without_a_record_skipped(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ The folder of a corpus has a ``manifest.json`` and two arrays for each shard:
   token in the split, its number in the sources, and the digest of its text.
 """
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,8 @@ from runners.c4.corpus.sources import Split, first_line
 from runners.files import read_json, write_atomically, write_json
 
 MANIFEST = "manifest.json"
+OF_A_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Numbers of errors that a lack of space causes; NumPy's writing gives no number, and gets the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +177,15 @@ def open_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _map(path: Path) -> np.ndarray:
-    """Map an array file into memory."""
+    """Map an array file into memory.
+
+    Raises:
+        ValueError: it is missing or damaged.
+        OSError: it cannot be opened for another reason, as that too many files are open.
+    """
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (FileNotFoundError, ValueError, EOFError) as error:
         raise _damaged(path) from error
     return array
 
@@ -221,13 +229,15 @@ def _checksum(path: Path) -> str:
 
 @contextmanager
 def _room(folder: Path) -> Iterator[None]:
-    """Turn a failure to write into an error for the user; the corpus stays whole.
+    """Turn a lack of space into an error for the user; the corpus stays whole.
 
     Temporary files are removed by ``write_atomically``, and the manifest names only whole shards.
     """
     try:
         yield
     except OSError as error:
+        if error.errno not in OF_A_FULL_DISK:
+            raise
         raise ValueError(
             f"cannot write into {folder} ({first_line(error)}): free some space and run the same command again"
         ) from error

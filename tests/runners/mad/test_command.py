@@ -149,6 +149,19 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_journal_whose_lock_has_too_long_a_name_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    storage = tmp_path / f"{'ü' * 104}.journal"
+    message = refused("--mixer", "rt", "--task", "compression", "--storage", str(storage))
+    assert message.endswith("has a name of 216 bytes: name a file with at most 207\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_of_links_is_one_line(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    message = refused("--mixer", "rt", "--task", "compression", "--storage", str(tmp_path / "loop" / "journal"))
+    assert "symbolic links" in message or "File exists" in message
+
+
 def test_defaults_are_the_published_grid_at_the_baseline() -> None:
     options, experiments = planned(["--mixer", "rt", "--task", "compression"])
     (experiment,) = experiments

@@ -350,10 +350,20 @@ def test_a_full_disk_is_one_line_and_damages_nothing(
         path.write_bytes(b"some")
         raise OSError(28, "No space left on device")
 
+    def too_many(*arguments: object, **settings: object) -> None:
+        raise OSError(24, "Too many open files")
+
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", full)
         with pytest.raises(ValueError, match=r"cannot write into .*No space left on device.*free some space"):
             source.prepare(tmp_path / "out")
+
+    # Another reason is told as it is: neither is there too little space, nor is the corpus damaged.
+    for function in ("save", "load"):
+        with monkeypatch.context() as patch:
+            patch.setattr(np, function, too_many)
+            with pytest.raises(OSError, match="Too many open files"):
+                source.prepare(tmp_path / "out")
     whole = files_of(source.prepare(tmp_path / "whole").folder)
     assert files_of(source.prepare(tmp_path / "out").folder) == whole
 
