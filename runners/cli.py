@@ -20,6 +20,10 @@ from mixers.origin import is_raised_by_user, origin, where
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_status
+from runners.memory import lacks_memory
+
+LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
+"""What helps when memory runs out."""
 
 
 def fail(message: str) -> NoReturn:
@@ -83,10 +87,14 @@ def _run(main: Callable[[], None]) -> None:
 
     except (Exception, SystemExit) as error:
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
-        ours = isinstance(error, SystemExit) and not is_raised_by_user(error)
-        if ours or (place := origin(error)) is None:
+        if isinstance(error, SystemExit) and not is_raised_by_user(error):
             raise
-        print(f"error: {place}: {_described(error)}; traceback: {_traceback_file(error)}", file=sys.stderr)
+        if (place := origin(error)) is not None:
+            print(f"error: {place}: {_described(error)}; traceback: {_traceback_file(error)}", file=sys.stderr)
+        elif lacks_memory(error):
+            print(f"stopped: too little memory ({_described(error)}): {LESS_MEMORY}", file=sys.stderr)
+        else:
+            raise
         raise SystemExit(1) from None
 
 

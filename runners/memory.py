@@ -1,8 +1,12 @@
 """What fits into memory: settings that ask for more are refused before anything is allocated."""
 
 import os
+import re
 
 import torch
+
+OF_MEMORY = re.compile("out of memory|can't allocate memory|can't start new thread|could not create a primitive")
+"""In messages of errors that a lack of memory causes, where their type does not tell."""
 
 
 def total_memory(device: torch.device) -> int:
@@ -27,6 +31,18 @@ def require_memory(needed: int, device: torch.device, what: str, advice: str) ->
     if needed > (total := total_memory(device)):
         where = "the GPU" if device.type == "cuda" else "this machine"
         raise ValueError(f"too little memory for {what}: at least {_gib(needed)}, {where} has {_gib(total)}: {advice}")
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that was handled when it was raised, is a lack of memory.
+
+    When memory runs out during the capture of a CUDA graph, the end of the capture raises an error of its own.
+    """
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or OF_MEMORY.search(str(error)):
+            return True
+        error = error.__context__
+    return False
 
 
 def _gib(size: int) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,10 +14,10 @@ from runners.bench.bench import Bench, O
 from runners.bench.cells import OUT_OF_MEMORY, C, Figures
 from runners.bench.options import LEAST_REPEATS
 from runners.bench.preparation import Prepared, TooSlowError, prepare
+from runners.memory import lacks_memory
 
 CHEAP_SECONDS = 1.0
 """Cells that take no longer than this altogether are timed after the budget is spent, too."""
-OUT_OF_MEMORY_MESSAGE = re.compile("out of memory|can't allocate memory")
 
 
 class Scheduler(Generic[O, C]):
@@ -179,7 +178,7 @@ class Scheduler(Generic[O, C]):
             self.bench.warm_ups[cell] = slow.seconds
             self.bench.figures[cell] = Figures(status=self._too_slow(cell))
         except Exception as error:
-            status = OUT_OF_MEMORY if _is_out_of_memory(error) else _describe(error)
+            status = OUT_OF_MEMORY if lacks_memory(error) else _describe(error)
             self.bench.figures[cell] = Figures(status=status)
 
     def _reason_to_skip(self, cell: C) -> str | None:
@@ -239,15 +238,3 @@ def _figures(ready: Prepared, seconds: list[float]) -> Figures:
 def _describe(error: Exception) -> str:
     """Return the status of a cell that raised an error, on one line."""
     return " ".join(f"failed: {type(error).__name__}: {error}".split())[:160]
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that was handled when it was raised, is a lack of memory.
-
-    When memory runs out during a capture, the end of the capture raises an error of its own.
-    """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY_MESSAGE.search(str(error)):
-            return True
-        error = error.__context__
-    return False

@@ -71,7 +71,7 @@ class Started:
     name: str
     _wait: Callable[[float | None], int | None] = field(repr=False)
 
-    def end(self, patience: float = 120.0) -> End | None:
+    def end(self, patience: float = 600.0) -> End | None:
         """Wait for its end; return None if it still runs after ``patience`` seconds."""
         status = self._wait(patience)
         if status is None:

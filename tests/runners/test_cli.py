@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mixers.transformer import Transformer
+from runners import cli
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
@@ -32,6 +33,26 @@ def test_a_character_that_the_encoding_lacks_does_not_end_a_program(monkeypatch:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
     run_command(lambda: print("1 ± 2"), "interrupted")
     assert out.getvalue() == b"1 ? 2\n"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")]
+)
+def test_a_lack_of_memory_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "origin", lambda error: None)  # not of a user's file, as this one is
+
+    with pytest.raises(SystemExit) as stop:
+        run_command(main, "interrupted")
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"stopped: too little memory ({type(error).__name__}: ")
+    assert said.endswith("free some, or lower the sizes; what is stored is kept\n")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
