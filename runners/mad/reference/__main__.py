@@ -220,6 +220,8 @@ def train_on_all_gpus(arguments: Sequence[str]) -> None:
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
+            process.wait()  # each saves its state and says so
     if failed := [status for status in statuses if status]:
         raise SystemExit(failed[0])
 
