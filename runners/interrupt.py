@@ -67,6 +67,10 @@ def heed_interrupts() -> None:
 
 def keep_status(status: int) -> None:
     """Let SIGINT and SIGTERM end the process with ``status`` and no word; what the program had to say is said."""
+    # CPython notes a KeyboardInterrupt that leaves the ``exec`` of a text, which makes each dataclass, and then ends
+    # with SIGINT in place of its status, though the interrupt was handled. The next such ``exec`` clears the note.
+    exec("")
+
     for number in _STOPPING:
         if signal.getsignal(number) in (_end, _interrupt):
             signal.signal(number, lambda *_: os._exit(status))

@@ -195,6 +195,15 @@ with interrupt.asked_to_stop():
     assert process.returncode == 130
 
 
+def test_ctrl_c_while_a_text_is_executed_keeps_the_status(tmp_path: Path) -> None:
+    """As ``dataclass`` does to make methods. CPython handles SystemExit in another place with ``-m``."""
+    code = "from runners.cli import run_command\nrun_command(lambda: exec('press()'), 'interrupted')"
+    (tmp_path / "program.py").write_text(f"{COMMAND}\n{code}")
+    words, environment = [sys.executable, "-m", "program"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 def test_training_outside_the_main_thread_is_not_asked() -> None:
     found: list[list[int]] = []
 
