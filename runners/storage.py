@@ -102,6 +102,15 @@ class Store:
         self._life.release()
         Path(self._life.lock_file).unlink(missing_ok=True)
 
+    def end_queued(self, known: Iterable[FrozenTrial]) -> None:
+        """End the trials that a process queued, and was killed before it could run them.
+
+        The caller holds ``exclusive``, and calls this once before it claims trials.
+        """
+        for trial in known:
+            if trial.state == TrialState.WAITING:
+                self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
     def claim(self, study: optuna.Study, params: Mapping[str, Any], known: Iterable[FrozenTrial]) -> Trial:
         """Take over the trial with these parameters that a killed process left, or begin a new one.
 
@@ -112,11 +121,6 @@ class Store:
             params: values of all parameters.
             known: the study's trials as read under the lock.
         """
-        # Queued trials were left by a process that was killed before it could run them.
-        for trial in known:
-            if trial.state == TrialState.WAITING:
-                self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-
         left = (t for t in known if t.state == TrialState.RUNNING and params_of(t) == params and self.is_orphan(t))
         if (orphan := next(left, None)) is not None:
             mine = Trial(study, orphan._trial_id)

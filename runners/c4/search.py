@@ -154,7 +154,9 @@ class _Trial(Watcher):
             return
 
         with self.store.exclusive():
-            self._trial = self.store.claim(self.study, self._params, self.study.get_trials(deepcopy=False))
+            known = self.study.get_trials(deepcopy=False)
+            self.store.end_queued(known)
+            self._trial = self.store.claim(self.study, self._params, known)
         self._trial.suggest_float("lr", min(LRS), max(LRS), log=True)
         self._trial.suggest_float("beta2", min(BETA2S), max(BETA2S))
         self._trial.set_user_attr("run", self.name)

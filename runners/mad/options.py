@@ -26,7 +26,14 @@ GRIDS: dict[Grid, tuple[float, ...]] = {
 """Learning rates of each grid."""
 WEIGHT_DECAYS = (0.0, 0.1)
 
-MOST = {"seeds": 10**5, "steps": 10**9, "epochs": 10**9, "evaluations": 10**5, "layers": 10**3}
+MOST = {
+    "seeds": 10**5,
+    "steps": 10**9,
+    "epochs": 10**9,
+    "evaluations": 10**5,
+    "layers": 10**3,
+    "short_convolution": 10**3,
+}
 """Largest values of options that would take years, or lists of as many entries."""
 LARGEST = 10**12
 """Largest value of the other whole numbers; ``runners.mad.memory`` refuses what does not fit into memory."""
@@ -249,8 +256,10 @@ def check_options(options: Options) -> None:
             raise ValueError(f"{_flag(name)} {value} must be at least 1")
         if value is not None and value > (most := MOST.get(name, LARGEST)):
             raise ValueError(f"{_flag(name)} {value} must be at most {most:,}")
-    if options.short_convolution < 0 or options.short_convolution == 1:
-        raise ValueError(f"--short-convolution {options.short_convolution} must be at least 2, or 0 for none")
+    if (size := options.short_convolution) < 0 or size == 1:
+        raise ValueError(f"--short-convolution {size} must be at least 2, or 0 for none")
+    if size > (most := MOST["short_convolution"]):
+        raise ValueError(f"--short-convolution {size} must be at most {most:,}")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
             raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")

@@ -94,6 +94,7 @@ def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -
         known = {run_of(trial) for trial in trials if trial.state == TrialState.RUNNING or is_done(trial)}
         unclaimed = [*left, *(run for run in grid if run not in known)][:limit]
 
+        store.end_queued(trials)
         # All trials are claimed before the first parameter is written, which takes time.
         mine = [store.claim(study, asdict(run), trials) for run in unclaimed]
         claimed = list(zip(mine, unclaimed, strict=True))

@@ -137,6 +137,6 @@ def test_match_meets_the_transformer_with_the_same_convolution() -> None:
     assert abs((9 * width**2 + 2 * width * hidden + (6 + 3) * width) / target - 1) <= 0.02
 
 
-@pytest.mark.parametrize("size", ["1", "-1", "x", "2.5"])
+@pytest.mark.parametrize("size", ["1", "-1", "x", "2.5", "158408"])
 def test_a_size_that_makes_no_sense_is_one_clear_line(refused: Callable[..., str], size: str) -> None:
     assert "--short-convolution" in refused("--mixer", "rt", *SMALL, "--short-convolution", size)
