@@ -54,6 +54,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ``studied`` and ``pretrained`` are finished, ``stopped`` and ``killed`` are not, ``texts`` are the data.
     """
+    # What killed programs leave in the folder of temporary files goes with pytest's own.
+    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
+
     folder = tmp_path_factory.mktemp("results")
     (folder / "texts").mkdir()
     write_texts(folder / "texts")
