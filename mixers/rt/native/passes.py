@@ -126,7 +126,7 @@ class _Recurrence:
 
     Attributes:
         query_scale: factor of queries, 1/sqrt(K).
-        slots: positions T, rounded up to whole vectors.
+        slots: positions T, rounded up to whole vectors but for fake tensors.
     """
 
     def __init__(self, q_RBTD: Tensor, k_RBTD: Tensor, v_RBTD: Tensor, weights: Weights, slopes_H: Tensor) -> None:
@@ -135,7 +135,8 @@ class _Recurrence:
         found = library(q_RBTD.dtype, head_dim)
         assert found is not None  # the dispatch asked before
         self._library, self.query_scale = found, head_dim**-0.5
-        self.slots = T + -T % found.lanes()
+        self._fake = isinstance(q_RBTD, FakeTensor)  # a count of memory, by a polynomial in T
+        self.slots = T if self._fake else T + -T % found.lanes()
 
         self._tensors = {
             "q": q_RBTD.contiguous() * self.query_scale,
@@ -163,8 +164,8 @@ class _Recurrence:
             matrices: as (R, inputs, outputs), each row of inputs times its matrix.
             tensors: tensors of the call that are not of all calls.
         """
-        if isinstance(self._tensors["q"], FakeTensor):
-            return  # a count of memory asks for shapes alone
+        if self._fake:
+            return
 
         panels = zip(("out", "up", "down", "pairs"), map(self._panels, matrices), strict=True)
         tensors = {**self._tensors, **tensors, **dict(panels)}

@@ -81,13 +81,10 @@ class Ensemble:
         return self.gradient != self._gradient
 
     def named(self, params_RP: Tensor) -> dict[str, Tensor]:
-        """Return parameters by name, each (R, *shape), as views of the rows; vectors are copies, for all kernels."""
+        """Return parameters by name, each (R, *shape), as views of the rows."""
         parts = params_RP.split([shape.numel() for shape in self.shapes.values()], dim=1)
         runs = len(params_RP)
-        return {
-            name: (part.contiguous() if len(shape) == 1 else part).view(runs, *shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        return {name: part.view(runs, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.
@@ -101,10 +98,12 @@ class Ensemble:
             result: Tensor = functional_call(self.model, params, (tokens_BT,))
             return result
 
+        # Kernels read gains without gaps: a copy here serves all of them.
+        params = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()}
         tokens_axis = 0 if tokens.ndim == 3 else None
         try:
             with product_autocast(self.device):
-                logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(self.named(params_RP), tokens)
+                logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(params, tokens)
         except RuntimeError as error:
             if any(sign in str(error) for sign in ("vmap", "Batching rule")):
                 error.add_note(explain_vmap_error(self.model))

@@ -210,7 +210,8 @@ def test_a_module_of_another_library_trains_without_an_edit(
     command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
     assert "did you mean --mixer.num-heads?" in refused(*command, "--mixer.heads", "2")
     mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
-    assert "stranger:GatedToy compression custom" in capsys.readouterr().out
+    label = "stranger:GatedToy-num-heads-2-no-use-gate-layer-idx-3"
+    assert f"compression · {label} · custom" in capsys.readouterr().out
 
 
 def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
