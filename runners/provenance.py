@@ -35,7 +35,8 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     """Return the SHA-256 over the code that a result depends on.
 
     It covers the given modules and, recursively, all that they import, except Python and installed libraries. Comments,
-    docstrings and layout do not count. Python's minor version does, because syntax trees differ between versions.
+    docstrings and layout do not count. Python's minor version does, because syntax trees differ between versions. Code
+    in C counts as it is written, with each module beside it.
 
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
@@ -45,6 +46,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     for root in roots:
         waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in root.__mro__]
     seen = {name: _parsed(source)[1] for name in alone if (source := _source(name)) is not None}
+    in_c: dict[str, str] = {}
 
     while waiting:
         name = waiting.pop()
@@ -53,9 +55,10 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
             continue
 
         statements, seen[name] = _parsed(source)
+        in_c |= _c_files(name)
         waiting += _imports(statements, _package(name))
 
-    return sha256_of(json.dumps(sorted(seen.items())))
+    return sha256_of(json.dumps(sorted((seen | in_c).items())))
 
 
 @cache
@@ -82,6 +85,14 @@ def _source(module_name: str) -> str | None:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     return Path(spec.origin).read_text()
+
+
+def _c_files(module_name: str) -> dict[str, str]:
+    """Return the text of each file in C beside a module."""
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None:
+        return {}
+    return {f"{spec.parent}/{path.name}": path.read_text() for path in sorted(Path(spec.origin).parent.glob("*.c"))}
 
 
 @cache

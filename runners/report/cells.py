@@ -229,6 +229,7 @@ def _short_cell(found: Mapping[str, Any], file: Path) -> Cell:
         for name in ("state_floats", "flops_per_token")
     }
     test = {name: [found["test"][name]] for name in ("sequence_accuracy", "token_accuracy")}
+
     standing = Standing(
         mixer=found["mixer"],
         family=found["family"],
@@ -243,6 +244,7 @@ def _short_cell(found: Mapping[str, Any], file: Path) -> Cell:
         steps=found["steps"],
         place=((list(MIXERS).index(found["mixer"]), found["mixer"]), -1),
     )
+
     points = [{"lr": p["lr"], "weight_decay": p["weight_decay"], "seeds": [0]} for p in found["points"]]
     where = [(p["lr"], p["weight_decay"]) for p in points]
     chosen = where.index((found["chosen"]["lr"], found["chosen"]["weight_decay"]))

@@ -227,6 +227,16 @@ def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monke
     assert code_version(layer) != before
 
 
+def test_so_does_code_in_c_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_c.py").write_text("")
+    without = code_version("beside_c")
+    (tmp_path / "loop.c").write_text("int one(void) { return 1; }")
+    before = code_version("beside_c")
+    (tmp_path / "loop.c").write_text("int one(void) { return 2; }")
+    assert len({without, before, code_version("beside_c")}) == 3
+
+
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the class of its settings is made again."""
     monkeypatch.syspath_prepend(tmp_path)
