@@ -11,7 +11,7 @@ from mixers.base import Layer, Shape, State
 from mixers.ops.convolution import short_convolution, short_convolution_step
 from mixers.ops.embedding import embedding
 from mixers.ops.mlp import residual_mlp
-from mixers.ops.norm import rms_norm
+from mixers.ops.norm import branching_rms_norm, rms_norm
 
 
 class Embedding(nn.Embedding):
@@ -99,7 +99,8 @@ class MixerLayer(Layer):
         raise self._no_step_form()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._finish(x_BTD, self.mix(self.mixer_norm(x_BTD)))
+        normed_BTD, x_BTD = branching_rms_norm(x_BTD, self.mixer_norm.gain)
+        return self._finish(x_BTD, self.mix(normed_BTD))
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         y_BD, state = self.mix_one(self.mixer_norm(x_BD), state)

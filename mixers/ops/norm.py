@@ -27,6 +27,19 @@ def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
     return naive_rms_norm(x, gain_D)
 
 
+def branching_rms_norm(x: Tensor, gain_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``rms_norm(x)``, which a residual branch reads, and ``x`` for what goes past the branch.
+
+    On a GPU, the kernel of the norm's gradient adds both gradients of ``x``; otherwise autograd does.
+    """
+    if runs_fused(x):
+        from mixers.ops.kernels.norm import rms_norm_method
+
+        normed, rest = over_runs(rms_norm_method(torch.bfloat16, branching=True), x, gain_D)
+        return normed, rest
+    return rms_norm(x, gain_D), x
+
+
 def naive_rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
     """Return what ``rms_norm`` does, in PyTorch's own operation, which the CPU computes in parts."""
     normalise = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=NORM_EPS)

@@ -79,7 +79,9 @@ class _OverRuns(torch.autograd.Function):
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
             outputs, saved = _traced_forward(method, tensors) if _tracing else method.forward(*tensors)
-        if not stacked:
+        if stacked:  # autograd wants a view of a tensor that is handed on, not the tensor
+            outputs = tuple(y.view_as(y) if any(y is given for given in tensors) else y for y in outputs)
+        else:
             outputs = tuple(y.squeeze_(0) for y in outputs)  # a view could not be written into by the caller
         return *outputs, *saved
 
@@ -138,7 +140,10 @@ def _lowered(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
 
 
 class _Place(NamedTuple):
-    """Where a result of a method lies: in which result of its operator, and how, if it does not fill that alone."""
+    """Where a result of a method lies: in which result of its operator, and how, if it does not fill that alone.
+
+    A negative number counts the operator's tensors from their end: the result is that tensor.
+    """
 
     result: int
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
@@ -167,7 +172,7 @@ def as_operators() -> Iterator[None]:
 
 def _traced_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
     number = _operator(method)
-    results = _placed(number, torch.ops.mixers.forward(number, tensors))
+    results = _placed(number, torch.ops.mixers.forward(number, tensors), tensors)
     return results[: method.outputs], results[method.outputs :]
 
 
@@ -175,7 +180,8 @@ def _traced_backward(
     method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors
 ) -> Optionals:
     number = _operator(method)
-    results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved))
+    given = *gradients, *tensors, *outputs, *saved
+    results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved), given)
     return [y if y.numel() else None for y in results]
 
 
@@ -185,9 +191,14 @@ def _operator(method: Method) -> int:
     return len(_METHODS) - 1
 
 
-def _placed(number: int, results: Sequence[Tensor]) -> Tensors:
-    """Return the results of a method from those of its operator."""
-    return tuple(results[n] if layout is None else results[n].as_strided(*layout) for n, layout in _PLACES[number])
+def _placed(number: int, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensors:
+    """Return the results of a method from those of its operator and the tensors that it was given."""
+    return tuple(_placed_one(place, results, tensors) for place in _PLACES[number])
+
+
+def _placed_one(place: _Place, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:
+    y: Tensor = (tensors if place.result < 0 else results)[place.result]
+    return y if place.layout is None else y.as_strided(*place.layout)
 
 
 @torch.library.custom_op("mixers::forward", mutates_args=())
@@ -239,26 +250,32 @@ def _backward_results(
     return _apart(method, present, (*gradients, *tensors, *outputs, *saved))
 
 
-def _apart(method: int, results: Sequence[Tensor], tensors: Iterable[Tensor | None]) -> list[Tensor]:
+def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
     """Return results that share no memory with the tensors or with each other, as operators must not.
 
-    What shares memory with a tensor is copied. What shares memory with another result becomes one result with it.
+    A tensor that a method hands on is left out. What else shares memory with a tensor is copied. What shares memory
+    with another result becomes one result with it.
     """
-    taken = {_memory(y) for y in tensors if y is not None}
-    results = [y.clone() if _memory(y) in taken else y for y in results]
+    given = {_view(y): n - len(tensors) for n, y in enumerate(tensors) if y is not None}
+    taken = {memory for memory, _ in given}
+    results = [y.clone() if _memory(y) in taken and _view(y) not in given else y for y in results]
     sharing = Counter(map(_memory, results))
 
     apart: list[Tensor] = []
     at: dict[int, int] = {}
     _PLACES[method] = []
     for y in results:
+        if (view := _view(y)) in given:
+            _PLACES[method].append(_Place(given[view], None))
+            continue
+
         memory = _memory(y)
         alone = sharing[memory] == 1
         if memory not in at:
             at[memory] = len(apart)
             numbers = y.untyped_storage().nbytes() // y.element_size()
             apart.append(y if alone else y.as_strided((numbers,), (1,), 0))
-        layout = None if alone else (tuple(y.shape), y.stride(), int(y.storage_offset()))
+        layout = None if alone else _layout(y)
         _PLACES[method].append(_Place(at[memory], layout))
     return apart
 
@@ -266,6 +283,16 @@ def _apart(method: int, results: Sequence[Tensor], tensors: Iterable[Tensor | No
 def _memory(y: Tensor) -> int:
     """Return a number that is the same for tensors in the same memory."""
     return int(y.untyped_storage()._cdata)
+
+
+def _layout(y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the arguments of ``as_strided`` that make the tensor from its memory."""
+    return tuple(y.shape), y.stride(), int(y.storage_offset())
+
+
+def _view(y: Tensor) -> tuple[int, Any]:
+    """Return what is the same for tensors that are the same view of the same memory."""
+    return _memory(y), (_layout(y), y.dtype)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ x         (R, rows, D)           caller               both kernels
 gain      (R, D)                 caller               both kernels         float32
 y         (R, rows, D)           norm_fwd             caller
 dy        (R, rows, D)           caller               norm_bwd
+rest      (R, rows, D)           caller               norm_bwd             further gradient of x, where there is one
 dx        (R, rows, D)           norm_bwd             caller
 dgain     (R, programs, D)       norm_bwd             group_sum            float32
 """
@@ -52,6 +53,7 @@ def norm_bwd_kernel(
     x_ptr: tl.tensor,
     gain_ptr: tl.tensor,
     dy_ptr: tl.tensor,
+    rest_ptr: tl.tensor,
     dx_ptr: tl.tensor,
     dgain_ptr: tl.tensor,
     rows: tl.tensor,
@@ -65,7 +67,7 @@ def norm_bwd_kernel(
        a. read x and dy;
        b. normalise again: n = x / rms(x);
        c. add dy n to the gradient of the gain;
-       d. write dx, the gradient of gain dy through the norm.
+       d. write dx, the gradient of gain dy through the norm, plus the rest.
     2. Write the sum.
     """
     run = tl.program_id(1).to(tl.int64)
@@ -86,32 +88,39 @@ def norm_bwd_kernel(
 
         # 1c, 1d. Gradients.
         dgain_E += tl.sum(dy_ME * n_ME, 0)
-        tl.store(dx_ptr + at_ME, rms_bwd(dy_ME * gain_E[None, :], n_ME, r_M, D), here_ME)
+        dx_ME = rms_bwd(dy_ME * gain_E[None, :], n_ME, r_M, D)
+        if rest_ptr is not None:
+            dx_ME += tl.load(rest_ptr + at_ME, here_ME, 0.0).to(tl.float32)
+        tl.store(dx_ptr + at_ME, dx_ME, here_ME)
 
     # 2. Sum of the program.
     tl.store(dgain_ptr + (run * tl.num_programs(0) + tl.program_id(0)) * D + e, dgain_E, e < D)
 
 
-def rms_norm_method(dtype: torch.dtype) -> Method:
-    """``gain * x / rms(x)`` in ``dtype``. Tensors: x (R, ..., D) of any width, gain (R, D) float32."""
+def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
+    """``gain * x / rms(x)`` in ``dtype``. Tensors: x (R, ..., D) of any width, gain (R, D) float32.
+
+    A branching method also returns x. Its gradient comes back here, and the kernel adds it to that through the norm.
+    """
 
     def forward(x: Tensor, gain: Tensor) -> tuple[Tensors, Tensors]:
         x, gain = x.contiguous(), gain.contiguous()
         y = torch.empty_like(x, dtype=dtype)
         rows, tile = rows_of(x), _tile(x.shape[-1])
         norm_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](x, gain, y, rows, **tile)
-        return (y,), ()
+        return (y, x) if branching else (y,), ()
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
-        dy, x, gain = (y.contiguous() for y in (*gradients, *tensors))
+        x, gain, dy, *others = (y.contiguous() for y in (*tensors, *gradients))
+        rest = others[0] if others else None
         rows, tile = rows_of(x), _tile(x.shape[-1])
         programs = min(triton.cdiv(rows, tile["M"]), triton.cdiv(1024, len(x)))
         dx = torch.empty_like(x)
         dgain = gain.new_empty(len(x), programs, x.shape[-1])
-        norm_bwd_kernel[programs, len(x)](x, gain, dy, dx, dgain, rows, **tile)
+        norm_bwd_kernel[programs, len(x)](x, gain, dy, rest, dx, dgain, rows, **tile)
         return dx, group_sum(dgain)
 
-    return Method(forward, backward)
+    return Method(forward, backward, outputs=2 if branching else 1)
 
 
 def _tile(D: int) -> dict[str, int]:

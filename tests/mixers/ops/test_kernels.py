@@ -51,11 +51,14 @@ class Draw:
         return (mean + std * torch.randn(*shape, generator=self.generator, dtype=torch.float64)).to(DEVICE)
 
 
-def norm_case(R: int, B: int, T: int, D: int) -> Case:
+def norm_case(R: int, B: int, T: int, D: int, branching: bool = False) -> Case:
     draw = Draw(R, B, T, D)
-    return Case(
-        lambda x, gain: (rms_norm(x, gain),), rms_norm_method, [draw(R, B, T, D)], [draw(R, D, std=0.2, mean=1.0)]
-    )
+
+    def plain(x: Tensor, gain: Tensor) -> tuple[Tensor, ...]:
+        return (rms_norm(x, gain), x) if branching else (rms_norm(x, gain),)
+
+    method = partial(rms_norm_method, branching=branching)
+    return Case(plain, method, [draw(R, B, T, D)], [draw(R, D, std=0.2, mean=1.0)])
 
 
 def project_case(R: int, B: int, T: int, D: int, normed: bool) -> Case:
@@ -124,6 +127,7 @@ def attention_case(R: int, B: int, T: int, D: int, H: int, window: int | None = 
 SMALL = {
     "norm": norm_case(2, 3, 5, 24),
     "norm-wide": norm_case(1, 2, 3, 300),
+    "norm-branching": norm_case(2, 3, 5, 24, branching=True),
     "project": project_case(2, 3, 7, 32, True),
     "project-one-row": project_case(1, 1, 1, 64, False),
     "project-many-rows": project_case(2, 5, 29, 32, False),
@@ -141,6 +145,7 @@ SMALL = {
 LARGE = {
     "norm": partial(norm_case, 3, 16, 100, 128),
     "norm-1024": partial(norm_case, 1, 4, 63, 1024),
+    "norm-branching": partial(norm_case, 3, 16, 100, 128, branching=True),
     "project": partial(project_case, 3, 16, 100, 128, True),
     "project-64": partial(project_case, 1, 5, 63, 64, False),
     "project-32": partial(project_case, 2, 5, 33, 32, True),

@@ -9,18 +9,18 @@ from mixers.ops.runs import Method, as_operators, methods_met, over_runs
 
 
 def scaled_sum(factor: Tensor) -> Method:
-    """``factor (x w + y)``; y may be None. Two of the tensors saved share memory, and so do two gradients."""
+    """``factor (x w + y)`` and x; y may be None. Two of the tensors saved share memory, and so do two gradients."""
 
     def forward(x: Tensor, w: Tensor, y: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         product = x * w[:, None]
-        return (factor * (product if y is None else product + y),), (product, product[:, :1])
+        return (factor * (product if y is None else product + y), x), (product, product[:, :1])
 
     def backward(gradients, tensors, outputs, saved):  # type: ignore[no-untyped-def]
-        (d,), (x, w, y) = gradients, tensors
-        both = torch.stack([factor * d * w[:, None], factor * d])
+        (d, dx), (x, w, y) = gradients, tensors
+        both = torch.stack([factor * d * w[:, None] + dx, factor * d])
         return both[0], (both[1] * x).sum(1), None if y is None else both[1]
 
-    return Method(forward, backward)
+    return Method(forward, backward, outputs=2)
 
 
 def step(factor: Tensor, x_RBD: Tensor, w_RD: Tensor, y_RBD: Tensor | None) -> tuple[Tensor, ...]:
@@ -28,15 +28,15 @@ def step(factor: Tensor, x_RBD: Tensor, w_RD: Tensor, y_RBD: Tensor | None) -> t
     tensors = [z.detach().requires_grad_() for z in (x_RBD, w_RD, y_RBD) if z is not None]
 
     def loss_of_one_run(x: Tensor, w: Tensor, y: Tensor | None = None) -> Tensor:
-        (z,) = over_runs(scaled_sum(factor), x, w, y)
-        return (z * z).sum()
+        z, same_x = over_runs(scaled_sum(factor), x, w, y)
+        return (z * z + same_x**3).sum()
 
     loss_R = vmap(loss_of_one_run)(*tensors)
     return torch.autograd.grad(loss_R.sum(), tensors)
 
 
 def test_operators_in_a_trace_compute_what_the_operation_computes() -> None:
-    """Also with a tensor that the method holds, with None among the tensors, and with results that share memory."""
+    """Also with a tensor that the method holds or hands on, with None, and with results that share memory."""
     generator = torch.Generator().manual_seed(0)
     x_RBD, y_RBD = (torch.randn(3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     w_RD, factor = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 5), (1,)))
