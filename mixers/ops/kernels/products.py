@@ -22,6 +22,8 @@ PROGRAMS = 132
 """Programs of ``rows_products_kernel`` that run at the same time on an H200."""
 ROW_BYTES = 128
 """Rows of ``rows_products_kernel`` at a time, times the bytes of an element: float32, too, fits into 99 KiB."""
+LEAST_ROWS = 1024
+"""Fewest rows of a group in a product by the library: a further sum over groups would take longer than it saves."""
 ROWS_PRODUCTS = {"num_warps": 4, "num_stages": 3}
 
 
@@ -170,8 +172,10 @@ def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
 def _rows_product(left_RNI: Tensor, right_RNJ: Tensor) -> Tensor:
     """One product (R, I, J) by the library: sums over the rows of each group, then over the groups."""
     R, B = left_RNI.shape[:2]
+    rows = left_RNI[0, ..., 0].numel()
     size = R * max(left_RNI.shape[-1] * right_RNJ.shape[-1], 2**16)
-    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and (n == 1 or n * size <= 2**22))
+    most = max(1, min(2**22 // size, rows // LEAST_ROWS))
+    groups = next(n for n in (32, 16, 8, 4, 2, 1) if B % n == 0 and n <= most)
     left, right = (y.reshape(R * groups, -1, y.shape[-1]) for y in (left_RNI, right_RNJ))
 
     if left.is_cuda and left.dtype != torch.float32:
