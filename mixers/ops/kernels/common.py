@@ -123,3 +123,40 @@ def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:
         even &= size == 1 or stride == step
         step *= size
     return (x, distance) if even else (x.contiguous(), x.shape[-1])
+
+
+@triton.jit
+def sum_columns(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
+    """Sum (M) over the columns of M x N numbers, of which a thread has four adjacent ones, in each of several rows.
+
+    ``tl.sum`` passes each row's sum of a thread through all lanes that share the row. Here these sums change threads
+    first, so that a thread has all those of a row: ``tl.split`` wants its operands in one thread.
+    """
+    if N < 8:
+        y_M = tl.sum(y_MN, 1)
+    else:
+        y_MP = tl.sum(tl.reshape(y_MN, [M, N // 4, 4]), 2)
+        y_M = _sum_by_halves(y_MP, M, N // 4)
+    return y_M
+
+
+@triton.jit
+def sum_rows(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
+    """Sum (N) over the rows of M x N numbers, of which a thread has every fourth one, as for ``sum_columns``."""
+    if M < 8:
+        y_N = tl.sum(y_MN, 0)
+    else:
+        y_PN = tl.sum(tl.reshape(y_MN, [M // 4, 4, N]), 0)
+        y_N = _sum_by_halves(tl.trans(y_PN), N, 4)
+    return y_N
+
+
+@triton.jit
+def _sum_by_halves(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
+    """Sum over the second axis, of which N, a power of two, is the extent."""
+    if N == 1:
+        y_M = tl.reshape(y_MN, [M])
+    else:
+        even, odd = tl.split(tl.reshape(y_MN, [M, N // 2, 2]))
+        y_M = _sum_by_halves(even + odd, M, N // 2)
+    return y_M

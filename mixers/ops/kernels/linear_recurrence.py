@@ -16,10 +16,10 @@ may be as strong as they like.
     o              (R, B, T, H, V)     recurrence_fwd     caller
     u              (R, B, T, H, V)     recurrence_fwd     recurrence_*_bwd      float32
     do             (R, B, T, H, V)     caller             recurrence_*_bwd      gradient of o
-    dv             (R, B, T, H, V)     value_bwd          caller
-    du             (R, B, T, H, V)     value_bwd          key_bwd, query_bwd    gradient of u, float32
-    dk, da         (R, B, T, H, K)     key_bwd            caller
-    pairs          (R, B, T, H, K)     key_bwd            query_bwd             a da + k dk, float32
+    dk, da         (R, B, T, H, K)     pair_bwd           caller
+    dv             (R, B, T, H, V)     pair_bwd           caller
+    du             (R, B, T, H, V)     pair_bwd           query_bwd             gradient of u, float32
+    pairs          (R, B, T, H, K)     pair_bwd           query_bwd             a da + k dk, float32
     dq, db         (R, B, T, H, K)     query_bwd          caller
     dg             (R, B, T, H, G)     query_bwd          caller                float32
     dbonus         (R, B, H, K)        query_bwd          caller                of one sequence, float32
@@ -33,11 +33,10 @@ and the gradient of g_t is the sum of exp(g_t) S_{t-1} dS_t over the values. Nei
 kept: let P_t be the sum of S_t dS_t over the values. Then P_t = dg_t + a_t da_t + k_t dk_t and
 P_{t-1} = dg_t + b_t db_t + q_{t-1} dq_{t-1}, so that dg follows from running sums of gradients that are known anyway.
 
-A program walks through one head of one sequence. All its sums run over the rows of the state, of which a thread holds
-several in a few adjacent columns. This is why the backward pass has three walks: the sums for dv and du run over key
-channels (state gradients as (K, V), newest position first), those for dk and da over value channels (state gradients as
-(V, K), newest first), and so do those for dq and db (states as (V, K), oldest first). The rows of the next position are
-read while those of the current one are used, which halves the time.
+A program walks through one head of one sequence, and a thread holds several rows of the state in a few adjacent
+columns. The backward pass has two walks: newest position first for the gradients of keys and values, and oldest first
+for those of the queries. A walk each for keys and values would update the gradient of the state twice. The rows of the
+next position are read while those of the current one are used, which halves the time.
 
 A thread needs each number of a position that belongs to its rows or columns, and shared memory delivers them. With one
 column and all rows in a thread, this took more time than the arithmetic. Triton gives threads adjacent columns of what
@@ -54,7 +53,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import contiguous
+from mixers.ops.kernels.common import contiguous, sum_columns, sum_rows
 from mixers.ops.runs import Method, Optionals, Tensors
 
 MOST_CHANNELS = 64
@@ -180,12 +179,12 @@ def recurrence_fwd_kernel(
 
         # 2a. Outputs that do not see their own pair but for the bonus.
         if BONUS:
-            o_J = tl.sum(S_IJ * q_I[:, None], 0) + tl.sum(bonus_I * k_I * q_I, 0) * v_J
+            o_J = sum_rows(S_IJ * q_I[:, None], I, J) + tl.sum(bonus_I * k_I * q_I, 0) * v_J
 
         # 2b, 2c. The next state.
         pair_IJ = k_I[:, None] * v_J[None, :]
         if RANK_ONE:
-            u_J = tl.sum(S_IJ * b_I[:, None], 0)
+            u_J = sum_rows(S_IJ * b_I[:, None], I, J)
             _store(u_ptr, row, u_J, V, J)
             pair_IJ += a_I[:, None] * u_J[None, :]
         if G > 0:
@@ -194,88 +193,14 @@ def recurrence_fwd_kernel(
 
         # 2d. Outputs that see it.
         if not BONUS:
-            o_J = tl.sum(S_IJ * q_I[:, None], 0)
+            o_J = sum_rows(S_IJ * q_I[:, None], I, J)
         _store(o_ptr, row, o_J, V, J)
 
         q_I, k_I, v_J, g_I, a_I, b_I = following
 
 
 @triton.jit(do_not_specialize=["T"])
-def recurrence_value_bwd_kernel(
-    q_ptr: tl.tensor,
-    k_ptr: tl.tensor,
-    g_ptr: tl.tensor,
-    a_ptr: tl.tensor,
-    b_ptr: tl.tensor,
-    bonus_ptr: tl.tensor,
-    start_ptr: tl.tensor,
-    do_ptr: tl.tensor,
-    dv_ptr: tl.tensor,
-    du_ptr: tl.tensor,
-    T: tl.tensor,
-    sequences: tl.tensor,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    I: tl.constexpr,
-    J: tl.constexpr,
-    G: tl.constexpr,
-    RANK_ONE: tl.constexpr,
-    BONUS: tl.constexpr,
-):
-    """Gradients of the values of one head of one sequence, newest position first.
-
-    1. Start with a state gradient of zeros.
-    2. At each position, while the next one is read:
-       a. without a bonus, dS += q do^T;
-       b. write dv = dS^T k, with a bonus + ((bonus k) . q) do;
-       c. with a rank-one part, write du = dS^T a;
-       d. dS <- exp(g) dS + b du^T, with a bonus + q do^T.
-    """
-    # 1. State gradient.
-    head = tl.program_id(0) % H
-    sequence = (tl.program_id(0) // H).to(tl.int64)
-    dS_IJ = _start(start_ptr, I, J)
-    if BONUS:
-        bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
-    first = sequence * T * H + head
-    last = first + (T - 1) * H
-    q_I, k_I, _, g_I, a_I, b_I = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
-    do_J = _load(do_ptr, last, V, J)
-
-    for back in range(T):
-        row = last - back * H
-        ahead = tl.maximum(row - H, first)
-        following = _read(q_ptr, k_ptr, None, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
-        following_do_J = _load(do_ptr, ahead, V, J)
-
-        # 2a, 2b. Values.
-        if not BONUS:
-            dS_IJ += q_I[:, None] * do_J[None, :]
-        dv_J = tl.sum(dS_IJ * k_I[:, None], 0)
-        if BONUS:
-            dv_J += tl.sum(bonus_I * k_I * q_I, 0) * do_J
-        _store(dv_ptr, row, dv_J, V, J)
-
-        # 2c. Rank-one part.
-        if RANK_ONE:
-            du_J = tl.sum(dS_IJ * a_I[:, None], 0)
-            _store(du_ptr, row, du_J, V, J)
-
-        # 2d. The gradient of the state before.
-        if G > 0:
-            dS_IJ *= tl.exp(g_I)[:, None]
-        if RANK_ONE:
-            dS_IJ += b_I[:, None] * du_J[None, :]
-        if BONUS:
-            dS_IJ += q_I[:, None] * do_J[None, :]
-
-        q_I, k_I, _, g_I, a_I, b_I = following
-        do_J = following_do_J
-
-
-@triton.jit(do_not_specialize=["T"])
-def recurrence_key_bwd_kernel(
+def recurrence_pair_bwd_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
@@ -286,9 +211,10 @@ def recurrence_key_bwd_kernel(
     start_ptr: tl.tensor,
     do_ptr: tl.tensor,
     u_ptr: tl.tensor,
-    du_ptr: tl.tensor,
     dk_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
     da_ptr: tl.tensor,
+    du_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     T: tl.tensor,
     sequences: tl.tensor,
@@ -301,41 +227,44 @@ def recurrence_key_bwd_kernel(
     RANK_ONE: tl.constexpr,
     BONUS: tl.constexpr,
 ):
-    """Gradients of the keys of one head of one sequence, newest position first.
+    """Gradients of the keys and values of one head of one sequence, newest position first.
 
     1. Start with a state gradient of zeros.
     2. At each position, while the next one is read:
        a. without a bonus, dS += q do^T;
-       b. compute dk = dS v, and with a rank-one part write da = dS u;
+       b. compute dk = dS v and dv = dS^T k, and with a rank-one part write da = dS u and du = dS^T a;
        c. with decays, write their share of the gradient of g, pairs = k dk + a da;
-       d. write dk, with a bonus + bonus q (v . do);
+       d. write dk and dv, with a bonus + bonus q (v . do) and + ((bonus k) . q) do;
        e. dS <- exp(g) dS + b du^T, with a bonus + q do^T.
     """
     # 1. State gradient.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
-    dS_JI = _start(start_ptr, J, I)
+    dS_IJ = _start(start_ptr, I, J)
     if BONUS:
         bonus_I = _load(bonus_ptr, sequence // sequences * H + head, K, I)
 
     first = sequence * T * H + head
     last = first + (T - 1) * H
     q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, last, K, V, I, J, G)
-    do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, last, V, J)
+    do_J, u_J, _ = _read_back(do_ptr, u_ptr, None, last, V, J)
 
     for back in range(T):
         row = last - back * H
         ahead = tl.maximum(row - H, first)
         following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
-        following_back = _read_back(do_ptr, u_ptr, du_ptr, ahead, V, J)
+        following_back = _read_back(do_ptr, u_ptr, None, ahead, V, J)
 
-        # 2a, 2b. Keys and left factors.
+        # 2a, 2b. Keys and values, and the rank-one part.
         if not BONUS:
-            dS_JI += do_J[:, None] * q_I[None, :]
-        dk_I = tl.sum(dS_JI * v_J[:, None], 0)
+            dS_IJ += q_I[:, None] * do_J[None, :]
+        dk_I = sum_columns(dS_IJ * v_J[None, :], I, J)
+        dv_J = sum_rows(dS_IJ * k_I[:, None], I, J)
         if RANK_ONE:
-            da_I = tl.sum(dS_JI * u_J[:, None], 0)
+            da_I = sum_columns(dS_IJ * u_J[None, :], I, J)
+            du_J = sum_rows(dS_IJ * a_I[:, None], I, J)
             _store(da_ptr, row, da_I, K, I)
+            _store(du_ptr, row, du_J, V, J)
 
         # 2c. Decays.
         if G > 0:
@@ -344,21 +273,23 @@ def recurrence_key_bwd_kernel(
                 pairs_I += a_I * da_I
             _store(pairs_ptr, row, pairs_I, K, I)
 
-        # 2d. Keys.
+        # 2d. Gradients that go past the state.
         if BONUS:
             dk_I += bonus_I * q_I * tl.sum(v_J * do_J, 0)
+            dv_J += tl.sum(bonus_I * k_I * q_I, 0) * do_J
         _store(dk_ptr, row, dk_I, K, I)
+        _store(dv_ptr, row, dv_J, V, J)
 
         # 2e. The gradient of the state before.
         if G > 0:
-            dS_JI *= tl.exp(g_I)[None, :]
+            dS_IJ *= tl.exp(g_I)[:, None]
         if RANK_ONE:
-            dS_JI += du_J[:, None] * b_I[None, :]
+            dS_IJ += b_I[:, None] * du_J[None, :]
         if BONUS:
-            dS_JI += do_J[:, None] * q_I[None, :]
+            dS_IJ += q_I[:, None] * do_J[None, :]
 
         q_I, k_I, v_J, g_I, a_I, b_I = following
-        do_J, u_J, du_J = following_back
+        do_J, u_J, _ = following_back
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -425,12 +356,12 @@ def recurrence_query_bwd_kernel(
 
         # 2a. Queries that do not see their own pair.
         if BONUS:
-            dq_I = tl.sum(S_JI * do_J[:, None], 0)
+            dq_I = sum_rows(S_JI * do_J[:, None], J, I)
             P_I -= q_I * dq_I
 
         # 2b. Rank-one part.
         if RANK_ONE:
-            db_I = tl.sum(S_JI * du_J[:, None], 0)
+            db_I = sum_rows(S_JI * du_J[:, None], J, I)
             _store(db_ptr, row, db_I, K, I)
             P_I -= b_I * db_I
 
@@ -450,7 +381,7 @@ def recurrence_query_bwd_kernel(
 
         # 2e. Queries that see it.
         if not BONUS:
-            dq_I = tl.sum(S_JI * do_J[:, None], 0)
+            dq_I = sum_rows(S_JI * do_J[:, None], J, I)
             P_I -= q_I * dq_I
 
         # 2f. Queries and bonus.
@@ -495,15 +426,11 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         u = saved[0] if saved else None
         grid, start, settings = _launch(q, v, g, b, bonus)
 
-        # Values.
-        dv = torch.empty_like(v)
+        # Keys, values and left factors.
+        dk, dv, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, v, a, b, g))
         du = None if u is None else torch.empty_like(u)
-        recurrence_value_bwd_kernel[grid](q, k, g, a, b, bonus, start, do, dv, du, **settings)
-
-        # Keys and left factors.
-        dk, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, a, b, g))
         pairs = None if g is None else torch.empty_like(k, dtype=torch.float32)
-        recurrence_key_bwd_kernel[grid](q, k, v, g, a, b, bonus, start, do, u, du, dk, da, pairs, **settings)
+        recurrence_pair_bwd_kernel[grid](q, k, v, g, a, b, bonus, start, do, u, dk, dv, da, du, pairs, **settings)
 
         # Queries, right factors, decays and bonus.
         dq = torch.empty_like(q)

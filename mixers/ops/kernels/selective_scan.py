@@ -10,7 +10,7 @@ b, c       (R, B, T, N)                 caller             both kernels        i
 A          (R, N, E)                    caller             both kernels        rates, float32
 skip, bias (R, E)                       caller             both kernels        float32
 y          (R, B, T, E)                 scan_fwd           caller
-states     (R, B, chunks, N, E)         scan_fwd           scan_bwd            before each chunk, float32
+states     (R, B, chunks, parts, V W)   scan_fwd           scan_bwd            before each chunk, in the type of u
 dy         (R, B, T, E)                 caller             scan_bwd
 du, dz     (R, B, T, E)                 scan_bwd           caller
 ddt        (R, B, T, E)                 scan_bwd           caller
@@ -21,6 +21,10 @@ u, z, dt, b and c have rows at equal distances (``evenly_spaced``). A program wa
 of W channels, a part of E, in its registers. It is one warp, so sums over its channels need no barrier. The forward
 pass writes the states before each chunk of C positions; the backward pass computes those inside the chunk again, and
 keeps them in registers. In kernels V is N padded to a power of two.
+
+The order of a part's states in memory decides which numbers a thread holds, because a compiler of Triton lets threads
+access 16 bytes at a time: with all channels side by side, it would give a thread eight channels where states have 16
+bits, and sums over the states would take more shuffles. Four channels side by side are best (``_held``).
 """
 
 import torch
@@ -28,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, evenly_spaced, sigmoid
+from mixers.ops.kernels.common import LOG2E, evenly_spaced, sigmoid, sum_columns, sum_rows
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.runs import Method, Optionals, Tensors
 
@@ -48,6 +52,14 @@ def _softplus(y: tl.tensor):
     one = 1.0 + tail
     lost = one == 1.0
     return tl.maximum(y, 0.0) + tl.where(lost, tail, tl.log(one) * tail / tl.where(lost, 1.0, one - 1.0))
+
+
+@triton.jit
+def _held(V: tl.constexpr, W: tl.constexpr):
+    """Places of a part's states (V, W) in memory: four channels side by side, then the states, then other channels."""
+    v = tl.arange(0, V)
+    w = tl.arange(0, W)
+    return (w // 4 * 4 * V + w % 4)[None, :] + v[:, None] * 4
 
 
 @triton.jit
@@ -129,7 +141,7 @@ def scan_fwd_kernel(
     b_ptr += row * b_row
     c_ptr += row * c_row
     y_ptr += row * E
-    states_ptr += sequence * tl.cdiv(T, C) * N * E
+    states_ptr += (sequence * tl.cdiv(T, C) * tl.num_programs(1) + tl.program_id(1)) * V * W
     ahead = _position(u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, 0, e, v, u_row, z_row, dt_row, b_row, c_row, E, N)
     h_VE = tl.zeros([V, W], tl.float32)
     for t in range(T):
@@ -139,7 +151,7 @@ def scan_fwd_kernel(
         ahead = _position(u_ptr, z_ptr, dt_ptr, b_ptr, c_ptr, later, e, v, u_row, z_row, dt_row, b_row, c_row, E, N)
 
         if t % C == 0:
-            tl.store(states_ptr + t // C * N * E + at_VE, h_VE, here_VE)
+            tl.store(states_ptr + t // C * tl.num_programs(1) * V * W + _held(V, W), h_VE)
 
         # 2b. Discretisation.
         u_E = u_E.to(tl.float32)
@@ -151,7 +163,7 @@ def scan_fwd_kernel(
 
         # 2d. Output.
         z_E = z_E.to(tl.float32)
-        y_E = tl.sum(c_V.to(tl.float32)[:, None] * h_VE, 0) + skip_E * u_E
+        y_E = sum_rows(c_V.to(tl.float32)[:, None] * h_VE, V, W) + skip_E * u_E
         tl.store(y_ptr + t * E + e, y_E * z_E * sigmoid(z_E), e < E)
 
 
@@ -224,7 +236,7 @@ def scan_bwd_kernel(
     db_ptr = dmaps_ptr + (part * 2 * B + sequence % B) * T * N
     dc_ptr = db_ptr + B * T * N
     chunks = tl.cdiv(T, C)
-    states_ptr += sequence * chunks * N * E
+    states_ptr += (sequence * chunks * tl.num_programs(1) + tl.program_id(1)) * V * W
     dh_VE = tl.zeros([V, W], tl.float32)
     dA_VE = tl.zeros([V, W], tl.float32)
     dskip_E = tl.zeros([W], tl.float32)
@@ -232,7 +244,7 @@ def scan_bwd_kernel(
     for back in range(chunks):
         # 2. States.
         chunk = chunks - 1 - back
-        h_VE = tl.load(states_ptr + chunk * N * E + at_VE, here_VE, 0.0)
+        h_VE = tl.load(states_ptr + chunk * tl.num_programs(1) * V * W + _held(V, W)).to(tl.float32)
         states = (h_VE,)
         for i in tl.static_range(C):
             t = tl.minimum(chunk * C + i, T - 1)
@@ -277,18 +289,18 @@ def scan_bwd_kernel(
             dy_E = tl.load(dy_ptr + at_E, here_E, 0.0).to(tl.float32)
             c_V = c_V.to(tl.float32)
             h_VE = states[C - i]
-            o_E = tl.sum(c_V[:, None] * h_VE, 0) + skip_E * u_E
+            o_E = sum_rows(c_V[:, None] * h_VE, V, W) + skip_E * u_E
             tl.store(dz_ptr + at_E, dy_E * o_E * open_E * (1.0 + z_E * (1.0 - open_E)), here_E)
             do_E = dy_E * z_E * open_E
             dskip_E += do_E * u_E
 
             # 3c. Output map.
-            tl.store(dc_ptr + t * N + v, tl.sum(h_VE * do_E[None, :], 1), here_V)
+            tl.store(dc_ptr + t * N + v, sum_columns(h_VE * do_E[None, :], V, W), here_V)
 
             # 3d, 3e. States and input map.
             dh_VE += c_V[:, None] * do_E[None, :]
-            tl.store(db_ptr + t * N + v, tl.sum(dh_VE * (step_E * u_E)[None, :], 1), here_V)
-            bdh_E = tl.sum(b_V.to(tl.float32)[:, None] * dh_VE, 0)
+            tl.store(db_ptr + t * N + v, sum_columns(dh_VE * (step_E * u_E)[None, :], V, W), here_V)
+            bdh_E = sum_rows(b_V.to(tl.float32)[:, None] * dh_VE, V, W)
 
             # 3f. Decay.
             dh_VE *= tl.exp2(step_E[None, :] * A_VE)
@@ -297,7 +309,7 @@ def scan_bwd_kernel(
 
             # 3g. Input and time step.
             tl.store(du_ptr + at_E, step_E * bdh_E + skip_E * do_E, here_E)
-            ddt_E = (u_E * bdh_E + tl.sum(A_VE * dlog_VE, 0) / LOG2E) * sigmoid(raw_E)
+            ddt_E = (u_E * bdh_E + sum_rows(A_VE * dlog_VE, V, W) / LOG2E) * sigmoid(raw_E)
             tl.store(ddt_ptr + at_E, ddt_E, here_E)
             dbias_E += ddt_E
 
@@ -322,10 +334,11 @@ def selective_scan_method(dtype: torch.dtype) -> Method:
     def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
         rows, distances, parameters, sizes = _arguments(tensors)
         u = rows[0]
-        R, B, T, E = u.shape
+        R, B, T, _ = u.shape
+        grid = _grid(u, sizes)
         y = u.new_empty(u.shape, dtype=dtype)
-        states = u.new_empty(R, B, triton.cdiv(T, SCAN["C"]), sizes["N"], E, dtype=torch.float32)
-        scan_fwd_kernel[_grid(u, sizes)](*rows, *parameters, y, states, B, T, *distances, **sizes, **SCAN)
+        states = u.new_empty(R, B, triton.cdiv(T, SCAN["C"]), grid[1], sizes["V"] * sizes["W"])
+        scan_fwd_kernel[grid](*rows, *parameters, y, states, B, T, *distances, **sizes, **SCAN)
         return (y,), (states,)
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
@@ -336,8 +349,8 @@ def selective_scan_method(dtype: torch.dtype) -> Method:
 
         du, dz, ddt = (y.new_empty(y.shape) for y in rows[:3])
         (states,) = saved
-        dmaps = states.new_empty(R, grid[1], 2, *b.shape[1:])
-        dsums = states.new_empty(R, B, b.shape[-1] + 2, E)
+        dmaps = parameters[0].new_empty(R, grid[1], 2, *b.shape[1:])
+        dsums = parameters[0].new_empty(R, B, b.shape[-1] + 2, E)
         inputs = *rows, *parameters, states, gradients[0].contiguous()
         results = du, dz, ddt, dmaps, dsums
         scan_bwd_kernel[grid](*inputs, *results, B, T, *distances, **sizes, **SCAN, maxnreg=REGISTERS)
