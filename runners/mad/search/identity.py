@@ -33,10 +33,11 @@ TOLERANCE = 3e-4
 Rounding alone moves it by up to 1.3e-4: a norm that sums in another order does so to DeltaNet, because the first steps
 of AdamW divide small gradients by themselves.
 """
-SHARP_TOLERANCE = 1e-6
-"""The same in float64, where rounding is left in the loss alone, which is computed in float32.
+SHARP_TOLERANCE = 1e-5
+"""The same in float64, where rounding is left in the loss, which is computed in float32, and in constants of layers.
 
-The norm's other order of sums moves DeltaNet's trajectory by 1.8e-4 in float32, and not at all in float64.
+The norm's other order of sums moves DeltaNet's trajectory by 1.8e-4 in float32, and not at all in float64. On another
+processor, with another version of PyTorch, the largest difference of 50 cells was 2.0e-6.
 """
 POSITIONS = 20
 """Length of the sequences; more than two chunks or segments of most layers."""
