@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,10 @@ def test_the_second_seed_chooses_nothing() -> None:
 
 def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[bool]]:
     """Recall tokens by their definition."""
-    known = Counter(zip(text, text[1:], strict=False))
+    known = Counter(pairwise(text))
     found = []
     for row in rows:
-        pairs = list(zip(row, row[1:], strict=False))
+        pairs = list(pairwise(row))
         found.append([pair in pairs[:t] and known[pair] <= rare for t, pair in enumerate(pairs)])
     return found
 
