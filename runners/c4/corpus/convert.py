@@ -40,8 +40,8 @@ TEXTS = ("*.txt", "*.md", "*.rst", *(f"*{ending}" for ending in HTML))
 """Files that are read from a folder, and from the folders in it."""
 VALIDATION = 10
 """Part of the text that is validation data: one character of ten."""
-HELD_OUT = 50
-"""Part of the documents of ``--clean`` that is validation data: one of fifty."""
+HELD_OUT = 40
+"""Part of the documents of ``--clean`` that is validation data: one of forty."""
 VOCABULARY = 4096
 """Tokens of the tokenizer unless given; a small text makes fewer."""
 LEAST_VOCABULARY = 257
