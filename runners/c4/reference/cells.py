@@ -28,7 +28,9 @@ from runners.device import device_name
 from runners.files import damaged, read_json, write_json
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
-FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / "language-models"
+NAME = "language-models"
+"""Name of the folder below the reference results."""
+FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / NAME
 """In the checkout that this file is from; without a checkout, in the current folder."""
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Learning rates that may be tried."""
