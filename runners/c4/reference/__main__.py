@@ -82,10 +82,15 @@ class ReferenceOptions:
     out: Path = Path("results/reference-language-models")
     dry_run: bool = False
 
+    @property
+    def tokenizer(self) -> Path:
+        """File of the tokenizer."""
+        return self.data / FOLDER_OF_TOKENIZER / "tokenizer.json"
+
     def config(self, mixer: str) -> Config:
         """Return the configuration that all runs of a layer share."""
-        tokenizer = str(self.data / FOLDER_OF_TOKENIZER / "tokenizer.json")
-        return replace(PRESETS["ranking"], mixer=mixer, data=(str(self.data),), tokenizer=tokenizer, out=self.out)
+        data, tokenizer = (str(self.data),), str(self.tokenizer)
+        return replace(PRESETS["ranking"], mixer=mixer, data=data, tokenizer=tokenizer, out=self.out)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out)
         find_files([str(options.data)])
+        if not options.tokenizer.is_file():
+            raise ValueError(f"no {options.tokenizer}: give --data a folder that python -m runners.c4 convert made")
         configs = {mixer: options.config(mixer) for mixer in chosen_layers(options.layers)}
         for config in configs.values():
             check(config, {}, ())

@@ -1,6 +1,7 @@
 """The reference language models: which runs follow which, what a file holds, and what a kill leaves."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -226,11 +227,21 @@ def test_runs_of_other_settings_are_not_mixed(
     assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
 
 
-def test_an_unknown_layer_is_refused_in_one_line(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("layer", "tokenizer", "message"),
+    [
+        ("transformr", True, "error: no layer 'transformr': choose from transformer"),
+        ("gla", False, "tokenizer.json: give --data a folder that python -m runners.c4 convert made"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    layer: str, tokenizer: bool, message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    data = tmp_path / "texts"
+    shutil.copytree(command[1], data, ignore=None if tokenizer else shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(SystemExit) as stopped:
-        reference.main([*command[:3], "transformr", *command[5:]])
+        reference.main(["--data", str(data), "--layers", layer, *command[5:]])
     assert stopped.value.code == 2
-    assert "no layer 'transformr': choose from transformer" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
     assert list(tmp_path.glob("[co]*")) == []
