@@ -22,6 +22,7 @@ from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recal
 from runners.c4.model import token_losses
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
+from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference.cells import chosen_rate, next_place, runs_left
 from runners.c4.train import train
 from runners.files import read_json
@@ -128,7 +129,8 @@ def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path)
 
 @pytest.fixture
 def command(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command that trains two layers in a tiny setting."""
+    """A command that trains two layers in a tiny setting, at three learning rates and no others."""
+    monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
     monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
     places = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
     return ["--data", str(texts), "--layers", "gla", "transformer", *places]
