@@ -153,7 +153,8 @@ def check_cell(cell: Mapping[str, Any], config: Config, corpus: Corpus, file: Pa
         ValueError: they differ; the message says what to do.
     """
     same_text = cell["corpus"]["name"] == corpus.folder.name
-    if not same_text or cell["config"] != settings_of(config):
+    earlier = settings_of(Config()) | cell["config"]  # an option that is newer than the file had its default
+    if not same_text or earlier != settings_of(config):
         what = "other settings" if same_text else "another corpus"
         raise ValueError(f"{file} is of {what}: delete it to train the layer again, or give another --folder")
 
