@@ -41,7 +41,7 @@ class Config:
     writes the model for use elsewhere, and lm_eval runs lm-evaluation-harness: see their --help.
 
     Attributes:
-        preset: paper, or tiny, which trains in two minutes on a CPU.
+        preset: paper, tiny, which trains in two minutes on a CPU, or ranking, the small models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class.
@@ -88,7 +88,7 @@ class Config:
     }
     """First field of each group of the help; the fields after it belong to the same group."""
 
-    preset: Literal["paper", "tiny"] = "paper"
+    preset: Literal["paper", "tiny", "ranking"] = "paper"
     size: Literal["150m", "300m"] = "300m"
     layers: int = 6
     mixer: str = "rt"

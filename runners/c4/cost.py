@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -121,8 +121,7 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     layer, layer_config = layer_of(config, options)
 
     try:
-        first, further = _first_and_further(config, layer, layer_config, partial(_flops, layer, layer_config))
-        layers = round((first + (config.layers - 1) * further) / config.seq_len)
+        layers = _flops_of_layers(layer, layer_config, config.shape(), config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         layers = 2 * (parameters - tables)
         log.warning("operations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
@@ -209,7 +208,7 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     """Count the bytes that the forward pass keeps for the backward, from the tokens to the normalised outputs."""
     layer, layer_config = layer_of(config, options)
     measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
-    first, further = _first_and_further(config, layer, layer_config, measure)
+    first, further = _first_and_further(layer, layer_config, config.shape(), config.seq_len, measure)
 
     # With recomputation a layer keeps only its input, except the one layer whose backward pass runs.
     if config.recompute and not issubclass(layer, DeepLayer):
@@ -217,16 +216,23 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     return first + (config.layers - 1) * further
 
 
+@cache  # the runs of a campaign ask again for the same layer
+def _flops_of_layers(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
+    """Count the operations of a forward pass of all layers for each token of a sequence."""
+    first, further = _first_and_further(layer, layer_config, shape, length, partial(_flops, layer, layer_config))
+    return round((first + (shape.layers - 1) * further) / length)
+
+
 def _first_and_further(
-    config: Config, layer: type[Layer], layer_config: Any, measure: Callable[[Shape, int], int]
+    layer: type[Layer], layer_config: Any, shape: Shape, length: int, measure: Callable[[Shape, int], int]
 ) -> tuple[int, int]:
     """Return ``measure(shape, length)`` of a model of one layer, and the increase with each further layer.
 
     A ``DeepLayer`` may compute a single layer in another way; then the first figure is that of the common way.
     """
-    least = 2 if issubclass(layer, DeepLayer) and config.layers > 1 else 1
+    least = 2 if issubclass(layer, DeepLayer) and shape.layers > 1 else 1
     fewer, more = (
-        from_short(layer, layer_config, config.seq_len, partial(measure, replace(config.shape(), layers=count)))
+        from_short(layer, layer_config, length, partial(measure, replace(shape, layers=count)))
         for count in (least, least + 1)
     )
     further = more - fewer

@@ -23,6 +23,16 @@ PRESETS: dict[str, Config] = {
         checkpoint_every=20,
         preset="tiny",
     ),
+    "ranking": Config(
+        layers=4,
+        width=256,
+        heads=8,
+        seq_len=512,
+        batch_size=64,
+        steps=4000,
+        validation_tokens=2**19,
+        preset="ranking",
+    ),
 }
 """Defaults of each preset."""
 

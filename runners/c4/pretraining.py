@@ -107,7 +107,7 @@ def pretrain(
         layers: number of stacked layers; unless given, that of the preset.
         data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, that of the preset.
-        preset: ``paper``, or ``tiny``, which trains in two minutes on a CPU.
+        preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, or ``ranking`` (``runners.c4.reference``).
         out: folder of results.
         mixer_options: options of the layer, such as ``{"heads": 8}``.
         progress: whether to print progress.
@@ -233,12 +233,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         check_login(config.wandb)
     check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
 
-    # Each split has one token more than targets.
-    train_tokens = config.steps * config.batch_size * config.seq_len + 1
-    validation_tokens = config.validation_tokens + 1
-    corpus = prepare(
-        config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len
-    )
+    corpus = corpus_of(config, console)
     if shortage := corpus.shortage(config.seq_len):
         console.print(shortage, soft_wrap=True)
     if config.data:
@@ -268,6 +263,18 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         chart=chart,
         config=config,
     )
+
+
+def corpus_of(config: Config, console: Console) -> Corpus:
+    """Return the corpus of a run; what it needs and was not tokenised is tokenised first.
+
+    Raises:
+        ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
+    """
+    # Each split has one token more than targets.
+    train_tokens = config.steps * config.batch_size * config.seq_len + 1
+    validation_tokens = config.validation_tokens + 1
+    return prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len)
 
 
 def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:

@@ -3,9 +3,9 @@
     python -m runners.report                       # results/report/index.html
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
 
-The page is one file that loads nothing: leaderboards, pictures, the paper line by line, and speeds. It is made from
-``results/reference``, ``results/published`` and the studies that are given, at whatever stage they are: what has no
-record is "not trained". Nothing is trained.
+The page is one file that loads nothing: leaderboards, pictures, whether scores predict the losses of language models,
+the paper line by line, and speeds. It is made from ``results/reference``, ``results/published`` and the studies that
+are given, at whatever stage they are: what has no record is "not trained". Nothing is trained.
 """
 
 from runners.interrupt import end_at_once
@@ -22,11 +22,13 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
+from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.cli import check_out, cli, run_command, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
+from runners.report.language import read_language_models
 from runners.report.own import read_own
-from runners.report.page import Shown, show, write_page
+from runners.report.page import Language, Shown, predict, show, write_page
 from runners.report.paper import read_claims
 from runners.report.pictures.costs import flops_picture, state_picture
 from runners.report.pictures.depth import block_picture, depth_picture
@@ -69,9 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The page.
         shown = [_shown(board) for board in boards if board is not None and (board is published or board.cells)]
         page = options.out / "report" / "index.html"
+        models = read_language_models(FOLDER / LANGUAGE_MODELS)
+        predictions = {board.name: predict(board, models) for board in (published, quick) if models}
+        language = Language(models=models, boards=predictions)
         claims = read_claims(published, records)
         command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
-        write_page(page, shown, claims, anchors(records), tables(records), FOLDER.parent, command)
+        write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)
 
     say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
 

@@ -14,9 +14,11 @@ from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
+from runners.report.language import LEAST, LOSSES, Correlations, LanguageModel, answer, correlations
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
+from runners.report.pictures.language import language_picture
 from runners.report.ranks import Ranks, mean_ranks, rank_on_task
 from runners.report.speed import Anchor, Table
 from tasks import TASKS
@@ -52,6 +54,44 @@ class Shown:
         return sorted({self.board.rows[row][1] for row in self.rows})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What the scores of a board say of language models.
+
+    Attributes:
+        correlations: by metric.
+        answers: by metric, sentences.
+        pictures: the pictures.
+    """
+
+    correlations: Mapping[str, Sequence[Correlations]]
+    answers: Mapping[str, Sequence[str]]
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language:
+    """The language models, and what the scores say of them.
+
+    Attributes:
+        models: the language models.
+        boards: by name of a board.
+    """
+
+    models: Sequence[LanguageModel]
+    boards: Mapping[str, Predictions]
+
+
+def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
+    """Put together what the page shows of a board's scores and the language models."""
+    found = {metric: correlations(board, models, metric) for metric in METRICS}
+    return Predictions(
+        correlations=found,
+        answers={metric: [answer(rows, loss) for loss in ("total", "recall")] for metric, rows in found.items()},
+        pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
+    )
+
+
 def show(board: Board, pictures: Sequence[Picture]) -> Shown:
     """Put together what the page shows of a board."""
     ranks = {metric: mean_ranks(board, metric) for metric in METRICS}
@@ -77,14 +117,15 @@ def show(board: Board, pictures: Sequence[Picture]) -> Shown:
 
 
 def write_page(
-    path: Path, boards: Sequence[Shown], claims: Sequence[Claim], anchors: Sequence[Anchor], tables: Sequence[Table],
-    results: Path, command: str,
+    path: Path, boards: Sequence[Shown], language: Language, claims: Sequence[Claim], anchors: Sequence[Anchor],
+    tables: Sequence[Table], results: Path, command: str,
 ) -> None:  # fmt: skip
     """Write the page.
 
     Args:
         path: the file.
         boards: boards; the page opens with the first one that has rows of the user's own, or else with the first.
+        language: the language models.
         claims: claims of the paper.
         anchors: speeds beside the authors' code.
         tables: records of benchmarks.
@@ -105,6 +146,9 @@ def write_page(
         start=[*own, boards[0].board.name][0],
         tasks=list(TASKS),
         metrics=METRICS,
+        language=language,
+        losses=list(LOSSES),
+        least=LEAST,
         claims=claims,
         verdicts={verdict: verdicts[verdict] for verdict in get_args(Verdict)},
         anchors=anchors,

@@ -2,9 +2,12 @@
 
     python -m runners.c4 convert my_texts book.txt notes/
     python -m runners.c4 --preset tiny --data my_texts --tokenizer my_texts/tokenizer/tokenizer.json
+    python -m runners.c4 convert my_corpus manuals/ --clean --vocabulary 8000
 
-The first nine tenths of each text are training data, the rest is validation data. The tokenizer is a byte-level BPE
-that is trained on the training data: it encodes any text without loss.
+Of HTML files the prose is read, of other files all of the text. The first nine tenths of each text are training data,
+the rest is validation data. With ``--clean``, a text is one document of a corpus: what is not English prose or repeats
+an earlier document is left out, and whole documents are validation data. The tokenizer is a byte-level BPE that is
+trained on the training data: it encodes any text without loss.
 """
 
 import gzip
@@ -12,13 +15,20 @@ import json
 import re
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
+from runners.c4.corpus.cleaning import HTML, Page, fault_of, read_clean, read_text
+from runners.c4.corpus.duplicates import near_duplicates, without_repeats
+from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
 from runners.cli import cli, user_errors
@@ -26,14 +36,22 @@ from runners.cli import cli, user_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TEXTS = ("*.txt", "*.md", "*.rst")
+TEXTS = ("*.txt", "*.md", "*.rst", *(f"*{ending}" for ending in HTML))
 """Files that are read from a folder, and from the folders in it."""
 VALIDATION = 10
 """Part of the text that is validation data: one character of ten."""
+HELD_OUT = 40
+"""Part of the documents of ``--clean`` that is validation data: one of forty."""
 VOCABULARY = 4096
-"""Tokens of the tokenizer; a small text makes fewer."""
+"""Tokens of the tokenizer unless given; a small text makes fewer."""
+LEAST_VOCABULARY = 257
+"""Every byte, and end-of-text."""
+MANY = 500
+"""Files that several processes read sooner than one."""
 FOLDER_OF_TOKENIZER = "tokenizer"
 """The tokenizer has a folder of its own, because every JSON file beside the texts would be read as text."""
+
+Documents = dict[Split, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +60,15 @@ class Options:
 
     Attributes:
         folder: folder to write, which must not exist.
-        texts: text files in UTF-8, and folders of .txt, .md and .rst files.
+        texts: text files in UTF-8, and folders of .txt, .md, .rst and .html files.
+        clean: keep English prose alone, each document and paragraph once, and hold out whole documents for validation.
+        vocabulary: most tokens of the tokenizer.
     """
 
     folder: tyro.conf.Positional[Path]
     texts: tyro.conf.Positional[tuple[Path, ...]]
+    clean: bool = False
+    vocabulary: int = VOCABULARY
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -54,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     with user_errors(ValueError, OSError):
         default = Options(folder=tyro.MISSING, texts=tyro.MISSING)
         options = cli(Options, default, arguments, "convert")
-        tokenizer, tokens = convert(options.texts, options.folder)
+        tokenizer, tokens = convert(options.texts, options.folder, options.clean, options.vocabulary)
 
     training = ["python", "-m", "runners.c4", "--preset", "tiny"]
     data = ["--data", str(options.folder), "--tokenizer", str(tokenizer)]
@@ -62,31 +84,32 @@ def main(arguments: Sequence[str]) -> None:
     print(f"pretrain: {shlex.join([*training, *data])}")
 
 
-def convert(texts: Sequence[Path], folder: Path) -> tuple[Path, dict[Split, int]]:
+def convert(
+    texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary: int = VOCABULARY
+) -> tuple[Path, dict[Split, int]]:
     """Write C4-format files of both splits and a tokenizer; the folder is complete or absent.
 
     Args:
         texts: text files, and folders of them.
         folder: a folder that does not exist.
+        clean: make a corpus of documents, as ``clean_documents`` does; a line says what was left out.
+        vocabulary: most tokens of the tokenizer.
 
     Returns:
         File of the tokenizer, and the tokens of each split.
 
     Raises:
-        ValueError: the folder exists; there is no text; a text is not UTF-8 or too short to be divided.
+        ValueError: the folder exists; there is no text; a text is not UTF-8 or too short to be divided; too few
+            documents are left.
         OSError: a file cannot be read or written.
     """
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
-
-    # One document a text and split.
-    documents: dict[Split, list[str]] = {"train": [], "validation": []}
-    for file in find_texts(texts):
-        for split, part in zip(documents, divide(read_text(file)), strict=True):
-            documents[split] += [part] if part.strip() else []
-    if not documents["validation"]:
-        raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
-    tokenizer = train_tokenizer(documents["train"])
+    if vocabulary < LEAST_VOCABULARY:
+        raise ValueError(f"--vocabulary {vocabulary} must be at least {LEAST_VOCABULARY}: every byte, and end-of-text")
+    files = find_texts(texts)
+    documents = clean_documents(files) if clean else divided_texts(files)
+    tokenizer = train_tokenizer(documents["train"], vocabulary)
 
     # The files, in a temporary folder that is renamed.
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +122,75 @@ def convert(texts: Sequence[Path], folder: Path) -> tuple[Path, dict[Split, int]
         tokenizer.save(str(made / FOLDER_OF_TOKENIZER / "tokenizer.json"))
         made.rename(folder)
 
-    tokens = {split: sum(len(tokenizer.encode(text)) for text in parts) for split, parts in documents.items()}
-    return folder / FOLDER_OF_TOKENIZER / "tokenizer.json", tokens
+    return folder / FOLDER_OF_TOKENIZER / "tokenizer.json", {
+        split: count_tokens(tokenizer, parts) for split, parts in documents.items()
+    }
+
+
+def divided_texts(files: Sequence[Path]) -> Documents:
+    """Return the first nine tenths of each text and the rest.
+
+    Raises:
+        ValueError: a text is not UTF-8; the rest is empty.
+    """
+    documents: Documents = {"train": [], "validation": []}
+    for file in files:
+        for split, part in zip(documents, divide(read_text(file)), strict=True):
+            documents[split] += [part] if part.strip() else []
+    if not documents["validation"]:
+        raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
+    return documents
+
+
+def clean_documents(files: Sequence[Path]) -> Documents:
+    """Return the English prose of files, each document and paragraph once; whole documents are validation data.
+
+    A line says how many files were left out, and why. No validation document is a near-duplicate of a training one,
+    because there are none at all. Which documents are held out depends on their texts alone.
+
+    Raises:
+        ValueError: fewer than two documents are left.
+    """
+    pages = read_pages(files)
+    left_out = Counter(page.reason for page in pages if page.reason)
+    texts = [page.text for page in pages if not page.reason]
+
+    # Whole documents first, so that the paragraphs of a near-duplicate do not count as repeated ones.
+    repeated = near_duplicates(texts)
+    unique = [text for number, text in enumerate(texts) if number not in repeated]
+    documents = []
+    for text in without_repeats(unique):
+        if fault_of(text):
+            left_out["without repeated paragraphs too little"] += 1
+        else:
+            documents.append(text)
+    left_out["a near-duplicate"] = len(repeated)
+
+    kept = f"{len(documents):,} of {len(files):,} files kept"
+    print("; ".join([kept, *(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)]))
+    if len(documents) < 2:
+        raise ValueError("too few documents are left for two splits: name more texts, or leave --clean out")
+
+    ranked = sorted(documents, key=digest_of)
+    validation = ranked[: max(1, len(ranked) // HELD_OUT)]
+    held_out = set(validation)
+    return {"train": [text for text in documents if text not in held_out], "validation": validation}
+
+
+def read_pages(files: Sequence[Path]) -> list[Page]:
+    """Return the prose of each file; many are read by all cores."""
+    if len(files) < MANY:
+        return list(map(read_clean, files))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        return list(pool.map(read_clean, files, chunksize=MANY // 10))
+
+
+def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
+    """Return the number of tokens of texts."""
+    waiting, tokens = iter(texts), 0
+    while batch := list(islice(waiting, BATCH_DOCUMENTS)):
+        tokens += sum(map(len, tokenizer.encode_batch_fast(batch)))
+    return tokens
 
 
 def find_texts(names: Sequence[Path]) -> list[Path]:
@@ -113,25 +203,14 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
     for name in names:
         if not name.exists():
             raise ValueError(f"no file or folder {name}")
-        files = [name] if name.is_file() else sorted({file for pattern in TEXTS for file in name.rglob(pattern)})
+        inside = {file for pattern in TEXTS for file in name.rglob(pattern) if file.is_file()}
+        files = [name] if name.is_file() else sorted(inside)
         if not files:
             raise ValueError(f"no {', '.join(TEXTS)} in the folder {name}: name the files")
         found += files
     if not found:
         raise ValueError("no texts: name text files, or folders of them")
     return list(dict.fromkeys(found))
-
-
-def read_text(file: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def divide(text: str) -> tuple[str, str]:
@@ -141,8 +220,8 @@ def divide(text: str) -> tuple[str, str]:
     return text[:start], text[start:]
 
 
-def train_tokenizer(texts: Sequence[str]) -> "Tokenizer":
-    """Return a byte-level BPE of the texts with an end-of-text token.
+def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> "Tokenizer":
+    """Return a byte-level BPE of the texts with at most ``vocabulary`` tokens, among them end-of-text.
 
     Raises:
         ValueError: the package tokenizers is missing.
@@ -156,7 +235,7 @@ def train_tokenizer(texts: Sequence[str]) -> "Tokenizer":
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END_OF_TEXT[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

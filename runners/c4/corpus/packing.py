@@ -67,7 +67,7 @@ def encode(
     """
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
         # Encode together the documents that are not held out.
-        digests = [_digest(text) for _number, text in batch]
+        digests = [digest_of(text) for _number, text in batch]
         kept = [text for (_number, text), digest in zip(batch, digests, strict=True) if digest not in held_out]
         encodings = iter(encoder.encode_batch_fast(kept, add_special_tokens=False))
 
@@ -128,6 +128,6 @@ def pack(
     yield content(is_last=True)
 
 
-def _digest(text: str) -> int:
+def digest_of(text: str) -> int:
     """Return 64 bits that tell texts apart."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

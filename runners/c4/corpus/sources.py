@@ -1,10 +1,13 @@
 """Sources of text: local C4-format files, or ``allenai/c4`` on the Hugging Face hub, read by ``datasets``."""
 
+import gzip
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -121,10 +124,25 @@ def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[i
 
 def _lines(file: str, skip: int) -> Iterator[str]:
     """Yield the lines of a file after the first ``skip``."""
+    if file.startswith(HUB):
+        yield from _hub_lines(file, skip)
+        return
+
+    try:
+        open_text = gzip.open if file.endswith(".gz") else open
+        with open_text(file, "rt", encoding="utf-8") as lines:
+            for line in islice(lines, skip, None):
+                yield line.rstrip("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
+
+
+def _hub_lines(file: str, skip: int) -> Iterator[str]:
+    """Yield the lines of a file on the hub after the first ``skip``."""
     try:
         import datasets
     except ImportError as error:
-        raise ValueError("reading C4 needs the package datasets: pip install '.[pretraining]'") from error
+        raise ValueError(f"reading C4 needs the package datasets: pip install '.[pretraining]', or {ADVICE}") from error
 
     try:
         # Read plain lines: the JSON reader infers types from the first lines, and casts or fails at others.
@@ -133,11 +151,9 @@ def _lines(file: str, skip: int) -> Iterator[str]:
         while (row := next(rows, None)) is not None:
             yield row["text"]
     except Exception as error:  # errors of network, decompression and decoding have no common base
-        if file.startswith(HUB):
-            raise ValueError(
-                f"cannot read allenai/c4 from the hub ({first_line(error)}): without a network, {ADVICE}"
-            ) from error
-        raise DataError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
+        raise ValueError(
+            f"cannot read allenai/c4 from the hub ({first_line(error)}): without a network, {ADVICE}"
+        ) from error
 
 
 def _text(line: str, file: str, number: int) -> str:

@@ -78,7 +78,7 @@ def test_a_text_is_divided_at_white_space() -> None:
     [
         (["missing.txt"], "error: no file or folder missing.txt"),
         (["texts/picture.png"], "error: texts/picture.png is no text in UTF-8 (invalid start byte at byte 0)"),
-        (["empty"], "error: no *.txt, *.md, *.rst in the folder empty: name the files"),
+        (["empty"], "error: no *.txt, *.md, *.rst, *.html, *.htm, *.xhtml in the folder empty: name the files"),
         (["short.txt"], "error: the texts are too short: their last tenth, which is the validation data, is empty"),
     ],
 )

@@ -529,10 +529,12 @@ def test_a_tokenizer_does_not_truncate(source: Source) -> None:
     assert [encoding.ids for encoding in loaded.encode_batch(["a", source.train[0]])] == expected
 
 
-@pytest.mark.parametrize("name", ["datasets", "tokenizers"])
-def test_a_missing_library_names_the_extra(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"needs the package {name}: pip install '.\[pretraining\]'"):
+def test_a_missing_library_names_the_extra(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local files need the tokenizer's library alone."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    source.prepare(tmp_path / "local")
+    with pytest.raises(ValueError, match=r"needs the package datasets: pip install '.\[pretraining\]', or give --data"):
+        prepare(tmp_path / "out", (), str(source.tokenizer), 1, 1, Console(file=io.StringIO()))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match=r"needs the package tokenizers: pip install '.\[pretraining\]'"):
         source.prepare(tmp_path / "out")

@@ -8,11 +8,12 @@ import pytest
 
 from runners.mad.options import PRESETS
 from runners.mad.reference.cells import SEEDS, experiment_of, read_cell
+from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.staleness import check
 from tasks import TASKS
 
 FOLDER = Path(__file__).parents[4] / "results" / "reference"
-CELLS: list[dict[str, Any]] = [read_cell(path) for path in sorted(FOLDER.glob("*/*.json"))]
+CELLS: list[dict[str, Any]] = [read_cell(path) for name in ENTRIES for path in sorted(FOLDER.glob(f"{name}/*.json"))]
 QUICK: list[dict[str, Any]] = [read_cell(path) for path in sorted(FOLDER.glob("quick/*/*.json"))]
 TRIED = {
     f"{protocol} {cell[kind]}": cell

@@ -1,0 +1,207 @@
+"""The reference language models of a layer: which runs they are, how one is trained, and the file that holds them.
+
+A layer is trained at three learning rates with the first seed. While the best of them lies at the edge of those that
+were tried, the next one is tried as well. The best one is then trained with the other seeds. The file of the layer is
+written after each run, so that the files alone tell what is missing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mixers.registry import find_mixer
+from runners.c4.checkpoints import load_model
+from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus
+from runners.c4.cost import flops_per_token, model_parameters
+from runners.c4.curve import read_curve
+from runners.c4.distributed import World
+from runners.c4.errors import DivergedError
+from runners.c4.evaluation.recall import RecallSplit
+from runners.c4.identity import run_code, run_folder
+from runners.c4.model import layer_of
+from runners.c4.train import train
+from runners.c4.watchers import Watcher
+from runners.device import device_name
+from runners.files import damaged, read_json, write_json
+
+SHIPPED = Path(__file__).parents[3] / "results" / "reference"
+NAME = "language-models"
+"""Name of the folder below the reference results."""
+FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / NAME
+"""In the checkout that this file is from; without a checkout, in the current folder."""
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+"""Learning rates that may be tried."""
+FIRST = RATES[2:5]
+"""Those that every layer is trained at."""
+SEEDS = (0, 1)
+DIGITS = 5
+"""Significant digits of the curves."""
+
+Cell = dict[str, Any]
+Place = tuple[float, int]
+"""Learning rate and seed of a run."""
+
+
+def cell_file(folder: Path, mixer: str) -> Path:
+    """Return the file of a layer's runs."""
+    return folder / f"{mixer}.json"
+
+
+def read_cell(file: Path) -> Cell | None:
+    """Return the content of a layer's file; None if there is none.
+
+    Raises:
+        DamagedFileError: it is damaged.
+    """
+    cell = read_json(file)
+    if cell is not None and "runs" not in cell:
+        raise damaged(file, "it holds no runs")
+    return cell
+
+
+def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
+    """Return learning rate and seed of the run to train after ``runs``; None if the layer is finished."""
+    losses = losses_by_rate(runs)
+    for rate in FIRST:
+        if rate not in losses:
+            return rate, SEEDS[0]
+
+    # Neighbours of the best one.
+    best = min(losses, key=lambda rate: (losses[rate], rate))
+    at = RATES.index(best)
+    for rate in RATES[max(0, at - 1) : at + 2]:
+        if rate not in losses:
+            return rate, SEEDS[0]
+
+    # Other seeds, unless every run diverged.
+    done = {run["seed"] for run in runs if run["lr"] == best}
+    missing = [seed for seed in SEEDS if seed not in done] if math.isfinite(losses[best]) else []
+    return (best, missing[0]) if missing else None
+
+
+def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the learning rate with the lowest validation loss of the first seed; None if there is none yet."""
+    losses = {rate: loss for rate, loss in losses_by_rate(runs).items() if math.isfinite(loss)}
+    return min(losses, key=losses.__getitem__, default=None)
+
+
+def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
+    """Return the validation loss of the first seed at each learning rate; infinity for a run that diverged."""
+    first = [run for run in runs if run["seed"] == SEEDS[0]]
+    return {run["lr"]: math.inf if run["validation_loss"] is None else run["validation_loss"] for run in first}
+
+
+def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many runs a layer needs at least: more if its best learning rate turns out to be at the edge."""
+    best = chosen_rate(runs) or FIRST[1]
+    imagined = [*runs]
+    while (place := next_place(imagined)) is not None:
+        loss = 0.0 if place == (best, SEEDS[0]) else math.inf
+        imagined.append({"lr": place[0], "seed": place[1], "validation_loss": loss})
+    return len(imagined) - len(runs)
+
+
+def new_cell(config: Config, corpus: Corpus, split: RecallSplit) -> Cell:
+    """Return the content of a layer's file before any run.
+
+    Args:
+        config: configuration of the layer's runs.
+        corpus: their data.
+        split: the recall tokens of the validation data.
+    """
+    layer, layer_config = layer_of(config, {})
+    parameters, tables = model_parameters(config, {}, corpus.manifest.vocab_size)
+    return {
+        "layer": config.mixer,
+        "options": asdict(layer_config),
+        "family": layer.family,
+        "config": settings_of(config),
+        "tokens": config.steps * config.batch_size * config.seq_len,
+        "parameters": parameters,
+        "parameters_without_embeddings": parameters - tables,
+        "flops_per_token": flops_per_token(config, {}, corpus.manifest.vocab_size),
+        "corpus": {
+            "name": corpus.folder.name,
+            "tokenizer": corpus.manifest.tokenizer,
+            "sources": corpus.manifest.sources,
+            "vocab_size": corpus.manifest.vocab_size,
+            "train_tokens": corpus.tokens("train"),
+            "validation_tokens": corpus.targets("validation", config.seq_len),
+            "recall_share": split.share,
+            "rare": split.rare,
+        },
+        "runs": [],
+    }
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the settings that all runs of all layers share."""
+    own = ("mixer", "lr", "seed")
+    places = ("out", "data", "tokenizer", "device", "dry_run", "search", "downstream", "parallel")
+    computing = ("micro_batch_size", "recompute", "checkpoint_every")
+    left_out = {*own, *places, *computing}
+    return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
+
+
+def check_cell(cell: Mapping[str, Any], config: Config, corpus: Corpus, file: Path) -> None:
+    """Refuse to add runs to those of another corpus or other settings.
+
+    Raises:
+        ValueError: they differ; the message says what to do.
+    """
+    same_text = cell["corpus"]["name"] == corpus.folder.name
+    earlier = settings_of(Config()) | cell["config"]  # an option that is newer than the file had its default
+    if not same_text or earlier != settings_of(config):
+        what = "other settings" if same_text else "another corpus"
+        raise ValueError(f"{file} is of {what}: delete it to train the layer again, or give another --folder")
+
+
+def train_place(
+    place: Place, config: Config, corpus: Corpus, split: RecallSplit, world: World, watchers: Sequence[Watcher]
+) -> dict[str, Any]:
+    """Train one run, or read its result if it is trained; return its figures as the file holds them.
+
+    Raises:
+        RunError: the run cannot continue.
+        StoppedError: the process was asked to stop; the same call continues the run.
+    """
+    config = replace(config, lr=place[0], seed=place[1])
+    folder = run_folder(config, {}, corpus)
+    described = {"lr": config.lr, "seed": config.seed, "code": run_code(config), "device": device_name(world.device)}
+    try:
+        result = train(config, {}, corpus, world, watchers)
+    except DivergedError:
+        step = read_json(folder / "diverged.json")["step"]
+        return {**described, "validation_loss": None, "diverged_at": step}
+
+    model, _ = load_model(folder)
+    recall, rest = split.losses(model.to(world.device), config.batch_size, world.device)
+    rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
+    curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
+    bytes_per_token = result["corpus"]["bytes_per_token"]
+    return {
+        **described,
+        "validation_loss": result["validation_loss"],
+        "bits_per_byte": bytes_per_token and result["validation_loss"] / math.log(2) / bytes_per_token,
+        "recall_loss": recall,
+        "rest_loss": rest,
+        "curve": curve,
+        "seconds": round(result["seconds"], 1),
+        "tokens_per_second": round(result["tokens_per_second"]),
+        "versions": result["versions"],
+    }
+
+
+def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
+    """Write a layer's file."""
+    write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
+
+
+def is_stale(cell: Mapping[str, Any], config: Config) -> bool:
+    """Return whether a run of a layer was trained by other code than today's."""
+    find_mixer(config.mixer)
+    code = run_code(config)
+    return any(run["code"] != code for run in cell["runs"])

@@ -1,0 +1,249 @@
+"""The reference language models: which runs follow which, what a file holds, and what a kill leaves."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from filelock import FileLock
+
+from runners.c4.checkpoints import load_model
+from runners.c4.corpus.windows import Windows
+from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
+from runners.c4.model import token_losses
+from runners.c4.presets import PRESETS
+from runners.c4.reference import __main__ as reference
+from runners.c4.reference import cells as cells_of_layers
+from runners.c4.reference.cells import chosen_rate, next_place, runs_left
+from runners.c4.train import train
+from runners.files import read_json
+from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
+
+TINY: dict[str, Any] = {
+    "width": 16,
+    "heads": 2,
+    "layers": 2,
+    "seq_len": 12,
+    "batch_size": 4,
+    "steps": 4,
+    "validation_tokens": 48,
+    "evaluations": 2,
+    "checkpoint_every": 2,
+    "device": "cpu",
+}
+
+
+def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
+    return {"lr": rate, "seed": seed, "validation_loss": loss}
+
+
+def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
+    """The runs of a layer whose losses depend on the learning rate as given."""
+    runs: list[dict[str, Any]] = []
+    while (place := next_place(runs)) is not None:
+        runs.append(run(place[0], losses[place[0]], place[1]))
+    return [(done["lr"], done["seed"]) for done in runs]
+
+
+FIRST = [(1e-3, 0), (3e-3, 0), (1e-2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "more"),
+    [
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, [(3e-3, 1)]),
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 1.5, 3e-2: 1.6}, [(3e-2, 0), (1e-2, 1)]),
+        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: None, 3e-4: 0.9, 1e-4: 0.8}, [(3e-4, 0), (1e-4, 0), (1e-4, 1)]),
+        (dict.fromkeys((0.0001, 0.0003, 0.001, 0.003, 0.01)), [(3e-4, 0), (1e-4, 0)]),
+    ],
+    ids=["inside", "upper edge", "lower edge", "all diverge"],
+)
+def test_the_grid_grows_until_the_best_rate_is_inside(
+    losses: dict[float, float | None], more: list[tuple[float, int]]
+) -> None:
+    assert order_of(losses) == [*FIRST, *more]
+    assert runs_left([]) == 4
+    assert runs_left([run(1e-3, 2.0), run(3e-3, None)]) == 3  # 1e-2 and 3e-4, and a second seed
+
+
+def test_the_second_seed_chooses_nothing() -> None:
+    runs = [run(1e-3, 2.0), run(3e-3, 1.9), run(1e-2, 2.1), run(3e-3, 9.0, seed=1)]
+    assert chosen_rate(runs) == 3e-3
+    assert next_place(runs) is None
+    assert runs_left(runs) == 0
+
+
+def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[bool]]:
+    """Recall tokens by their definition."""
+    known = Counter(pairwise(text))
+    found = []
+    for row in rows:
+        pairs = list(pairwise(row))
+        found.append([pair in pairs[:t] and known[pair] <= rare for t, pair in enumerate(pairs)])
+    return found
+
+
+def test_recall_tokens_are_those_of_a_slow_solver() -> None:
+    rng = np.random.default_rng(0)
+    rows_NT, text_N = rng.integers(5, size=(40, 30)), rng.integers(5, size=150)
+    keys_NT = rows_NT[:, :-1] * 5 + rows_NT[:, 1:]
+    known, place_N = np.unique(keys_NT, return_inverse=True)
+    counts = count_bigrams(iter(np.array_split(text_N, 7)), known, 5)
+    found_NT = seen_before(keys_NT) & (counts[place_N.reshape(keys_NT.shape)] <= 6)
+    assert found_NT.tolist() == slow_recall(rows_NT.tolist(), text_N.tolist(), rare=6)
+    assert 0.1 < found_NT.mean() < 0.9
+
+
+def test_a_bigram_that_no_training_text_has_is_rare() -> None:
+    assert count_bigrams(iter([np.array([1, 2, 1, 2])]), np.array([5, 6, 12]), 4).tolist() == [0, 2, 0]
+
+
+def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, validation_tokens=300)
+    corpus = corpus_of(config)
+    result = train(config, {}, corpus, ALONE, [])
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    assert 0 < split.share < 0.5
+
+    model, _ = load_model(next((tmp_path / "c4").iterdir()))
+    recall, rest = split.losses(model, 7, torch.device("cpu"))
+    assert split.share * recall + (1 - split.share) * rest == pytest.approx(result["validation_loss"], abs=1e-5)
+    assert recall != pytest.approx(rest, abs=1e-3)
+
+    # The recall tokens' own losses.
+    tokens_NT = torch.from_numpy(windows.batch(0, len(split.recall_NT)))
+    with torch.no_grad():
+        losses_NT = token_losses(model, tokens_NT).numpy()
+    assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)
+
+
+@pytest.fixture
+def command(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that trains two layers in a tiny setting, at three learning rates and no others."""
+    monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+    monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
+    places = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
+    return ["--data", str(texts), "--layers", "gla", "transformer", *places]
+
+
+def cell_of(tmp_path: Path, layer: str) -> dict[str, Any]:
+    return read_json(tmp_path / "cells" / f"{layer}.json")
+
+
+def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference.main([*command, "--dry-run"])
+    assert not (tmp_path / "cells").exists()
+    assert not (tmp_path / "out").exists()
+    assert "to train: at least 8 runs of 192 tokens" in capsys.readouterr().out
+
+    reference.main(command)
+    for layer, family in (("gla", "linear attention"), ("transformer", "attention")):
+        cell = cell_of(tmp_path, layer)
+        assert (cell["complete"], cell["family"], cell["options"]["heads"]) == (True, family, 2)
+        assert [(done["lr"], done["seed"]) for done in cell["runs"]][:3] == FIRST
+        assert cell["runs"][-1]["seed"] == 1
+        assert cell["runs"][-1]["lr"] == cell["chosen"] == chosen_rate(cell["runs"])
+        for done in cell["runs"]:
+            assert done["curve"][-1][0] == 4
+            assert done["curve"][-1][2] == pytest.approx(done["validation_loss"], rel=1e-4)
+            share = cell["corpus"]["recall_share"]
+            both = share * done["recall_loss"] + (1 - share) * done["rest_loss"]
+            assert both == pytest.approx(done["validation_loss"], abs=1e-5)
+
+    # The files alone say that nothing is missing.
+    monkeypatch.setattr(reference, "train_layers", lambda *_: pytest.fail("trains again"))
+    capsys.readouterr()
+    reference.main(command)
+    assert capsys.readouterr().out.startswith("2 of 2 layers are finished")
+
+
+def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the third run of a layer: the first two are not trained again, the third goes on from step 2."""
+    whole = [*command[:4], *command[5:-3], str(tmp_path / "whole"), "--out", str(tmp_path / "out of whole")]
+    reference.main(whole)
+    seen: list[tuple[str, int]] = []
+    kill = True
+
+    class Watching(At):
+        def __init__(self, *_: object) -> None:
+            self.name = ""
+
+        def started(self, name: str, description: dict[str, Any], row: Any) -> None:
+            self.name = name
+
+        def stepped(self, row: Any) -> None:
+            seen.append((self.name.partition("-lr")[2].partition("-")[0], row.step))
+            if kill and len(seen) == 11:
+                interrupt()
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(reference, "Bar", Watching)
+    with pytest.raises(Interruption):
+        reference.main([*command[:4], *command[5:]])
+    assert [done["lr"] for done in cell_of(tmp_path, "gla")["runs"]] == [1e-3, 3e-3]
+
+    kill = False
+    del seen[:]
+    reference.main([*command[:4], *command[5:]])
+    assert seen[0] == ("0.01", 3)
+    again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
+    for done, other in zip(again["runs"], expected["runs"], strict=True):
+        assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}
+
+
+def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], tmp_path: Path) -> None:
+    locks = tmp_path / "out" / "locks"
+    locks.mkdir(parents=True)
+    with FileLock(locks / "gla"):
+        reference.main(command)
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
+
+
+def test_runs_of_other_settings_are_not_mixed(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    reference.main([*command[:3], "transformer", *command[5:]])
+    cell = cell_of(tmp_path, "transformer")
+    (folder / "transformer.json").write_text(json.dumps({**cell, "runs": cell["runs"][:1]}))
+    monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], steps=5))
+    with pytest.raises(SystemExit) as stopped:
+        reference.main([*command[:3], "transformer", *command[5:]])
+    assert stopped.value.code == 2
+    assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layer", "tokenizer", "message"),
+    [
+        ("transformr", True, "error: no layer 'transformr': choose from transformer"),
+        ("gla", False, "tokenizer.json: give --data a folder that python -m runners.c4 convert made"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    layer: str, tokenizer: bool, message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "texts"
+    shutil.copytree(command[1], data, ignore=None if tokenizer else shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(SystemExit) as stopped:
+        reference.main(["--data", str(data), "--layers", layer, *command[5:]])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert list(tmp_path.glob("[co]*")) == []
