@@ -136,7 +136,7 @@ def print_state(
     say(f"{finished} of {len(cells)} layers are finished in {options.folder}")
     for mixer, cell in cells.items():
         if cell is not None and is_stale(cell, configs[mixer]):
-            say(f"stale: {mixer} was trained by other code than today's: delete its file to train it again")
+            say(f"stale: {mixer} was trained by code that trains otherwise: delete its file to train it again")
     if options.dry_run:
         for mixer, count in left.items():
             if count:

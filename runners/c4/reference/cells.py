@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
@@ -22,6 +21,7 @@ from runners.c4.errors import DivergedError
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
+from runners.c4.reference.rehearsal import agree, trajectory
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
@@ -170,7 +170,8 @@ def train_place(
     """
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, {}, corpus)
-    described = {"lr": config.lr, "seed": config.seed, "code": run_code(config), "device": device_name(world.device)}
+    described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
+    described |= {"code": run_code(config), "trajectory": trajectory(config)}
     try:
         result = train(config, {}, corpus, world, watchers)
     except DivergedError:
@@ -201,7 +202,10 @@ def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
 
 
 def is_stale(cell: Mapping[str, Any], config: Config) -> bool:
-    """Return whether a run of a layer was trained by other code than today's."""
-    find_mixer(config.mixer)
+    """Return whether a run of a layer was trained by code that trains otherwise than today's."""
     code = run_code(config)
-    return any(run["code"] != code for run in cell["runs"])
+    others = [run for run in cell["runs"] if run["code"] != code]
+    if not others:
+        return False
+    now = trajectory(config)
+    return not all(agree(run["trajectory"], now) for run in others)

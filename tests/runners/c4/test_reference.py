@@ -17,13 +17,16 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 from filelock import FileLock
 
 from runners.c4.checkpoints import load_model
+from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
+from runners.c4.identity import run_code
 from runners.c4.model import token_losses
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference.cells import chosen_rate, next_place, runs_left
+from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left
+from runners.c4.reference.rehearsal import trajectory
 from runners.c4.train import train
 from runners.files import read_json
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
@@ -125,6 +128,18 @@ def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path)
     with torch.no_grad():
         losses_NT = token_losses(model, tokens_NT).numpy()
     assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)
+
+
+def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> None:
+    config = replace(PRESETS["ranking"], **TINY, mixer="gla")
+
+    def cell(code: str, behaviour: Config) -> dict[str, Any]:
+        return {"runs": [{"code": code, "trajectory": trajectory(behaviour)}]}
+
+    assert not is_stale(cell("other", config), config)
+    assert is_stale(cell("other", replace(config, beta2=0.96)), config)
+    assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config)
+    assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config)
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""Whether today's code still trains a language model as the code of a run did.
+
+The hash of a run's code changes with every edit. A *rehearsal* tells edits that matter: a few optimizer steps of a
+smaller model on random tokens, on the CPU in float64. A run keeps the losses, its *trajectory*.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from runners.c4.config import Config
+from runners.c4.distributed import World
+from runners.c4.model import build, mean_loss
+from runners.c4.step import Stepper, learning_rate
+
+SMALL: dict[str, Any] = {"layers": 2, "seq_len": 20, "batch_size": 4, "steps": 4, "micro_batch_size": None, "lr": 1e-2}
+"""What a rehearsal changes. Its sequences are longer than two segments of most layers."""
+VOCABULARY = 50
+CLIP = 0.1
+"""Largest gradient norm, small enough that clipping happens."""
+TOLERANCE = 1e-5
+"""Relative difference of two losses of one code; constants of layers differ in their last bits among processors."""
+
+
+def trajectory(config: Config) -> list[float]:
+    """Return the losses of the rehearsal of a run: of each step's batch, then of that batch after the last step."""
+    config = replace(config, **SMALL, clip=CLIP, seed=0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _losses(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _losses(config: Config) -> list[float]:
+    model = build(config, {}, VOCABULARY)
+    stepper = Stepper(model, config, World(rank=0, size=1, device=torch.device("cpu")))
+    stepper.keep_gradients()
+    generator = torch.Generator().manual_seed(0)
+
+    losses = []
+    for step in range(config.steps):
+        tokens_BT = torch.randint(VOCABULARY, (config.batch_size, config.seq_len + 1), generator=generator)
+        for group in stepper.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        losses.append(stepper.step(tokens_BT)[0].item())
+
+    with torch.no_grad():
+        return [*losses, mean_loss(model, tokens_BT).item()]
+
+
+def agree(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether two trajectories are those of code that trains in the same way."""
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(one, other, strict=True)
+    )
