@@ -129,6 +129,6 @@ def _unsupported_by_native(x: Tensor, heads: int, block: int) -> str | None:
         return f"{x.device.type} (native: cpu)"
     if product_dtype(x) != x.dtype or x.dtype not in (torch.float32, torch.float64):
         return f"products in {product_dtype(x)} (native: float32 or float64 throughout)"
-    if library(x.dtype, x.shape[-1] // heads) is None:
+    if library(x.dtype, heads, x.shape[-1] // heads) is None:
         return "this machine (no C compiler that works)"
     return None

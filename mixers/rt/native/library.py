@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 @cache
-def library(dtype: torch.dtype, head_dim: int) -> ctypes.CDLL | None:
-    """Return the compiled recurrence for a precision and a head dimension K.
+def library(dtype: torch.dtype, heads: int, head_dim: int) -> ctypes.CDLL | None:
+    """Return the compiled recurrence for a precision, and numbers of heads H and of their channels K.
 
     The compiler is ``$CC``, or ``cc``. It is kept in the cache folder of the user, under a name that depends on source,
     flags, compiler and processor; processes may write it at the same time.
@@ -33,13 +33,13 @@ def library(dtype: torch.dtype, head_dim: int) -> ctypes.CDLL | None:
         The library; None where there is no compiler, or it fails. The log says why at the level of debug messages.
     """
     try:
-        return _declared(_loaded(_command(dtype, head_dim)))
+        return _declared(_loaded(_command(dtype, heads, head_dim)))
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("recurrence.c is not used: %s", getattr(error, "stderr", None) or error)
         return None
 
 
-def _command(dtype: torch.dtype, head_dim: int) -> list[str]:
+def _command(dtype: torch.dtype, heads: int, head_dim: int) -> list[str]:
     """Return the compiler's command line, without input and output."""
     program, *options = shlex.split(os.environ.get("CC", "")) or ["cc"]
     compiler = shutil.which(program)
@@ -48,7 +48,7 @@ def _command(dtype: torch.dtype, head_dim: int) -> list[str]:
 
     native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
     precision = ["-DDOUBLE"] if dtype == torch.float64 else []
-    return [compiler, *options, *_FLAGS, *native, *precision, f"-DK={head_dim}"]
+    return [compiler, *options, *_FLAGS, *native, *precision, f"-DH={heads}", f"-DK={head_dim}"]
 
 
 def _loaded(command: list[str]) -> ctypes.CDLL:
@@ -99,10 +99,10 @@ def _key(command: list[str]) -> str:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of the functions."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    for name in ("lanes", "panel", "scratch_size"):
+    for name in ("panel", "pair_size", "softmax_size"):
         getattr(found, name).restype = number
-    found.scratch_size.argtypes = [pointer, number]
     for name in ("forward", "backward"):
-        getattr(found, name).argtypes = [pointer, number, number, number, pointer]
-        getattr(found, name).restype = None
+        scratch, run = getattr(found, f"{name}_scratch"), getattr(found, name)
+        scratch.restype, scratch.argtypes = number, [pointer, number]
+        run.restype, run.argtypes = None, [pointer, number, number, number, pointer]
     return found

@@ -22,11 +22,11 @@ TENSORS = (
     *("out", "up", "down", "pairs"),
     *("a", "n", "n_scale", "g", "g_slope", "m", "m_scale", "c", "c_scale", "keys", "values", "top", "share"),
     *("x", "z"),
-    *("dz", "dq", "dk", "dv", "dkeys", "dvalues", "dgain", "dpairs", "dy", "dh", "du"),
+    *("dz", "dq", "dk", "dv", "dgain", "dpairs", "dy", "dh", "du"),
 )
 """Tensors of ``struct call`` in recurrence.c, which tells their shapes."""
 KEPT = TENSORS[TENSORS.index("a") : TENSORS.index("x")]
-SIZES = ("B", "T", "D", "H", "F", "S", "kv_norm")
+SIZES = ("B", "T", "F", "kv_norm")
 
 
 class _Call(ctypes.Structure):
@@ -62,15 +62,14 @@ def native_forward(
     """
     recurrence = _Recurrence(q_RBTD, k_RBTD, v_RBTD, weights, slopes_H)
     R, B, T, D = x_RBTD.shape
-    H, hidden, slots = len(slopes_H), weights.up_FD.shape[1], recurrence.slots
-    new = x_RBTD.new_empty
+    hidden, new = weights.up_FD.shape[1], x_RBTD.new_empty
 
     kept = {
         **{name: new(R, T, B, D) for name in ("a", "n", "m", "c")},
         **{name: new(R, T, B) for name in ("n_scale", "m_scale", "c_scale")},
         **{name: new(R, T, B, hidden) for name in ("g", "g_slope")},
-        **{name: x_RBTD.new_zeros(R, B, D, slots) for name in ("keys", "values")},
-        **{name: new(R, B, T, H) for name in ("top", "share")},
+        **{name: new(R, B, T, recurrence.pair_size) for name in ("keys", "values")},
+        **{name: new(R, B, T, recurrence.softmax_size) for name in ("top", "share")},
     }
     matrices = Matrices._make(w.mT for w in Matrices.of(weights, scale))
     z_RBTD = new(R, B, T, D)
@@ -103,14 +102,12 @@ def native_backward(
     gradients = {
         "dz": dz_RBTD.contiguous(),
         **{name: new(R, B, T, D) for name in ("dq", "dk", "dv")},
-        **{name: torch.zeros_like(kept["keys"]) for name in ("dkeys", "dvalues")},
         **{name: new(R, T, B, D) for name in ("dgain", "dy", "du")},
         "dpairs": new(R, T, B, 2 * D),
         "dh": torch.empty_like(kept["g"]),
     }
     matrices = Matrices.of(weights, scale)
     recurrence.run("backward", matrices, {**kept, **gradients})
-    dq_RBTD = gradients["dq"].mul_(recurrence.query_scale)
 
     # Weights, all positions at once.
     names = (("du", "a"), ("dh", "n"), ("dy", "g"), ("dpairs", "m"))
@@ -118,28 +115,26 @@ def native_backward(
     dk_norm = None if weights.k_norm_D is None else gradients["dgain"].sum((1, 2))
     dweights = Matrices._make(products).through(weights, scale, dk_norm)
 
-    return gradients["du"].transpose(1, 2), dq_RBTD, gradients["dk"], gradients["dv"], dweights
+    return gradients["du"].transpose(1, 2), *(gradients[name] for name in ("dq", "dk", "dv")), dweights
 
 
 class _Recurrence:
     """What the calls of both passes share.
 
     Attributes:
-        query_scale: factor of queries, 1/sqrt(K).
-        slots: positions T, rounded up to whole vectors but for fake tensors.
+        pair_size: numbers that a key or a value takes in the order of attention.
+        softmax_size: numbers that the softmax of a query keeps for the backward pass, each of two kinds.
     """
 
     def __init__(self, q_RBTD: Tensor, k_RBTD: Tensor, v_RBTD: Tensor, weights: Weights, slopes_H: Tensor) -> None:
         self._runs, B, T, D = q_RBTD.shape
-        head_dim = D // len(slopes_H)
-        found = library(q_RBTD.dtype, head_dim)
+        found = library(q_RBTD.dtype, len(slopes_H), D // len(slopes_H))
         assert found is not None  # the dispatch asked before
-        self._library, self.query_scale = found, head_dim**-0.5
-        self._fake = isinstance(q_RBTD, FakeTensor)  # a count of memory, by a polynomial in T
-        self.slots = T if self._fake else T + -T % found.lanes()
+        self._library = found
+        self.pair_size, self.softmax_size = found.pair_size(), found.softmax_size()
 
         self._tensors = {
-            "q": q_RBTD.contiguous() * self.query_scale,
+            "q": q_RBTD.contiguous(),
             "k": k_RBTD.contiguous(),
             "v": v_RBTD.contiguous(),
             "slopes": slopes_H.to(q_RBTD),
@@ -149,10 +144,7 @@ class _Recurrence:
         self._sizes = {
             "B": B,
             "T": T,
-            "D": D,
-            "H": len(slopes_H),
             "F": weights.up_FD.shape[1],
-            "S": self.slots,
             "kv_norm": weights.kv_norm_D is not None,
         }
 
@@ -164,24 +156,23 @@ class _Recurrence:
             matrices: as (R, inputs, outputs), each row of inputs times its matrix.
             tensors: tensors of the call that are not of all calls.
         """
-        if self._fake:
-            return
+        # Groups of sequences, and scratch memory of the threads.
+        R, B = self._runs, self._sizes["B"]
+        workers = max(1, min(torch.get_num_threads(), R * B))
+        size = min(GROUP, -(-R * B // workers))
+        groups = iter([(r, b, min(size, B - b)) for r in range(R) for b in range(0, B, size)])
+        room = getattr(self._library, f"{name}_scratch")(ctypes.byref(_Call(**self._sizes)), size)
+        scratch = self._tensors["q"].new_empty(workers, room)
+        if isinstance(scratch, FakeTensor):
+            return  # memory is counted
 
+        # Addresses.
         panels = zip(("out", "up", "down", "pairs"), map(self._panels, matrices), strict=True)
         tensors = {**self._tensors, **tensors, **dict(panels)}
         addresses: dict[str, Any] = {field: y.data_ptr() for field, y in tensors.items()}
         call = _Call(**addresses, **self._sizes, eps=NORM_EPS)
 
-        # Groups of sequences.
-        R, B = self._runs, self._sizes["B"]
-        workers = max(1, min(torch.get_num_threads(), R * B))
-        size = min(GROUP, -(-R * B // workers))
-        groups = iter([(r, b, min(size, B - b)) for r in range(R) for b in range(0, B, size)])
-
         # Threads; each takes the next group until none is left.
-        room = self._library.scratch_size(ctypes.byref(call), size)
-        scratch = self._tensors["q"].new_empty(workers, room)
-
         def work(worker: int) -> None:
             for group in groups:
                 getattr(self._library, name)(ctypes.byref(call), *group, scratch[worker].data_ptr())

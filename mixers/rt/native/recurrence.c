@@ -4,11 +4,14 @@
    One call computes all positions of a group of sequences of one run. The weights are read from a cache of the core.
    Groups are independent: any number of threads may work on them, and the result is the same to the last bit.
 
-   Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, S slots of
-   persistent pairs (T rounded up to whole vectors), G sequences of a group. Constant factors are in the matrices.
-   Slots are vectors of the processor: (D, S) stands for (H, S / LANES, K, LANES).
+   Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, G sequences of
+   a group. Constant factors are in the matrices.
 
-   Compile with -DK= the number of channels of a head, and with -DDOUBLE for float64 in place of float32. */
+   Attention has the heads side by side in a vector of the processor, so that it adds up nothing within a vector: a
+   vector holds one channel of several heads. Where the heads are fewer than the numbers of a vector, it holds channels
+   of several parts of each head. Queries, pairs and their gradients in this order are W numbers, (W / LANES, LANES).
+
+   Compile with -DH= the number of heads, -DK= the channels of a head, and -DDOUBLE for float64 in place of float32. */
 
 #ifdef DOUBLE
 #define REAL double
@@ -31,6 +34,16 @@
 #define LANES ((int64_t)(BYTES / sizeof(REAL)))
 #define PANEL (2 * LANES) /* outputs, and */
 #define ROWS 6            /* sequences, whose sums a product keeps in registers */
+
+#define LARGEST_POWER(n, limit) (((n) & -(n)) < (limit) ? ((n) & -(n)) : (limit)) /* of two, that divides n */
+#define HEADS LARGEST_POWER((int64_t)H, LANES)         /* heads of a vector */
+#define PARTS LARGEST_POWER((int64_t)K, LANES / HEADS) /* parts of each of these heads */
+#define CHANNELS (K / PARTS)                           /* vectors of a vector's heads */
+#define BLOCK (CHANNELS * LANES)                       /* numbers of a vector's heads */
+#define BLOCKS (H / HEADS)
+#define W (BLOCKS * BLOCK)
+#define D ((int64_t)H * K)
+#define QUERY_SCALE (1 / (REAL)sqrt(K))
 
 typedef REAL vector __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 
@@ -67,7 +80,7 @@ typedef int32_t integers __attribute__((vector_size(BYTES)));
 /* Tensors and sizes of a call. The names and their order are those of `TENSORS` and `SIZES` in passes.py. */
 struct call {
     /* Read by both passes. */
-    const REAL *q;        /* (R, B, T, D) queries, scaled */
+    const REAL *q;        /* (R, B, T, D) queries */
     const REAL *k, *v;    /* (R, B, T, D) temporary pairs */
     const REAL *slopes;   /* (H) of ALiBi */
     const REAL *gain;     /* (R, D) of the persistent keys' norm; NULL without it */
@@ -81,8 +94,8 @@ struct call {
     REAL *g, *g_slope;    /* (R, T, B, F) outputs of the GELU, and its derivative */
     REAL *m, *m_scale;    /* (R, T, B, D), (R, T, B) normed outputs, inverse root mean squares */
     REAL *c, *c_scale;    /* (R, T, B, D), (R, T, B) normed persistent keys before their gain */
-    REAL *keys, *values;  /* (R, B, D, S) persistent pairs, zero before the forward pass */
-    REAL *top, *share;    /* (R, B, T, H) largest logit, and inverse of the softmax's denominator */
+    REAL *keys, *values;  /* (R, B, T, W) persistent pairs */
+    REAL *top, *share;    /* (R, B, T, BLOCKS, LANES) largest logit, and inverse of the softmax's denominator */
 
     /* Forward pass. */
     const REAL *x;        /* (R, B, T, D) inputs */
@@ -91,19 +104,19 @@ struct call {
     /* Backward pass. */
     const REAL *dz;       /* (R, B, T, D) gradients of the outputs */
     REAL *dq, *dk, *dv;   /* (R, B, T, D) gradients of queries and temporary pairs */
-    REAL *dkeys, *dvalues; /* (R, B, D, S) zero; of persistent pairs */
     REAL *dgain;          /* (R, T, B, D) of the keys after their gain */
     REAL *dpairs;         /* (R, T, B, 2 D) of the outputs of `pairs` */
     REAL *dy;             /* (R, T, B, D) of the layer's outputs, all parts */
     REAL *dh;             /* (R, T, B, F) of the GELU's inputs */
     REAL *du;             /* (R, T, B, D) of the layer's inputs */
 
-    int64_t B, T, D, H, F, S, kv_norm;
+    int64_t B, T, F, kv_norm;
     double eps;
 };
 
 int64_t panel(void) { return PANEL; }
-int64_t lanes(void) { return LANES; }
+int64_t pair_size(void) { return W; }
+int64_t softmax_size(void) { return BLOCKS * LANES; }
 
 /* Numbers that a matrix in panels takes. */
 static int64_t size_in_panels(int64_t inputs, int64_t outputs) {
@@ -114,18 +127,6 @@ static vector load(const REAL *y) { return *(const vector *)y; }
 static void store(REAL *y, vector value) { *(vector *)y = value; }
 
 static void add(REAL *y, vector value) { store(y, load(y) + value); }
-
-static vector numbers(void) { /* 0, 1, 2, ... */
-    vector y = {};
-    for (int64_t i = 0; i < LANES; i++) y[i] = i;
-    return y;
-}
-
-static REAL largest(vector y) {
-    for (int64_t n = LANES / 2; n > 0; n /= 2)
-        for (int64_t i = 0; i < n; i++) y[i] = y[i] > y[i + n] ? y[i] : y[i + n];
-    return y[0];
-}
 
 /* Lanes of `yes` where `mask` is set, of `no` elsewhere. */
 static vector choose(integers mask, vector yes, vector no) {
@@ -229,134 +230,147 @@ static void product(int64_t rows, int64_t inputs, int64_t outputs, const REAL *r
 }
 
 /* RMS norm of a vector; returns the inverse root mean square. */
-static REAL norm(int64_t D, double eps, const REAL *y, REAL *out) {
+static REAL norm(double eps, const REAL *y, REAL *out) {
     REAL scale = 1 / (REAL)sqrt(dot(y, y, D) / D + eps);
     for (int64_t d = 0; d < D; d++) out[d] = scale * y[d];
     return scale;
 }
 
 /* Adds the gradient of the vector of which `n` is the RMS norm: scale (dn - n mean(n dn)). */
-static void norm_backward(int64_t D, REAL scale, const REAL *n, const REAL *dn, REAL *add) {
+static void norm_backward(REAL scale, const REAL *n, const REAL *dn, REAL *add) {
     REAL mean = dot(n, dn, D) / D;
     for (int64_t d = 0; d < D; d++) add[d] += scale * (dn[d] - n[d] * mean);
 }
 
-/* Inner product of vectors of one head. */
-static REAL inner(const REAL *a, const REAL *b) {
-    REAL sum = 0;
-    for (int64_t c = 0; c < K; c++) sum += a[c] * b[c];
+/* Copies D numbers into the order of attention, times a factor. */
+static void to_lanes(REAL factor, const REAL *restrict from, REAL *restrict to) {
+    if (HEADS * PARTS < LANES) memset(to, 0, W * sizeof(REAL));
+    for (int64_t block = 0; block < BLOCKS; block++)
+        for (int64_t c = 0; c < CHANNELS; c++)
+            for (int64_t part = 0; part < PARTS; part++)
+                for (int64_t head = 0; head < HEADS; head++)
+                    to[block * BLOCK + c * LANES + part * HEADS + head] =
+                        factor * from[(block * HEADS + head) * K + part * CHANNELS + c];
+}
+
+/* Copies W numbers back into the order of heads and their channels, times a factor. */
+static void from_lanes(REAL factor, const REAL *restrict from, REAL *restrict to) {
+    for (int64_t block = 0; block < BLOCKS; block++)
+        for (int64_t head = 0; head < HEADS; head++)
+            for (int64_t part = 0; part < PARTS; part++)
+                for (int64_t c = 0; c < CHANNELS; c++)
+                    to[(block * HEADS + head) * K + part * CHANNELS + c] =
+                        factor * from[block * BLOCK + c * LANES + part * HEADS + head];
+}
+
+/* Inner products of the heads of a block, each in the lanes of all parts of its head. */
+static vector inner(const REAL *a, const REAL *b) {
+    vector sum = {};
+    for (int64_t c = 0; c < BLOCK; c += LANES) sum += load(a + c) * load(b + c);
+    for (int64_t n = HEADS; n < HEADS * PARTS; n *= 2) {
+        vector other;
+        for (int64_t i = 0; i < LANES; i++) other[i] = sum[i ^ n];
+        sum += other;
+    }
     return sum;
 }
 
-/* Logits of a query at position t and the vector of slots that begins with j; -inf for slots that are empty. */
-static vector logits(int64_t t, int64_t j, REAL slope, const REAL *q, const REAL *keys) {
-    vector sum = {};
-    for (int64_t c = 0; c < K; c++) sum += q[c] * load(keys + c * LANES);
-
-    vector distance = numbers() + (REAL)(j - t);
-    return choose(distance < 0, sum + slope * distance, (vector){} - INFINITY);
-}
-
-/* Attention output of a query at position t: to the slots before t, and to its own temporary pair `k`, `v`. */
-static void attend(const struct call *s, int64_t t, const REAL *q, const REAL *k, const REAL *v, const REAL *keys,
-                   const REAL *values, REAL *restrict p, REAL *restrict a, REAL *restrict top, REAL *restrict share) {
-    int64_t H = s->H, next = K * s->S;
-    const REAL *slopes = s->slopes;
-
-    for (int64_t h = 0; h < H; h++, q += K, k += K, v += K, a += K, keys += next, values += next) {
-        REAL own = inner(q, k);
-        vector most = (vector){} + own;
-        for (int64_t j = 0; j < t; j += LANES) {
-            vector logit = logits(t, j, slopes[h], q, keys + j * K);
+/* Attention output of a query at position t: to all pairs before t, and to its own temporary pair `k`, `v`. */
+static void attend(int64_t t, const REAL *slopes, const REAL *q, const REAL *k, const REAL *v, const REAL *keys,
+                   const REAL *values, REAL *restrict logits, REAL *restrict a, REAL *restrict top,
+                   REAL *restrict share) {
+    for (int64_t block = 0; block < BLOCKS; block++) {
+        vector own = inner(q, k), most = own, slope = load(slopes);
+        for (int64_t j = 0; j < t; j++) {
+            vector logit = inner(q, keys + j * W) + slope * (REAL)(j - t);
             most = choose(logit > most, logit, most);
-            store(p + j, logit);
+            store(logits + j * LANES, logit);
         }
-        REAL highest = largest(most);
 
-        vector all = {}, sums[K] = {};
-        for (int64_t j = 0; j < t; j += LANES) {
-            vector part = exponential(load(p + j) - highest);
+        vector all = exponential(own - most), sums[CHANNELS];
+        for (int64_t c = 0; c < CHANNELS; c++) sums[c] = all * load(v + c * LANES);
+        for (int64_t j = 0; j < t; j++) {
+            vector part = exponential(load(logits + j * LANES) - most);
             all += part;
-            for (int64_t c = 0; c < K; c++) sums[c] += part * load(values + j * K + c * LANES);
+            for (int64_t c = 0; c < CHANNELS; c++) sums[c] += part * load(values + j * W + c * LANES);
         }
-        REAL mine = exponential((vector){} + (own - highest))[0];
-        REAL scale = 1 / (sum_of(all) + mine);
-        for (int64_t c = 0; c < K; c++) a[c] = scale * (sum_of(sums[c]) + mine * v[c]);
-        top[h] = highest;
-        share[h] = scale;
+
+        vector scale = 1 / all;
+        for (int64_t c = 0; c < CHANNELS; c++) store(a + c * LANES, scale * sums[c]);
+        store(top, most);
+        store(share, scale);
+
+        q += BLOCK, k += BLOCK, v += BLOCK, a += BLOCK, keys += BLOCK, values += BLOCK;
+        slopes += LANES, top += LANES, share += LANES;
     }
 }
 
-/* Gradients of a query, its temporary pair, and the pairs in all slots before t, from `da` of its attention output. */
-static void attend_backward(const struct call *s, int64_t t, const REAL *q, const REAL *k, const REAL *v,
+/* Gradients of a query, its temporary pair, and all pairs before t, from `da` of its attention output. */
+static void attend_backward(int64_t t, const REAL *slopes, const REAL *q, const REAL *k, const REAL *v,
                             const REAL *keys, const REAL *values, const REAL *top, const REAL *share, const REAL *a,
                             const REAL *da, REAL *restrict dq, REAL *restrict dk, REAL *restrict dv,
                             REAL *restrict dkeys, REAL *restrict dvalues) {
-    int64_t H = s->H, next = K * s->S;
-    const REAL *slopes = s->slopes;
+    for (int64_t block = 0; block < BLOCKS; block++) {
+        vector most = load(top), scale = load(share), slope = load(slopes), delta = inner(a, da);
+        vector mine = scale * exponential(inner(q, k) - most);
+        vector dmine = mine * (inner(v, da) - delta);
 
-    for (int64_t h = 0; h < H; h++) {
-        REAL delta = inner(a, da);
-        REAL mine = share[h] * exponential((vector){} + (inner(q, k) - top[h]))[0];
-        REAL dmine = mine * (inner(v, da) - delta);
+        vector sums[CHANNELS];
+        for (int64_t c = 0; c < CHANNELS; c++) {
+            sums[c] = dmine * load(k + c * LANES);
+            store(dk + c * LANES, dmine * load(q + c * LANES));
+            store(dv + c * LANES, mine * load(da + c * LANES));
+        }
 
-        vector sums[K] = {};
-        for (int64_t j = 0; j < t; j += LANES) {
-            vector p = share[h] * exponential(logits(t, j, slopes[h], q, keys + j * K) - top[h]);
-            vector dp = {};
-            for (int64_t c = 0; c < K; c++) dp += da[c] * load(values + j * K + c * LANES);
-            vector dlogit = p * (dp - delta);
+        for (int64_t j = 0; j < t; j++) {
+            const REAL *key = keys + j * W, *value = values + j * W;
+            vector logit = inner(q, key) + slope * (REAL)(j - t);
+            vector p = scale * exponential(logit - most);
+            vector dlogit = p * (inner(value, da) - delta);
 
-            for (int64_t c = 0; c < K; c++) {
-                int64_t i = j * K + c * LANES;
-                sums[c] += dlogit * load(keys + i);
-                add(dkeys + i, q[c] * dlogit);
-                add(dvalues + i, da[c] * p);
+            for (int64_t c = 0; c < BLOCK; c += LANES) {
+                sums[c / LANES] += dlogit * load(key + c);
+                add(dkeys + j * W + c, dlogit * load(q + c));
+                add(dvalues + j * W + c, p * load(da + c));
             }
         }
+        for (int64_t c = 0; c < CHANNELS; c++) store(dq + c * LANES, sums[c]);
 
-        for (int64_t c = 0; c < K; c++) {
-            dq[c] = sum_of(sums[c]) + dmine * k[c];
-            dk[c] = dmine * q[c];
-            dv[c] = mine * da[c];
-        }
-        q += K, k += K, v += K, a += K, da += K, dq += K, dk += K, dv += K;
-        keys += next, values += next, dkeys += next, dvalues += next;
+        q += BLOCK, k += BLOCK, v += BLOCK, a += BLOCK, da += BLOCK, dq += BLOCK, dk += BLOCK, dv += BLOCK;
+        keys += BLOCK, values += BLOCK, dkeys += BLOCK, dvalues += BLOCK;
+        slopes += LANES, top += LANES, share += LANES;
     }
 }
 
-/* Writes a vector of D numbers into slot t. */
-static void put(const struct call *s, int64_t t, const REAL *from, REAL *slots) {
-    int64_t H = s->H, next = K * s->S;
-    slots += t / LANES * LANES * K + t % LANES;
-    for (int64_t h = 0; h < H; h++, from += K, slots += next)
-        for (int64_t c = 0; c < K; c++) slots[c * LANES] = from[c];
-}
-
-/* Reads a vector of D numbers from slot t. */
-static void take(const struct call *s, int64_t t, const REAL *slots, REAL *to) {
-    int64_t H = s->H, next = K * s->S;
-    slots += t / LANES * LANES * K + t % LANES;
-    for (int64_t h = 0; h < H; h++, to += K, slots += next)
-        for (int64_t c = 0; c < K; c++) to[c] = slots[c * LANES];
+/* Writes the slopes in the order of vectors of heads. */
+static void slopes_in_lanes(const REAL *slopes, REAL *to) {
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t part = 0; part < PARTS; part++) to[h / HEADS * LANES + part * HEADS + h % HEADS] = slopes[h];
 }
 
 /* Numbers that a call needs for itself, for a group of G sequences. */
-int64_t scratch_size(const struct call *s, int64_t G) { return G * (3 * s->D + s->F) + s->S; }
+int64_t forward_scratch(const struct call *s, int64_t G) {
+    return G * (3 * D + s->F) + 4 * W + (s->T + BLOCKS) * LANES;
+}
+int64_t backward_scratch(const struct call *s, int64_t G) {
+    return G * (3 * D + s->F) + 8 * W + BLOCKS * LANES + 2 * G * s->T * W;
+}
 
 /* Forward pass of all positions of sequences [first, first + G) of run r:
 
    1. a = attention to earlier persistent pairs and the own temporary one.
    2. u = x + s Wo a.
    3. z = u + s MLP(RMS(u)).
-   4. k = RMS[K RMS(z)], v = V RMS(z), into slot t. */
+   4. k = RMS[K RMS(z)], v = V RMS(z), the persistent pair of position t. */
 void forward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
-    int64_t B = s->B, T = s->T, D = s->D, F = s->F, H = s->H, S = s->S;
-    REAL *u = scratch, *kv = u + G * D, *h = kv + 2 * G * D, *p = h + G * F;
+    int64_t B = s->B, T = s->T, F = s->F;
+    REAL *u = scratch, *kv = u + G * D, *h = kv + 2 * G * D;
+    REAL *q = h + G * F, *k = q + W, *v = k + W, *o = v + W, *slopes = o + W, *logits = slopes + BLOCKS * LANES;
     const REAL *out = s->out + r * size_in_panels(D, D);
     const REAL *up = s->up + r * size_in_panels(D, F);
     const REAL *down = s->down + r * size_in_panels(F, D);
     const REAL *pairs = s->pairs + r * size_in_panels(D, 2 * D);
+    slopes_in_lanes(s->slopes, slopes);
 
     for (int64_t t = 0; t < T; t++) {
         int64_t here = (r * T + t) * B + first; /* of the group's first sequence, positions first */
@@ -364,16 +378,20 @@ void forward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *sc
         REAL *g = s->g + here * F;
 
         for (int64_t b = 0; b < G; b++) { /* 1 */
-            int64_t sequence = r * B + first + b, i = sequence * T + t, of = sequence * D * S;
-            attend(s, t, s->q + i * D, s->k + i * D, s->v + i * D, s->keys + of, s->values + of, p, a + b * D,
-                   s->top + i * H, s->share + i * H);
+            int64_t sequence = r * B + first + b, i = sequence * T + t, pair = sequence * T * W;
+            to_lanes(QUERY_SCALE, s->q + i * D, q);
+            to_lanes(1, s->k + i * D, k);
+            to_lanes(1, s->v + i * D, v);
+            attend(t, slopes, q, k, v, s->keys + pair, s->values + pair, logits, o, s->top + i * BLOCKS * LANES,
+                   s->share + i * BLOCKS * LANES);
+            from_lanes(1, o, a + b * D);
         }
 
         product(G, D, D, a, out, u);
         for (int64_t b = 0; b < G; b++) { /* 2 */
             const REAL *x = s->x + ((r * B + first + b) * T + t) * D;
             for (int64_t d = 0; d < D; d++) u[b * D + d] += x[d];
-            s->n_scale[here + b] = norm(D, s->eps, u + b * D, n + b * D);
+            s->n_scale[here + b] = norm(s->eps, u + b * D, n + b * D);
         }
 
         product(G, D, F, n, up, h);
@@ -383,39 +401,43 @@ void forward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *sc
             REAL *z = s->z + ((r * B + first + b) * T + t) * D;
             for (int64_t d = 0; d < D; d++) z[d] = u[b * D + d] + kv[b * D + d];
             if (s->kv_norm)
-                s->m_scale[here + b] = norm(D, s->eps, z, m + b * D);
+                s->m_scale[here + b] = norm(s->eps, z, m + b * D);
             else
                 memcpy(m + b * D, z, D * sizeof(REAL));
         }
 
         product(G, D, 2 * D, m, pairs, kv);
         for (int64_t b = 0; b < G; b++) { /* 4 */
-            int64_t sequence = r * B + first + b;
+            int64_t pair = ((r * B + first + b) * T + t) * W;
             REAL *key = kv + 2 * b * D;
             if (s->gain) {
-                s->c_scale[here + b] = norm(D, s->eps, key, c + b * D);
+                s->c_scale[here + b] = norm(s->eps, key, c + b * D);
                 for (int64_t d = 0; d < D; d++) key[d] = s->gain[r * D + d] * c[b * D + d];
             }
-            put(s, t, key, s->keys + sequence * D * S);
-            put(s, t, key + D, s->values + sequence * D * S);
+            to_lanes(1, key, s->keys + pair);
+            to_lanes(1, key + D, s->values + pair);
         }
     }
 }
 
 /* Backward pass of all positions of sequences [first, first + G) of run r, last position first:
 
-   1. Gradients of the persistent pair, which later queries have added up in slot t, and from them of K RMS(z).
+   1. Gradients of the persistent pair, which later queries have added up, and from them of K RMS(z).
    2. dy = dz + what the pair sends back.
    3. du = dy + what the MLP sends back.
    4. da = s Wo^T du.
    5. Gradients of the query, its temporary pair and all earlier persistent pairs. */
 void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
-    int64_t B = s->B, T = s->T, D = s->D, F = s->F, H = s->H, S = s->S;
+    int64_t B = s->B, T = s->T, F = s->F;
     REAL *da = scratch, *dn = da + G * D, *dg = dn + 2 * G * D;
+    REAL *q = dg + G * F, *k = q + W, *v = k + W, *o = v + W, *d_o = o + W, *dq = d_o + W, *dk = dq + W, *dv = dk + W;
+    REAL *slopes = dv + W, *dkeys = slopes + BLOCKS * LANES, *dvalues = dkeys + G * T * W;
     const REAL *out = s->out + r * size_in_panels(D, D);
     const REAL *up = s->up + r * size_in_panels(F, D);
     const REAL *down = s->down + r * size_in_panels(D, F);
     const REAL *pairs = s->pairs + r * size_in_panels(2 * D, D);
+    slopes_in_lanes(s->slopes, slopes);
+    memset(dkeys, 0, 2 * G * T * W * sizeof(REAL));
 
     for (int64_t t = T - 1; t >= 0; t--) {
         int64_t here = (r * T + t) * B + first;
@@ -424,10 +446,9 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
         REAL *dpairs = s->dpairs + here * 2 * D, *dy = s->dy + here * D, *dh = s->dh + here * F, *du = s->du + here * D;
 
         for (int64_t b = 0; b < G; b++) { /* 1 */
-            int64_t sequence = r * B + first + b;
             REAL *dkey = dpairs + 2 * b * D;
-            take(s, t, s->dkeys + sequence * D * S, dkey);
-            take(s, t, s->dvalues + sequence * D * S, dkey + D);
+            from_lanes(1, dkeys + (b * T + t) * W, dkey);
+            from_lanes(1, dvalues + (b * T + t) * W, dkey + D);
             if (s->gain) {
                 REAL *dgain = s->dgain + (here + b) * D;
                 for (int64_t d = 0; d < D; d++) {
@@ -435,7 +456,7 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
                     dn[d] = dkey[d] * s->gain[r * D + d];
                     dkey[d] = 0;
                 }
-                norm_backward(D, s->c_scale[here + b], c + b * D, dn, dkey);
+                norm_backward(s->c_scale[here + b], c + b * D, dn, dkey);
             }
         }
 
@@ -443,7 +464,7 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
         for (int64_t b = 0; b < G; b++) { /* 2 */
             memcpy(dy + b * D, s->dz + ((r * B + first + b) * T + t) * D, D * sizeof(REAL));
             if (s->kv_norm)
-                norm_backward(D, s->m_scale[here + b], m + b * D, dn + b * D, dy + b * D);
+                norm_backward(s->m_scale[here + b], m + b * D, dn + b * D, dy + b * D);
             else
                 for (int64_t d = 0; d < D; d++) dy[b * D + d] += dn[b * D + d];
         }
@@ -453,15 +474,22 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
         product(G, F, D, dh, up, dn);
         memcpy(du, dy, G * D * sizeof(REAL));
         for (int64_t b = 0; b < G; b++) /* 3 */
-            norm_backward(D, s->n_scale[here + b], n + b * D, dn + b * D, du + b * D);
+            norm_backward(s->n_scale[here + b], n + b * D, dn + b * D, du + b * D);
 
         product(G, D, D, du, out, da); /* 4 */
 
         for (int64_t b = 0; b < G; b++) { /* 5 */
-            int64_t sequence = r * B + first + b, i = sequence * T + t, of = sequence * D * S;
-            attend_backward(s, t, s->q + i * D, s->k + i * D, s->v + i * D, s->keys + of, s->values + of,
-                            s->top + i * H, s->share + i * H, a + b * D, da + b * D, s->dq + i * D, s->dk + i * D,
-                            s->dv + i * D, s->dkeys + of, s->dvalues + of);
+            int64_t sequence = r * B + first + b, i = sequence * T + t, pair = sequence * T * W;
+            to_lanes(QUERY_SCALE, s->q + i * D, q);
+            to_lanes(1, s->k + i * D, k);
+            to_lanes(1, s->v + i * D, v);
+            to_lanes(1, a + b * D, o);
+            to_lanes(1, da + b * D, d_o);
+            attend_backward(t, slopes, q, k, v, s->keys + pair, s->values + pair, s->top + i * BLOCKS * LANES,
+                            s->share + i * BLOCKS * LANES, o, d_o, dq, dk, dv, dkeys + b * T * W, dvalues + b * T * W);
+            from_lanes(QUERY_SCALE, dq, s->dq + i * D);
+            from_lanes(1, dk, s->dk + i * D);
+            from_lanes(1, dv, s->dv + i * D);
         }
     }
 }

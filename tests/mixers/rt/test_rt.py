@@ -25,7 +25,7 @@ from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
 
-needs_compiler = pytest.mark.skipif(library(torch.float64, 4) is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(library(torch.float64, 4, 4) is None, reason="needs a C compiler")
 NATIVE = pytest.param("native", marks=needs_compiler)
 
 
@@ -193,7 +193,7 @@ def test_native_is_compiled_once_and_replaces_a_damaged_file(monkeypatch: pytest
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native_library, "_compile", compile_source)
-    command = native_library._command(torch.float64, 4)
+    command = native_library._command(torch.float64, 4, 4)
 
     for _ in range(2):
         assert native_library._loaded(command).lanes() == 3
