@@ -138,7 +138,8 @@ class AutoEncoder(Backbone):
         self.readout = linear(shape.width, vocab_size)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        return self.encode(tokens_BT)[:, -1:].expand(-1, tokens_BT.shape[1], -1)
+        last_B1D = self.layers(self.embedding(tokens_BT))[:, -1:]
+        return self.norm(last_B1D).expand(-1, tokens_BT.shape[1], -1)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         summary_BTD = self.hidden(tokens_BT)

@@ -1,6 +1,8 @@
 """The devices that PyTorch sees, and their names."""
 
+import ctypes
 import platform
+from functools import cache
 
 import torch
 
@@ -24,3 +26,20 @@ def find_devices(name: str) -> list[torch.device]:
 def device_name(device: torch.device) -> str:
     """Return the model of the GPU, or the architecture of the machine's processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 1 GiB of freed memory, for the next step of a training on a CPU.
+
+    By default glibc gives the memory of large tensors back, and the system clears each page again for the next step:
+    a fifth of the time of a step of RT. Other C libraries stay as they are.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+
+    trim_threshold, mmap_threshold = -1, -3  # in malloc.h
+    library, size = ctypes.CDLL(None), 1 << 30
+    if not library.mallopt(mmap_threshold, size):
+        library.mallopt(mmap_threshold, 32 << 20)  # old versions take no more
+    library.mallopt(trim_threshold, size)

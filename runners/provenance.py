@@ -92,7 +92,7 @@ def _c_files(module_name: str) -> dict[str, str]:
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None:
         return {}
-    return {f"{spec.parent}/{path.name}": path.read_text() for path in sorted(Path(spec.origin).parent.glob("*.c"))}
+    return {f"{spec.parent}/{path.name}": path.read_text() for path in sorted(Path(spec.origin).parent.glob("*.[ch]"))}
 
 
 @cache

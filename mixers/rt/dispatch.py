@@ -1,7 +1,7 @@
 """The choice between implementations of the Recurrent Transformer, and one entry to those of its recurrence alone.
 
-``naive`` is the oracle, ``tiled`` the published method, ``native`` C code for CPUs, ``fused`` Triton kernels for
-small models, and ``wavefront`` whole stacks of wide layers, which ``mixers.rt.layer`` calls itself.
+``naive`` is the oracle, ``tiled`` the published method, and ``fused`` Triton kernels for small models. ``native``, C
+code for CPUs, computes whole layers, and ``wavefront`` whole stacks of wide layers: ``mixers.rt.layer`` calls both.
 """
 
 import importlib.util
@@ -14,8 +14,7 @@ from mixers.base import log_once
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import Method, Optionals, Tensors, over_runs
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.native.library import library
-from mixers.rt.native.passes import native_backward, native_forward
+from mixers.rt.native.passes import library
 from mixers.rt.tiled.passes import tiled_backward, tiled_forward
 
 Chosen = Literal["naive", "tiled", "native", "wavefront", "fused"]
@@ -25,11 +24,9 @@ WIDEST_OF_FUSED = 256
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
-    """Forward and backward of ``tiled``, ``native`` or ``fused`` as an operation on x, q, k, v and the weights."""
+    """Forward and backward of ``tiled`` or ``fused`` as an operation on x, q, k, v and the weights."""
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
-    elif name == "native":
-        run_forward, run_backward = native_forward, native_backward
     else:
         from mixers.rt.fused import passes as fused  # Triton does not exist on every platform
 
@@ -56,7 +53,7 @@ def recurrence(
     slopes_H: Tensor,
     scale: float,
     block: int,
-    implementation: Literal["naive", "tiled", "native", "fused"],
+    implementation: Literal["naive", "tiled", "fused"],
 ) -> Tensor:
     """Outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
 

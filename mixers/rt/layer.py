@@ -15,6 +15,9 @@ from mixers.ops.runs import over_runs
 from mixers.parts import RMSNorm
 from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
+from mixers.rt.native.matrices import Setting
+from mixers.rt.native.passes import native_method
+from mixers.rt.weights import LayerWeights
 
 
 class RecurrentTransformer(AttentionLayer):
@@ -66,6 +69,8 @@ class RecurrentTransformer(AttentionLayer):
         chosen = self._choose(x_BTD)
         if chosen == "wavefront":
             return self._wavefront([self], x_BTD)
+        if chosen == "native":
+            return self._native(x_BTD)
 
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         return recurrence(
@@ -150,9 +155,9 @@ class RecurrentTransformer(AttentionLayer):
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
 
-        # ``wavefront`` computes queries and pairs itself, but a subclass may have a projection of its own.
+        # These compute queries and pairs themselves, but a subclass may have a projection of its own.
         own = type(self).project is not AttentionLayer.project
-        return "tiled" if own and chosen == "wavefront" else chosen
+        return "tiled" if own and chosen in ("native", "wavefront") else chosen
 
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
@@ -160,27 +165,6 @@ class RecurrentTransformer(AttentionLayer):
         # Triton does not exist on every platform.
         from mixers.rt.wavefront.passes import layers_method
         from mixers.rt.wavefront.setup import Setting
-        from mixers.rt.wavefront.weights import LayerWeights
-
-        def gain(norm: nn.Module) -> Tensor | None:
-            return norm.gain if isinstance(norm, RMSNorm) else None
-
-        # Weights of each layer.
-        weights = [
-            LayerWeights(
-                norm_D=layer.attention_norm.gain,
-                wq_DD=layer.q.weight,
-                wk_DD=layer.k.weight,
-                wv_DD=layer.v.weight,
-                q_norm_D=gain(layer.q_norm),
-                k_norm_D=gain(layer.k_norm),
-                wo_DD=layer.out.weight,
-                mlp_norm_D=layer.mlp_norm.gain,
-                up_FD=layer.mlp.up.weight,
-                down_DF=layer.mlp.down.weight,
-            )
-            for layer in layers
-        ]
 
         # What the layers share.
         first = layers[0]
@@ -193,8 +177,29 @@ class RecurrentTransformer(AttentionLayer):
 
         # All layers as one operation.
         method = layers_method(len(layers), setting)
+        weights = [layer._weights() for layer in layers]
         (z_BTD,) = over_runs(method, x_BTD, *(y for field in zip(*weights, strict=True) for y in field))
         return z_BTD
+
+    def _native(self, x_BTD: Tensor) -> Tensor:
+        """Outputs, computed in C."""
+        setting = Setting(self.slopes_H, self.shape.residual_scale, self.config.persistent_norm)
+        (z_BTD,) = over_runs(native_method(setting), x_BTD, *self._weights())
+        return z_BTD
+
+    def _weights(self) -> LayerWeights:
+        return LayerWeights(
+            norm_D=self.attention_norm.gain,
+            wq_DD=self.q.weight,
+            wk_DD=self.k.weight,
+            wv_DD=self.v.weight,
+            q_norm_D=_gain(self.q_norm),
+            k_norm_D=_gain(self.k_norm),
+            wo_DD=self.out.weight,
+            mlp_norm_D=self.mlp_norm.gain,
+            up_FD=self.mlp.up.weight,
+            down_DF=self.mlp.down.weight,
+        )
 
     def _recurrent_weights(self) -> Weights:
         return Weights(
@@ -204,6 +209,10 @@ class RecurrentTransformer(AttentionLayer):
             down_DF=self.mlp.down.weight,
             kv_norm_D=self.attention_norm.gain if self.config.persistent_norm else None,
             wk_DD=self.k.weight,
-            k_norm_D=self.k_norm.gain if isinstance(self.k_norm, RMSNorm) else None,
+            k_norm_D=_gain(self.k_norm),
             wv_DD=self.v.weight,
         )
+
+
+def _gain(norm: nn.Module) -> Tensor | None:
+    return norm.gain if isinstance(norm, RMSNorm) else None

@@ -1,60 +1,120 @@
-"""The matrices inside the recurrence, with the constant factors that surround them."""
+"""The matrices inside a layer, with the constant factors that surround them, in the order of the C code's channels."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixers.rt.naive import Weights
+from mixers.rt.weights import LayerWeights
+
+
+class Setting(NamedTuple):
+    """What a layer has beside its weights.
+
+    Attributes:
+        slopes_H: slopes of ALiBi.
+        scale: factor s of the residual branches.
+        persistent_norm: whether outputs are normed before persistent pairs.
+    """
+
+    slopes_H: Tensor
+    scale: float
+    persistent_norm: bool
+
+
+class Order(NamedTuple):
+    """Where attention in C has the channels of all heads.
+
+    Attributes:
+        channels_W: channel that each of its W places holds; D where a place holds zero.
+        places_D: place of each channel.
+    """
+
+    channels_W: Tensor
+    places_D: Tensor
+
+    def spread(self, w_RDI: Tensor) -> Tensor:
+        """(R, D, ...) -> (R, W, ...), with zeros in the places of no channel."""
+        padded = torch.cat([w_RDI, torch.zeros_like(w_RDI[:, :1])], 1)
+        return padded.index_select(1, self.channels_W)
+
+    def gather(self, w_RWI: Tensor) -> Tensor:
+        """(R, W, ...) -> (R, D, ...)."""
+        return w_RWI.index_select(1, self.places_D)
 
 
 class Matrices(NamedTuple):
     """Matrices of all runs with their factors folded in, or the gradients of these matrices.
 
     Attributes:
-        wo_RDD: s Wo.
+        project_RPD: Wq, Wk and Wv, times the gain of the inputs' norm; P = 3 W.
+        out_RDW: s Wo.
         up_RFD: W1 times the gain of the MLP's norm.
         down_RDF: s W2.
-        wkv_RED: Wk above Wv, times the gain of their norm; E = 2 D.
+        pairs_RED: Wk and Wv, with ``persistent_norm`` times the gain of the inputs' norm; E = 2 W.
     """
 
-    wo_RDD: Tensor
+    project_RPD: Tensor
+    out_RDW: Tensor
     up_RFD: Tensor
     down_RDF: Tensor
-    wkv_RED: Tensor
+    pairs_RED: Tensor
 
     @classmethod
-    def of(cls, weights: Weights, scale: float) -> "Matrices":
+    def of(cls, weights: LayerWeights, setting: Setting, order: Order) -> "Matrices":
         """Return the matrices of weights that have a leading run axis."""
-        wkv = torch.cat([weights.wk_DD, weights.wv_DD], 1)
+        wqkv = torch.cat([order.spread(w) for w in (weights.wq_DD, weights.wk_DD, weights.wv_DD)], 1)
+        project = wqkv * weights.norm_D[:, None]
+        size = len(order.channels_W)
         return cls(
-            wo_RDD=scale * weights.wo_DD,
+            project_RPD=project,
+            out_RDW=setting.scale * order.spread(weights.wo_DD.mT).mT,
             up_RFD=weights.up_FD * weights.mlp_norm_D[:, None],
-            down_RDF=scale * weights.down_DF,
-            wkv_RED=wkv if weights.kv_norm_D is None else wkv * weights.kv_norm_D[:, None],
+            down_RDF=setting.scale * weights.down_DF,
+            pairs_RED=(project if setting.persistent_norm else wqkv)[:, size:],
         )
 
-    def through(self, weights: Weights, scale: float, dk_norm: Tensor | None) -> Weights:
+    def through(self, weights: LayerWeights, setting: Setting, order: Order, dgain_RW: Tensor) -> LayerWeights:
         """Return the gradients of the weights, where ``self`` are those of the matrices.
 
         Args:
-            weights: weights of which the matrices were made.
-            scale: factor of the residual branches.
-            dk_norm: gradient of the keys' gain.
+            weights, setting, order: of which the matrices were made.
+            dgain_RW: gradient of ``query_gain``.
         """
-        dwkv, dkv_norm = self.wkv_RED, None
-        if weights.kv_norm_D is not None:
-            dkv_norm = (dwkv * torch.cat([weights.wk_DD, weights.wv_DD], 1)).sum(1)
-            dwkv = dwkv * weights.kv_norm_D[:, None]
+        D = weights.norm_D.shape[1]
+        wqkv = torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], 1)
+        dwqkv = torch.cat([order.gather(part) for part in self.project_RPD.chunk(3, 1)], 1)
+        dpairs = torch.cat([order.gather(part) for part in self.pairs_RED.chunk(2, 1)], 1)
 
-        dwk, dwv = dwkv.chunk(2, dim=1)
-        return Weights(
-            wo_DD=scale * self.wo_RDD,
+        # Queries and pairs share weights, and with ``persistent_norm`` the gain, too.
+        if setting.persistent_norm:
+            dwqkv[:, D:] += dpairs
+        dnorm = (dwqkv * wqkv).sum(1)
+        dwqkv *= weights.norm_D[:, None]
+        if not setting.persistent_norm:
+            dwqkv[:, D:] += dpairs
+        dwq, dwk, dwv = dwqkv.chunk(3, 1)
+
+        dgain = order.gather(dgain_RW) * (D // len(setting.slopes_H)) ** -0.5
+        q_norm, k_norm = weights.q_norm_D, weights.k_norm_D
+        return LayerWeights(
+            norm_D=dnorm,
+            wq_DD=dwq,
+            wk_DD=dwk,
+            wv_DD=dwv,
+            q_norm_D=None if k_norm is None else dgain * k_norm,
+            k_norm_D=None if q_norm is None else dgain * q_norm,
+            wo_DD=setting.scale * order.gather(self.out_RDW.mT).mT,
             mlp_norm_D=(self.up_RFD * weights.up_FD).sum(1),
             up_FD=self.up_RFD * weights.mlp_norm_D[:, None],
-            down_DF=scale * self.down_RDF,
-            kv_norm_D=dkv_norm,
-            wk_DD=dwk,
-            k_norm_D=dk_norm,
-            wv_DD=dwv,
+            down_DF=setting.scale * self.down_RDF,
         )
+
+
+def query_gain(weights: LayerWeights, setting: Setting, order: Order) -> Tensor:
+    """Return the factor (R, W) of normed queries: 1/sqrt(K) and both gains, which meet in the logits."""
+    K = weights.norm_D.shape[1] // len(setting.slopes_H)
+    gain = torch.full_like(weights.norm_D, K**-0.5)
+    if weights.q_norm_D is not None and weights.k_norm_D is not None:
+        gain *= weights.q_norm_D * weights.k_norm_D
+    return order.spread(gain)

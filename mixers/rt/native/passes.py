@@ -1,7 +1,8 @@
-"""Both passes of the recurrence in C: its tensors, its threads, and products over all positions."""
+"""Both passes of a layer in C: its tensors, its threads, and products over all positions."""
 
 import ctypes
-import threading
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,28 +10,33 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
+from mixers.ops.native.library import compiled
+from mixers.ops.native.threads import share_among_threads, workers_for
 from mixers.ops.numerics import NORM_EPS
-from mixers.rt.naive import Weights
-from mixers.rt.native.library import library
-from mixers.rt.native.matrices import Matrices
+from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.rt.native.matrices import Matrices, Order, Setting, query_gain
+from mixers.rt.weights import LayerWeights
+
+SOURCE = Path(__file__).with_name("layer.c")
 
 GROUP = 24
 """Sequences of a group, at most; the weights are read once for each position of a group."""
 
-TENSORS = (
-    *("q", "k", "v", "slopes", "gain"),
-    *("out", "up", "down", "pairs"),
-    *("a", "n", "n_scale", "g", "g_slope", "m", "m_scale", "c", "c_scale", "keys", "values", "top", "share"),
-    *("x", "z"),
-    *("dz", "dq", "dk", "dv", "dgain", "dpairs", "dy", "dh", "du"),
+MATRICES = ("project", "out", "up", "down", "pairs")
+KEPT = (
+    *("x_norm", "x_scale", "q", "q_scale", "k", "k_scale", "v", "keys", "keys_scale", "values", "top", "share"),
+    *("a", "n", "n_scale", "g", "g_slope", "m", "m_scale"),
 )
-"""Tensors of ``struct call`` in recurrence.c, which tells their shapes."""
-KEPT = TENSORS[TENSORS.index("a") : TENSORS.index("x")]
-SIZES = ("B", "T", "F", "kv_norm")
+TENSORS = (
+    *("slopes", "gain", *MATRICES, *KEPT, "x", "z"),
+    *("dz", "dx", "dgain", "dproject", "dpairs", "dy", "dh", "du"),
+)
+"""Tensors of ``struct call`` in layer.c, which tells their shapes."""
+SIZES = ("B", "T", "F", "qk_norm", "kv_norm")
 
 
 class _Call(ctypes.Structure):
-    """``struct call`` in recurrence.c."""
+    """``struct call`` in layer.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in TENSORS),
@@ -39,116 +45,114 @@ class _Call(ctypes.Structure):
     )
 
 
-def native_forward(
-    x_RBTD: Tensor,
-    q_RBTD: Tensor,
-    k_RBTD: Tensor,
-    v_RBTD: Tensor,
-    weights: Weights,
-    slopes_H: Tensor,
-    scale: float,
-    block: int,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs of the recurrence.
-
-    Args:
-        x_RBTD, q_RBTD, k_RBTD, v_RBTD, weights: as in ``naive_recurrence``, each with a leading run axis, all in one
-            dtype, float32 or float64.
-        slopes_H, scale: as in ``naive_recurrence``.
-        block: 1.
+@cache
+def library(dtype: torch.dtype, heads: int, head_dim: int) -> ctypes.CDLL | None:
+    """Return the compiled layer for a precision, and numbers of heads H and of a head's channels K.
 
     Returns:
-        Outputs z (R, B, T, D), and tensors that ``native_backward`` takes as ``saved``.
+        The library; None where no C compiler works.
     """
-    recurrence = _Recurrence(q_RBTD, k_RBTD, v_RBTD, weights, slopes_H)
-    R, B, T, D = x_RBTD.shape
-    hidden, new = weights.up_FD.shape[1], x_RBTD.new_empty
+    found = compiled(SOURCE, dtype, H=heads, K=head_dim)
+    if found is None:
+        return None
 
-    kept = {
-        **{name: new(R, T, B, D) for name in ("a", "n", "m", "c")},
-        **{name: new(R, T, B) for name in ("n_scale", "m_scale", "c_scale")},
-        **{name: new(R, T, B, hidden) for name in ("g", "g_slope")},
-        **{name: new(R, B, T, recurrence.pair_size) for name in ("keys", "values")},
-        **{name: new(R, B, T, recurrence.softmax_size) for name in ("top", "share")},
-    }
-    matrices = Matrices._make(w.mT for w in Matrices.of(weights, scale))
-    z_RBTD = new(R, B, T, D)
-    recurrence.run("forward", matrices, {**kept, "x": x_RBTD.contiguous(), "z": z_RBTD})
-    return z_RBTD, tuple(kept[name] for name in KEPT)
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name in ("panel", "pair_size", "softmax_size", "channel"):
+        getattr(found, name).restype = number
+    found.channel.argtypes = [number]
+    for name in ("forward", "backward"):
+        scratch, run = getattr(found, f"{name}_scratch"), getattr(found, name)
+        scratch.restype, scratch.argtypes = number, [pointer, number]
+        run.restype, run.argtypes = None, [pointer, number, number, number, pointer]
+    return found
 
 
-def native_backward(
-    dz_RBTD: Tensor,
-    x_RBTD: Tensor,
-    q_RBTD: Tensor,
-    k_RBTD: Tensor,
-    v_RBTD: Tensor,
-    weights: Weights,
-    slopes_H: Tensor,
-    scale: float,
-    block: int,
-    z_RBTD: Tensor,
-    saved: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
-    """Gradients of x, q, k, v (each R, B, T, D) and of the weights.
+def native_method(setting: Setting) -> Method:
+    """Outputs (R, B, T, D) of a layer, as an operation on inputs (R, B, T, D) and the fields of ``LayerWeights``.
 
-    Arguments are the gradient of the outputs, the arguments of ``native_forward``, its outputs, and its saved tensors.
-    """
-    recurrence = _Recurrence(q_RBTD, k_RBTD, v_RBTD, weights, slopes_H)
-    R, B, T, D = x_RBTD.shape
-    new, kept = x_RBTD.new_empty, dict(zip(KEPT, saved, strict=True))
-
-    # Activations.
-    gradients = {
-        "dz": dz_RBTD.contiguous(),
-        **{name: new(R, B, T, D) for name in ("dq", "dk", "dv")},
-        **{name: new(R, T, B, D) for name in ("dgain", "dy", "du")},
-        "dpairs": new(R, T, B, 2 * D),
-        "dh": torch.empty_like(kept["g"]),
-    }
-    matrices = Matrices.of(weights, scale)
-    recurrence.run("backward", matrices, {**kept, **gradients})
-
-    # Weights, all positions at once.
-    names = (("du", "a"), ("dh", "n"), ("dy", "g"), ("dpairs", "m"))
-    products = (gradients[dy].flatten(1, 2).mT @ kept[y].flatten(1, 2) for dy, y in names)
-    dk_norm = None if weights.k_norm_D is None else gradients["dgain"].sum((1, 2))
-    dweights = Matrices._make(products).through(weights, scale, dk_norm)
-
-    return gradients["du"].transpose(1, 2), *(gradients[name] for name in ("dq", "dk", "dv")), dweights
-
-
-class _Recurrence:
-    """What the calls of both passes share.
-
-    Attributes:
-        pair_size: numbers that a key or a value takes in the order of attention.
-        softmax_size: numbers that the softmax of a query keeps for the backward pass, each of two kinds.
+    All are in one dtype, float32 or float64, on the CPU.
     """
 
-    def __init__(self, q_RBTD: Tensor, k_RBTD: Tensor, v_RBTD: Tensor, weights: Weights, slopes_H: Tensor) -> None:
-        self._runs, B, T, D = q_RBTD.shape
-        found = library(q_RBTD.dtype, len(slopes_H), D // len(slopes_H))
+    def forward(x_RBTD: Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
+        return _Layer(x_RBTD, LayerWeights(*tensors), setting).forward()
+
+    def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
+        (dz_RBTD,), (x_RBTD, *weights) = gradients, tensors
+        dx_RBTD, dweights = _Layer(x_RBTD, LayerWeights(*weights), setting).backward(dz_RBTD, saved)
+        return dx_RBTD, *dweights
+
+    return Method(forward, backward, label="rt native")
+
+
+class _Layer:
+    """Both passes of one layer."""
+
+    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
+        self._x_RBTD, self._weights, self._setting = x_RBTD.contiguous(), weights, setting
+        heads = len(setting.slopes_H)
+        found = library(x_RBTD.dtype, heads, x_RBTD.shape[3] // heads)
         assert found is not None  # the dispatch asked before
-        self._library = found
-        self.pair_size, self.softmax_size = found.pair_size(), found.softmax_size()
+        self._library, self._order = found, _order(found, x_RBTD.shape[3])
 
+        # What both passes read.
         self._tensors = {
-            "q": q_RBTD.contiguous(),
-            "k": k_RBTD.contiguous(),
-            "v": v_RBTD.contiguous(),
-            "slopes": slopes_H.to(q_RBTD),
+            "slopes": setting.slopes_H.to(x_RBTD),
+            "gain": query_gain(weights, setting, self._order),
         }
-        if weights.k_norm_D is not None:
-            self._tensors["gain"] = weights.k_norm_D.contiguous()
         self._sizes = {
-            "B": B,
-            "T": T,
+            "B": x_RBTD.shape[1],
+            "T": x_RBTD.shape[2],
             "F": weights.up_FD.shape[1],
-            "kv_norm": weights.kv_norm_D is not None,
+            "qk_norm": weights.k_norm_D is not None,
+            "kv_norm": setting.persistent_norm,
         }
 
-    def run(self, name: str, matrices: Matrices, tensors: dict[str, Tensor]) -> None:
+    def forward(self) -> tuple[Tensors, Tensors]:
+        """Return ``(outputs,)``, and what ``backward`` takes as ``saved``."""
+        R, B, T, D = self._x_RBTD.shape
+        W, hidden, new = self._library.pair_size(), self._sizes["F"], self._x_RBTD.new_empty
+
+        kept = {
+            "x_norm": new(R, B, T, D),
+            **{name: new(R, B, T, W) for name in ("q", "k", "v", "keys", "values")},
+            **{name: new(R, B, T) for name in ("x_scale", "q_scale", "k_scale", "keys_scale")},
+            **{name: new(R, B, T, self._library.softmax_size()) for name in ("top", "share")},
+            "a": new(R, T, B, W),
+            **{name: new(R, T, B, D) for name in ("n", "m")},
+            **{name: new(R, T, B) for name in ("n_scale", "m_scale")},
+            **{name: new(R, T, B, hidden) for name in ("g", "g_slope")},
+        }
+        matrices = Matrices._make(w.mT for w in Matrices.of(self._weights, self._setting, self._order))
+        z_RBTD = torch.empty_like(self._x_RBTD)
+        self._run("forward", matrices, {**kept, "x": self._x_RBTD, "z": z_RBTD})
+        return (z_RBTD,), tuple(kept[name] for name in KEPT)
+
+    def backward(self, dz_RBTD: Tensor, saved: Tensors) -> tuple[Tensor, LayerWeights]:
+        """Return the gradients of inputs and weights from those of the outputs."""
+        R, B, T, D = self._x_RBTD.shape
+        W, new, kept = self._library.pair_size(), dz_RBTD.new_empty, dict(zip(KEPT, saved, strict=True))
+
+        # Activations.
+        gradients = {
+            "dz": dz_RBTD.contiguous(),
+            "dx": new(R, B, T, D),
+            "dgain": new(R, B, W),
+            "dproject": new(R, B, T, 3 * W),
+            "dpairs": new(R, T, B, 2 * W),
+            **{name: new(R, T, B, D) for name in ("dy", "du")},
+            "dh": torch.empty_like(kept["g"]),
+        }
+        matrices = Matrices.of(self._weights, self._setting, self._order)
+        self._run("backward", matrices, {**kept, **gradients})
+
+        # Weights, all positions at once.
+        names = (("dproject", "x_norm"), ("du", "a"), ("dh", "n"), ("dy", "g"), ("dpairs", "m"))
+        products = (gradients[dy].flatten(1, 2).mT @ kept[y].flatten(1, 2) for dy, y in names)
+        dgain_RW = gradients["dgain"].sum(1)
+        dweights = Matrices._make(products).through(self._weights, self._setting, self._order, dgain_RW)
+        return gradients["dx"], dweights
+
+    def _run(self, name: str, matrices: Matrices, tensors: dict[str, Tensor]) -> None:
         """Call a function of the library for all groups of sequences, in as many threads as PyTorch uses.
 
         Args:
@@ -156,36 +160,39 @@ class _Recurrence:
             matrices: as (R, inputs, outputs), each row of inputs times its matrix.
             tensors: tensors of the call that are not of all calls.
         """
-        # Groups of sequences, and scratch memory of the threads.
-        R, B = self._runs, self._sizes["B"]
-        workers = max(1, min(torch.get_num_threads(), R * B))
-        size = min(GROUP, -(-R * B // workers))
-        groups = iter([(r, b, min(size, B - b)) for r in range(R) for b in range(0, B, size)])
+        # Groups of sequences.
+        R, B = self._x_RBTD.shape[:2]
+        size = min(GROUP, -(-R * B // workers_for(R * B)))
+        groups = [(r, b, min(size, B - b)) for r in range(R) for b in range(0, B, size)]
+
+        # Scratch memory of each thread.
         room = getattr(self._library, f"{name}_scratch")(ctypes.byref(_Call(**self._sizes)), size)
-        scratch = self._tensors["q"].new_empty(workers, room)
+        scratch = self._x_RBTD.new_empty(workers_for(len(groups)), room)
         if isinstance(scratch, FakeTensor):
             return  # memory is counted
 
-        # Addresses.
-        panels = zip(("out", "up", "down", "pairs"), map(self._panels, matrices), strict=True)
+        panels = zip(MATRICES, map(self._panels, matrices), strict=True)
         tensors = {**self._tensors, **tensors, **dict(panels)}
         addresses: dict[str, Any] = {field: y.data_ptr() for field, y in tensors.items()}
         call = _Call(**addresses, **self._sizes, eps=NORM_EPS)
 
-        # Threads; each takes the next group until none is left.
-        def work(worker: int) -> None:
-            for group in groups:
-                getattr(self._library, name)(ctypes.byref(call), *group, scratch[worker].data_ptr())
+        def compute(worker: int, group: tuple[int, int, int]) -> None:
+            getattr(self._library, name)(ctypes.byref(call), *group, scratch[worker].data_ptr())
 
-        others = [threading.Thread(target=work, args=(worker,)) for worker in range(1, workers)]
-        for thread in others:
-            thread.start()
-        work(0)
-        for thread in others:
-            thread.join()
+        share_among_threads(groups, compute)
 
     def _panels(self, w_RIO: Tensor) -> Tensor:
         """(R, inputs, outputs) -> (R, outputs / PANEL, inputs, PANEL), with zeros for missing outputs."""
         panel = self._library.panel()
         padded = F.pad(w_RIO, (0, -w_RIO.shape[2] % panel))
         return padded.unflatten(2, (-1, panel)).transpose(1, 2).contiguous()
+
+
+def _order(found: ctypes.CDLL, width: int) -> Order:
+    """Return the order of the channels of attention."""
+    channels = [found.channel(place) for place in range(found.pair_size())]
+    places = {channel: place for place, channel in enumerate(channels)}
+    return Order(
+        channels_W=torch.tensor([width if channel < 0 else channel for channel in channels]),
+        places_D=torch.tensor([places[channel] for channel in range(width)]),
+    )

@@ -31,7 +31,8 @@ from mixers.rt.wavefront.launch import (
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
 from mixers.rt.wavefront.setup import Pass, Setting
-from mixers.rt.wavefront.weights import LayerWeights, Operands, weight_gradients
+from mixers.rt.wavefront.weights import Operands, weight_gradients
+from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):

@@ -29,7 +29,8 @@ from mixers.rt.wavefront.launch import (
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
 from mixers.rt.wavefront.setup import Pass, Setting
-from mixers.rt.wavefront.weights import LayerWeights, Operands
+from mixers.rt.wavefront.weights import Operands
+from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):

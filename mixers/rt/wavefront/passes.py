@@ -54,7 +54,7 @@ from mixers.ops.runs import Method, Optionals, Tensors
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
 from mixers.rt.wavefront.setup import Setting
-from mixers.rt.wavefront.weights import LayerWeights
+from mixers.rt.weights import LayerWeights
 
 HEAD_DIMS = (16, 32, 64, 128)
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mixers.rt.wavefront.launch import row_tile
 from mixers.rt.wavefront.schedule import Schedule
-from mixers.rt.wavefront.weights import LayerWeights, key_gain, operands_of
+from mixers.rt.wavefront.weights import key_gain, operands_of
+from mixers.rt.weights import LayerWeights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,24 +6,7 @@ import torch
 from torch import Tensor
 
 from mixers.ops.kernels.products import through_gain
-
-
-class LayerWeights(NamedTuple):
-    """All weights of a layer, linear maps as (outputs, inputs); queries' and keys' norms may both be absent.
-
-    Inside the wavefront every tensor has a leading axis L of layers or runs.
-    """
-
-    norm_D: Tensor
-    wq_DD: Tensor
-    wk_DD: Tensor
-    wv_DD: Tensor
-    q_norm_D: Tensor | None
-    k_norm_D: Tensor | None
-    wo_DD: Tensor
-    mlp_norm_D: Tensor
-    up_FD: Tensor
-    down_DF: Tensor
+from mixers.rt.weights import LayerWeights
 
 
 class Operands(NamedTuple):

@@ -14,6 +14,7 @@ from mixers.base import ContractError, decayed
 from mixers.contract import explain_vmap_error
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
+from runners.device import keep_freed_memory
 from runners.mad.training.compiled import Step, compiled
 from runners.mad.training.loss import mean_cross_entropy
 from runners.mad.training.optimizer import AdamW
@@ -48,6 +49,8 @@ class Ensemble:
         """
         self.runs = tuple(runs)
         self.device = device
+        if device.type == "cpu":
+            keep_freed_memory()
 
         rows, buffers = [], None
         for run in runs:

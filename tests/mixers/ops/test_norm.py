@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from mixers.ops.native import norm
 from mixers.ops.norm import naive_rms_norm, rms_norm
 
 RUNS, WIDTH = 3, 8
@@ -19,9 +20,22 @@ def draw(*shape: int) -> Tensor:
 def test_outputs_and_gradients_of_all_runs_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
     x, gain, upstream = draw(RUNS, *shape).requires_grad_(), draw(RUNS).requires_grad_(), 2 * draw(RUNS, *shape)
     found, expected = (
-        (y := vmap(norm)(x, gain), *torch.autograd.grad(y, (x, gain), upstream)) for norm in (rms_norm, naive_rms_norm)
+        (y := vmap(function)(x, gain), *torch.autograd.grad(y, (x, gain), upstream))
+        for function in (rms_norm, naive_rms_norm)
     )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_results_repeat_bitwise_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "NUMBERS_OF_A_PART", 5 * WIDTH)
+    x, gain = draw(RUNS, 23).requires_grad_(), draw(RUNS).requires_grad_()
+    results = []
+    for threads in (1, 3, 16):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        y = vmap(rms_norm)(x, gain)
+        results.append((y, *torch.autograd.grad(y, (x, gain), draw(RUNS, 23))))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    torch.testing.assert_close(results[0][0], vmap(naive_rms_norm)(x, gain), rtol=1e-12, atol=1e-12)
 
 
 def test_a_single_vector_and_rows_of_zeros_have_finite_gradients() -> None:

@@ -1,9 +1,7 @@
-"""The Recurrent Transformer: tiled and native against the oracle, the oracle against the paper's own words."""
+"""The Recurrent Transformer: tiled against the oracle, the oracle against the paper's own words."""
 
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,7 @@ from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights, naive_recurrence
-from mixers.rt.native import library as native_library
-from mixers.rt.native import passes as native_passes
-from mixers.rt.native.library import library
+from mixers.rt.native.passes import library
 from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
 from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
@@ -87,61 +83,6 @@ def test_tiled_equals_naive_in_output_and_every_gradient(length: int, kv_norm: b
     assert_equal_to_oracle("tiled", *case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("nan_filled_scratch")
-@pytest.mark.parametrize("length", [1, 8, 21])
-@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
-@pytest.mark.parametrize(("runs", "batch"), [(1, 1), (2, 3), (1, 29)])
-def test_native_equals_naive_in_output_and_every_gradient(
-    length: int, kv_norm: bool, k_norm: bool, runs: int, batch: int
-) -> None:
-    assert_equal_to_oracle("native", *case(runs, batch, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("nan_filled_scratch")
-def test_native_takes_widths_that_fill_no_vector() -> None:
-    assert_equal_to_oracle("native", *case(2, 5, 11, width=15, heads=5, hidden=21), scale=0.7, block=1)
-
-
-@needs_compiler
-@pytest.mark.parametrize("width", [32, 15])
-def test_native_in_float32_is_as_exact_as_naive(width: int) -> None:
-    inputs, weights, slopes = case(2, 5, 40, width=width, heads=width // 4, hidden=60)
-    names = ["z", *"xqkv", *(f for f, w in zip(Weights._fields, weights, strict=True) if w is not None)]
-    oracle = outputs_and_gradients("naive", inputs, weights, slopes, 0.7, 1)
-
-    low = [y.detach().float().requires_grad_() for y in inputs]
-    low_weights = weights.map(lambda w: w.detach().float().requires_grad_())
-    plain, found = (outputs_and_gradients(name, low, low_weights, slopes, 0.7, 1) for name in ("naive", "native"))
-    for name, want, allowed, got in zip(names, oracle, plain, found, strict=True):
-        assert torch.linalg.vector_norm(got - want) <= 2 * torch.linalg.vector_norm(allowed - want), name
-
-
-@needs_compiler
-def test_native_repeats_bitwise_for_any_number_of_threads_and_leaves_its_arguments_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inputs, weights, slopes = case(2, 31, 19)
-    before = [y.detach().clone() for y in (*inputs, *(w for w in weights if w is not None))]
-    first = outputs_and_gradients("native", inputs, weights, slopes, 0.7, 1)
-    for threads in (1, 3, 16):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert all(map(torch.equal, first, outputs_and_gradients("native", inputs, weights, slopes, 0.7, 1)))
-    assert all(map(torch.equal, before, (*inputs, *(w for w in weights if w is not None))))
-
-
-@needs_compiler
-def test_native_takes_logits_that_overflow_an_exponential() -> None:
-    """Own pairs far above and far below all others: weights of exactly 1 and 0 are part of the softmax."""
-    inputs, weights, slopes = case(1, 2, 32)
-    x, q, _, v = (y.detach() for y in inputs)
-    for factor in (1e4, -1e4):
-        own = (factor * q).requires_grad_()
-        inputs = [x.clone().requires_grad_(), q.clone().requires_grad_(), own, v.clone().requires_grad_()]
-        assert_equal_to_oracle("native", inputs, weights, slopes, scale=0.7, block=1)
-
-
 @pytest.mark.parametrize("implementation", ["tiled", NATIVE])
 def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
     """Costs of models that are too large for the machine are counted with them."""
@@ -155,79 +96,20 @@ def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
     assert x.grad.shape == x.shape
 
 
-def test_the_fields_of_a_native_call_are_those_of_the_source() -> None:
-    declaration = native_library.SOURCE.read_text().partition("struct call {")[2].partition("};")[0]
-    code = re.sub(r"/\*.*?\*/", "", declaration, flags=re.DOTALL)
-    names = re.findall(r"[\w*]+(?=[,;])", code)
-    assert [name.lstrip("*") for name in names] == [name for name, _ in native_passes._Call._fields_]
-
-
-def test_without_a_compiler_tiled_runs_and_only_who_asks_for_native_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    x = torch.zeros(1, 4, 96)
-    native_library.library.cache_clear()
-    log_once.cache_clear()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for compiler in ("no-such-compiler", "false"):
-        monkeypatch.setenv("CC", compiler)
-        assert choose("auto", x, 64, 4, 1) == "tiled"
-        native_library.library.cache_clear()
-    assert caplog.messages == []
-
-    assert choose("native", x, 64, 4, 1) == "tiled"
-    assert "tiled in place of native: no kernel for this machine (no C compiler that works)" in caplog.text
-    assert list(tmp_path.rglob("*.so")) == []
-    native_library.library.cache_clear()
-
-
-@needs_compiler
-def test_native_is_compiled_once_and_replaces_a_damaged_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled: list[str] = []
-
-    def compile_source(command: list[str], path: Path) -> None:
-        compiled.append(path.name)
-        native_library.subprocess.run(
-            [*command, "-x", "c", "-", "-o", str(path)], input=b"long lanes(void) {return 3;}"
-        )
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native_library, "_compile", compile_source)
-    command = native_library._command(torch.float64, 4, 4)
-
-    for _ in range(2):
-        assert native_library._loaded(command).lanes() == 3
-    assert len(compiled) == 1
-    (path,) = (tmp_path / "recurrent-transformer-diagnostics").iterdir()
-
-    # One bit, in a copy: the file itself is in use.
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert native_library._loaded(command).lanes() == 3
-    assert len(compiled) == 2
-    assert list(path.parent.iterdir()) == [path]
-    assert path.read_bytes() == content
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # no folder can be made there
-    assert native_library._loaded(command).lanes() == 3
-
-
 @pytest.mark.parametrize("length", [1, 7, 64])
 @pytest.mark.parametrize("block", [2, 3, 200])
 def test_tiled_equals_naive_in_blocks(length: int, block: int) -> None:
     assert_equal_to_oracle("tiled", *case(1, 2, length), scale=1.0, block=block)
 
 
-@pytest.mark.parametrize("implementation", ["tiled", NATIVE])
-def test_passes_gradcheck(implementation: str) -> None:
+def test_passes_gradcheck() -> None:
     """Against finite differences: implementations could share an error, this could not."""
     inputs, weights, slopes = case(1, 1, 8, width=4, heads=2, hidden=6)
     leaves = [*inputs, *(w for w in weights if w is not None)]
 
     def function(*tensors: Tensor) -> Tensor:
         x, q, k, v, *rest = (tensor[0] for tensor in tensors)
-        return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, implementation)  # type: ignore[arg-type]
+        return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, "tiled")
 
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
 
@@ -339,15 +221,6 @@ def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) 
     expected = naive_recurrence(x, *whole.project(x), weights, whole.slopes_H, 2**-0.5)
     torch.testing.assert_close(ablated(x), expected, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
-
-
-@needs_compiler
-def test_auto_is_native_on_the_cpu_but_for_blocks_and_bfloat16() -> None:
-    q = torch.zeros(1, 4, 96)
-    assert choose("auto", q, 64, 4, 1) == choose("auto", q.double(), 64, 4, 1) == "native"
-    assert choose("auto", q, 64, 4, 2) == choose("auto", q.bfloat16(), 64, 4, 1) == "tiled"
-    with torch.autocast("cpu", torch.bfloat16):
-        assert choose("auto", q, 64, 4, 1) == "tiled"
 
 
 def test_an_unsupported_shape_says_why_it_falls_back(

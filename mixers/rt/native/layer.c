@@ -1,39 +1,23 @@
-/* The recurrence of the Recurrent Transformer and its gradient, for CPUs (Oncescu et al. 2026, arXiv:2604.21215,
-   section 2.2).
+/* A layer of the Recurrent Transformer and its gradient, for CPUs (Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
 
    One call computes all positions of a group of sequences of one run. The weights are read from a cache of the core.
    Groups are independent: any number of threads may work on them, and the result is the same to the last bit.
 
    Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, G sequences of
-   a group. Constant factors are in the matrices.
+   a group. Constant factors and gains are in the matrices. The gain of the keys' norm is with that of the queries.
 
    Attention has the heads side by side in a vector of the processor, so that it adds up nothing within a vector: a
    vector holds one channel of several heads. Where the heads are fewer than the numbers of a vector, it holds channels
-   of several parts of each head. Queries, pairs and their gradients in this order are W numbers, (W / LANES, LANES).
+   of several parts of each head, and then zeros. In this order, queries and pairs have W numbers; the matrices
+   around attention have it, too.
 
    Compile with -DH= the number of heads, -DK= the channels of a head, and -DDOUBLE for float64 in place of float32. */
 
-#ifdef DOUBLE
-#define REAL double
-#else
-#define REAL float
-#endif
+#include "../../ops/native/vectors.h"
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-#define BYTES 64
-#elif defined(__AVX__)
-#define BYTES 32
-#else
-#define BYTES 16
-#endif
-
-#define LANES ((int64_t)(BYTES / sizeof(REAL)))
 #define PANEL (2 * LANES) /* outputs, and */
-#define ROWS 6            /* sequences, whose sums a product keeps in registers */
+#define ROWS 6            /* rows, whose sums a product keeps in registers */
+#define CHUNK (8 * ROWS)  /* rows of a product over positions */
 
 #define LARGEST_POWER(n, limit) (((n) & -(n)) < (limit) ? ((n) & -(n)) : (limit)) /* of two, that divides n */
 #define HEADS LARGEST_POWER((int64_t)H, LANES)         /* heads of a vector */
@@ -43,9 +27,6 @@
 #define BLOCKS (H / HEADS)
 #define W (BLOCKS * BLOCK)
 #define D ((int64_t)H * K)
-#define QUERY_SCALE (1 / (REAL)sqrt(K))
-
-typedef REAL vector __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 
 #ifdef DOUBLE
 typedef int64_t integers __attribute__((vector_size(BYTES)));
@@ -80,37 +61,38 @@ typedef int32_t integers __attribute__((vector_size(BYTES)));
 /* Tensors and sizes of a call. The names and their order are those of `TENSORS` and `SIZES` in passes.py. */
 struct call {
     /* Read by both passes. */
-    const REAL *q;        /* (R, B, T, D) queries */
-    const REAL *k, *v;    /* (R, B, T, D) temporary pairs */
-    const REAL *slopes;   /* (H) of ALiBi */
-    const REAL *gain;     /* (R, D) of the persistent keys' norm; NULL without it */
+    const REAL *slopes;     /* (H) of ALiBi */
+    const REAL *gain;       /* (R, W) of queries: gains of their norm and of the keys' norm, and 1 / sqrt(K) */
 
     /* Matrices in panels: (R, outputs / PANEL, inputs, PANEL); in the backward pass they are transposed. */
-    const REAL *out, *up, *down, *pairs;
+    const REAL *project, *out, *up, *down, *pairs;
 
-    /* Kept by the forward pass for the backward pass. */
-    REAL *a;              /* (R, T, B, D) attention outputs */
-    REAL *n, *n_scale;    /* (R, T, B, D), (R, T, B) normed inputs of the MLP, inverse root mean squares */
-    REAL *g, *g_slope;    /* (R, T, B, F) outputs of the GELU, and its derivative */
-    REAL *m, *m_scale;    /* (R, T, B, D), (R, T, B) normed outputs, inverse root mean squares */
-    REAL *c, *c_scale;    /* (R, T, B, D), (R, T, B) normed persistent keys before their gain */
-    REAL *keys, *values;  /* (R, B, T, W) persistent pairs */
-    REAL *top, *share;    /* (R, B, T, BLOCKS, LANES) largest logit, and inverse of the softmax's denominator */
+    /* Kept by the forward pass for the backward pass. A scale is the inverse root mean square of a norm. */
+    REAL *x_norm, *x_scale; /* (R, B, T, D), (R, B, T) normed inputs */
+    REAL *q, *q_scale;      /* (R, B, T, W), (R, B, T) normed queries */
+    REAL *k, *k_scale, *v;  /* (R, B, T, W), (R, B, T), (R, B, T, W) temporary pairs, keys normed */
+    REAL *keys, *keys_scale, *values; /* the same of persistent pairs */
+    REAL *top, *share;      /* (R, B, T, BLOCKS, LANES) largest logit, and inverse of the softmax's denominator */
+    REAL *a;                /* (R, T, B, W) attention outputs */
+    REAL *n, *n_scale;      /* (R, T, B, D), (R, T, B) normed inputs of the MLP */
+    REAL *g, *g_slope;      /* (R, T, B, F) outputs of the GELU, and its derivative */
+    REAL *m, *m_scale;      /* (R, T, B, D), (R, T, B) normed outputs */
 
     /* Forward pass. */
-    const REAL *x;        /* (R, B, T, D) inputs */
-    REAL *z;              /* (R, B, T, D) outputs */
+    const REAL *x;          /* (R, B, T, D) inputs */
+    REAL *z;                /* (R, B, T, D) outputs */
 
     /* Backward pass. */
-    const REAL *dz;       /* (R, B, T, D) gradients of the outputs */
-    REAL *dq, *dk, *dv;   /* (R, B, T, D) gradients of queries and temporary pairs */
-    REAL *dgain;          /* (R, T, B, D) of the keys after their gain */
-    REAL *dpairs;         /* (R, T, B, 2 D) of the outputs of `pairs` */
-    REAL *dy;             /* (R, T, B, D) of the layer's outputs, all parts */
-    REAL *dh;             /* (R, T, B, F) of the GELU's inputs */
-    REAL *du;             /* (R, T, B, D) of the layer's inputs */
+    const REAL *dz;         /* (R, B, T, D) gradients of the outputs */
+    REAL *dx;               /* (R, B, T, D) of the inputs */
+    REAL *dgain;            /* (R, B, W) of the queries' gain, from each sequence */
+    REAL *dproject;         /* (R, B, T, 3 W) of the outputs of `project` */
+    REAL *dpairs;           /* (R, T, B, 2 W) of the outputs of `pairs` */
+    REAL *dy;               /* (R, T, B, D) of the outputs, all parts */
+    REAL *dh;               /* (R, T, B, F) of the GELU's inputs */
+    REAL *du;               /* (R, T, B, D) of the residual stream behind the MLP */
 
-    int64_t B, T, F, kv_norm;
+    int64_t B, T, F, qk_norm, kv_norm;
     double eps;
 };
 
@@ -118,34 +100,22 @@ int64_t panel(void) { return PANEL; }
 int64_t pair_size(void) { return W; }
 int64_t softmax_size(void) { return BLOCKS * LANES; }
 
+/* Channel that place w of the order of attention holds, or -1. */
+int64_t channel(int64_t w) {
+    int64_t lane = w % LANES, part = lane / HEADS, head = w / BLOCK * HEADS + lane % HEADS;
+    return part < PARTS ? head * K + part * CHANNELS + w % BLOCK / LANES : -1;
+}
+
 /* Numbers that a matrix in panels takes. */
 static int64_t size_in_panels(int64_t inputs, int64_t outputs) {
     return inputs * ((outputs + PANEL - 1) / PANEL * PANEL);
 }
-
-static vector load(const REAL *y) { return *(const vector *)y; }
-static void store(REAL *y, vector value) { *(vector *)y = value; }
 
 static void add(REAL *y, vector value) { store(y, load(y) + value); }
 
 /* Lanes of `yes` where `mask` is set, of `no` elsewhere. */
 static vector choose(integers mask, vector yes, vector no) {
     return (vector)((mask & (integers)yes) | (~mask & (integers)no));
-}
-
-static REAL sum_of(vector y) {
-    for (int64_t n = LANES / 2; n > 0; n /= 2)
-        for (int64_t i = 0; i < n; i++) y[i] += y[i + n];
-    return y[0];
-}
-
-static REAL dot(const REAL *a, const REAL *b, int64_t count) {
-    vector sums = {};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) sums += load(a + i) * load(b + i);
-    REAL sum = sum_of(sums);
-    for (; i < count; i++) sum += a[i] * b[i];
-    return sum;
 }
 
 /* e^x for x <= 0: 2^n e^r with |r| <= log(2) / 2. Zero where the result is no normal number. */
@@ -229,38 +199,39 @@ static void product(int64_t rows, int64_t inputs, int64_t outputs, const REAL *r
         }
 }
 
-/* RMS norm of a vector; returns the inverse root mean square. */
-static REAL norm(double eps, const REAL *y, REAL *out) {
-    REAL scale = 1 / (REAL)sqrt(dot(y, y, D) / D + eps);
-    for (int64_t d = 0; d < D; d++) out[d] = scale * y[d];
+/* RMS norm of D channels, which are in `count` numbers; returns the inverse root mean square. */
+static REAL norm(int64_t count, double eps, const REAL *y, REAL *out) {
+    REAL scale = 1 / (REAL)sqrt(dot(y, y, count) / D + eps);
+    for (int64_t i = 0; i < count; i++) out[i] = scale * y[i];
     return scale;
 }
 
 /* Adds the gradient of the vector of which `n` is the RMS norm: scale (dn - n mean(n dn)). */
-static void norm_backward(REAL scale, const REAL *n, const REAL *dn, REAL *add) {
-    REAL mean = dot(n, dn, D) / D;
-    for (int64_t d = 0; d < D; d++) add[d] += scale * (dn[d] - n[d] * mean);
+static void norm_backward(int64_t count, REAL scale, const REAL *n, const REAL *dn, REAL *add) {
+    REAL mean = dot(n, dn, count) / D;
+    for (int64_t i = 0; i < count; i++) add[i] += scale * (dn[i] - n[i] * mean);
 }
 
-/* Copies D numbers into the order of attention, times a factor. */
-static void to_lanes(REAL factor, const REAL *restrict from, REAL *restrict to) {
-    if (HEADS * PARTS < LANES) memset(to, 0, W * sizeof(REAL));
-    for (int64_t block = 0; block < BLOCKS; block++)
-        for (int64_t c = 0; c < CHANNELS; c++)
-            for (int64_t part = 0; part < PARTS; part++)
-                for (int64_t head = 0; head < HEADS; head++)
-                    to[block * BLOCK + c * LANES + part * HEADS + head] =
-                        factor * from[(block * HEADS + head) * K + part * CHANNELS + c];
+/* The same for queries and keys, which may have no norm; sets the gradient. */
+static void qk_norm_backward(const struct call *s, REAL scale, const REAL *n, const REAL *dn, REAL *dy) {
+    if (s->qk_norm) {
+        memset(dy, 0, W * sizeof(REAL));
+        norm_backward(W, scale, n, dn, dy);
+    } else
+        memcpy(dy, dn, W * sizeof(REAL));
 }
 
-/* Copies W numbers back into the order of heads and their channels, times a factor. */
-static void from_lanes(REAL factor, const REAL *restrict from, REAL *restrict to) {
-    for (int64_t block = 0; block < BLOCKS; block++)
-        for (int64_t head = 0; head < HEADS; head++)
-            for (int64_t part = 0; part < PARTS; part++)
-                for (int64_t c = 0; c < CHANNELS; c++)
-                    to[(block * HEADS + head) * K + part * CHANNELS + c] =
-                        factor * from[block * BLOCK + c * LANES + part * HEADS + head];
+static REAL qk_norm(const struct call *s, const REAL *y, REAL *out) {
+    if (s->qk_norm) return norm(W, s->eps, y, out);
+    memcpy(out, y, W * sizeof(REAL));
+    return 1;
+}
+
+/* Writes the slopes in the order of vectors of heads. */
+static void slopes_in_lanes(const REAL *slopes, REAL *to) {
+    memset(to, 0, BLOCKS * LANES * sizeof(REAL));
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t part = 0; part < PARTS; part++) to[h / HEADS * LANES + part * HEADS + h % HEADS] = slopes[h];
 }
 
 /* Inner products of the heads of a block, each in the lanes of all parts of its head. */
@@ -342,129 +313,139 @@ static void attend_backward(int64_t t, const REAL *slopes, const REAL *q, const 
     }
 }
 
-/* Writes the slopes in the order of vectors of heads. */
-static void slopes_in_lanes(const REAL *slopes, REAL *to) {
-    for (int64_t h = 0; h < H; h++)
-        for (int64_t part = 0; part < PARTS; part++) to[h / HEADS * LANES + part * HEADS + h % HEADS] = slopes[h];
-}
-
 /* Numbers that a call needs for itself, for a group of G sequences. */
 int64_t forward_scratch(const struct call *s, int64_t G) {
-    return G * (3 * D + s->F) + 4 * W + (s->T + BLOCKS) * LANES;
+    return G * (D + 2 * W + s->F) + 3 * W * CHUNK + W + (s->T + BLOCKS) * LANES;
 }
 int64_t backward_scratch(const struct call *s, int64_t G) {
-    return G * (3 * D + s->F) + 8 * W + BLOCKS * LANES + 2 * G * s->T * W;
+    return G * (D + W + s->F) + CHUNK * D + 4 * W + BLOCKS * LANES + 2 * G * s->T * W;
+}
+
+/* Queries and temporary pairs of `count` positions that begin with `first`, counted over all sequences. */
+static void project(const struct call *s, int64_t r, int64_t first, int64_t count, REAL *scratch) {
+    for (int64_t i = first; i < first + count; i++)
+        s->x_scale[i] = norm(D, s->eps, s->x + i * D, s->x_norm + i * D);
+
+    product(count, D, 3 * W, s->x_norm + first * D, s->project + r * size_in_panels(D, 3 * W), scratch);
+    for (int64_t i = first; i < first + count; i++, scratch += 3 * W) {
+        s->q_scale[i] = qk_norm(s, scratch, s->q + i * W);
+        s->k_scale[i] = qk_norm(s, scratch + W, s->k + i * W);
+        memcpy(s->v + i * W, scratch + 2 * W, W * sizeof(REAL));
+    }
 }
 
 /* Forward pass of all positions of sequences [first, first + G) of run r:
 
-   1. a = attention to earlier persistent pairs and the own temporary one.
-   2. u = x + s Wo a.
-   3. z = u + s MLP(RMS(u)).
-   4. k = RMS[K RMS(z)], v = V RMS(z), the persistent pair of position t. */
+   1. q, k, v = RMS[Q RMS(x)], RMS[K RMS(x)], V RMS(x): queries and temporary pairs.
+
+   Then for each position:
+
+   2. a = attention to earlier persistent pairs and the own temporary one.
+   3. u = x + s Wo a.
+   4. z = u + s MLP(RMS(u)).
+   5. k = RMS[K RMS(z)], v = V RMS(z), the persistent pair. */
 void forward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
-    int64_t B = s->B, T = s->T, F = s->F;
-    REAL *u = scratch, *kv = u + G * D, *h = kv + 2 * G * D;
-    REAL *q = h + G * F, *k = q + W, *v = k + W, *o = v + W, *slopes = o + W, *logits = slopes + BLOCKS * LANES;
-    const REAL *out = s->out + r * size_in_panels(D, D);
+    int64_t B = s->B, T = s->T, F = s->F, begin = (r * B + first) * T, end = begin + G * T;
+    REAL *u = scratch, *kv = u + G * D, *h = kv + 2 * G * W, *qkv = h + G * F, *q = qkv + 3 * W * CHUNK;
+    REAL *slopes = q + W, *logits = slopes + BLOCKS * LANES;
+    const REAL *out = s->out + r * size_in_panels(W, D);
     const REAL *up = s->up + r * size_in_panels(D, F);
     const REAL *down = s->down + r * size_in_panels(F, D);
-    const REAL *pairs = s->pairs + r * size_in_panels(D, 2 * D);
+    const REAL *pairs = s->pairs + r * size_in_panels(D, 2 * W);
     slopes_in_lanes(s->slopes, slopes);
+
+    for (int64_t i = begin; i < end; i += CHUNK) project(s, r, i, i + CHUNK < end ? CHUNK : end - i, qkv); /* 1 */
 
     for (int64_t t = 0; t < T; t++) {
         int64_t here = (r * T + t) * B + first; /* of the group's first sequence, positions first */
-        REAL *a = s->a + here * D, *n = s->n + here * D, *m = s->m + here * D, *c = s->c + here * D;
-        REAL *g = s->g + here * F;
+        REAL *a = s->a + here * W, *n = s->n + here * D, *m = s->m + here * D, *g = s->g + here * F;
 
-        for (int64_t b = 0; b < G; b++) { /* 1 */
-            int64_t sequence = r * B + first + b, i = sequence * T + t, pair = sequence * T * W;
-            to_lanes(QUERY_SCALE, s->q + i * D, q);
-            to_lanes(1, s->k + i * D, k);
-            to_lanes(1, s->v + i * D, v);
-            attend(t, slopes, q, k, v, s->keys + pair, s->values + pair, logits, o, s->top + i * BLOCKS * LANES,
-                   s->share + i * BLOCKS * LANES);
-            from_lanes(1, o, a + b * D);
+        for (int64_t b = 0; b < G; b++) { /* 2 */
+            int64_t sequence = begin + b * T, i = sequence + t;
+            for (int64_t w = 0; w < W; w++) q[w] = s->gain[r * W + w] * s->q[i * W + w];
+            attend(t, slopes, q, s->k + i * W, s->v + i * W, s->keys + sequence * W, s->values + sequence * W, logits,
+                   a + b * W, s->top + i * BLOCKS * LANES, s->share + i * BLOCKS * LANES);
         }
 
-        product(G, D, D, a, out, u);
-        for (int64_t b = 0; b < G; b++) { /* 2 */
-            const REAL *x = s->x + ((r * B + first + b) * T + t) * D;
+        product(G, W, D, a, out, u);
+        for (int64_t b = 0; b < G; b++) { /* 3 */
+            const REAL *x = s->x + (begin + b * T + t) * D;
             for (int64_t d = 0; d < D; d++) u[b * D + d] += x[d];
-            s->n_scale[here + b] = norm(s->eps, u + b * D, n + b * D);
+            s->n_scale[here + b] = norm(D, s->eps, u + b * D, n + b * D);
         }
 
         product(G, D, F, n, up, h);
         gelu(G * F, h, g, s->g_slope + here * F);
         product(G, F, D, g, down, kv);
-        for (int64_t b = 0; b < G; b++) { /* 3 */
-            REAL *z = s->z + ((r * B + first + b) * T + t) * D;
+        for (int64_t b = 0; b < G; b++) { /* 4 */
+            REAL *z = s->z + (begin + b * T + t) * D;
             for (int64_t d = 0; d < D; d++) z[d] = u[b * D + d] + kv[b * D + d];
             if (s->kv_norm)
-                s->m_scale[here + b] = norm(s->eps, z, m + b * D);
+                s->m_scale[here + b] = norm(D, s->eps, z, m + b * D);
             else
                 memcpy(m + b * D, z, D * sizeof(REAL));
         }
 
-        product(G, D, 2 * D, m, pairs, kv);
-        for (int64_t b = 0; b < G; b++) { /* 4 */
-            int64_t pair = ((r * B + first + b) * T + t) * W;
-            REAL *key = kv + 2 * b * D;
-            if (s->gain) {
-                s->c_scale[here + b] = norm(s->eps, key, c + b * D);
-                for (int64_t d = 0; d < D; d++) key[d] = s->gain[r * D + d] * c[b * D + d];
-            }
-            to_lanes(1, key, s->keys + pair);
-            to_lanes(1, key + D, s->values + pair);
+        product(G, D, 2 * W, m, pairs, kv);
+        for (int64_t b = 0; b < G; b++) { /* 5 */
+            int64_t i = begin + b * T + t;
+            s->keys_scale[i] = qk_norm(s, kv + 2 * b * W, s->keys + i * W);
+            memcpy(s->values + i * W, kv + (2 * b + 1) * W, W * sizeof(REAL));
         }
+    }
+}
+
+/* Gradients of the inputs of `count` positions that begin with `first`, from those of `project` and of u. */
+static void project_backward(const struct call *s, int64_t r, int64_t first, int64_t count, REAL *dn) {
+    product(count, 3 * W, D, s->dproject + first * 3 * W, s->project + r * size_in_panels(3 * W, D), dn);
+    for (int64_t i = first; i < first + count; i++, dn += D) {
+        int64_t sequence = i / s->T, here = (r * s->T + i % s->T) * s->B + sequence - r * s->B;
+        memcpy(s->dx + i * D, s->du + here * D, D * sizeof(REAL));
+        norm_backward(D, s->x_scale[i], s->x_norm + i * D, dn, s->dx + i * D);
     }
 }
 
 /* Backward pass of all positions of sequences [first, first + G) of run r, last position first:
 
-   1. Gradients of the persistent pair, which later queries have added up, and from them of K RMS(z).
+   1. Gradients of the persistent pair, which later queries have added up, and from them of K RMS(z) and V RMS(z).
    2. dy = dz + what the pair sends back.
    3. du = dy + what the MLP sends back.
    4. da = s Wo^T du.
-   5. Gradients of the query, its temporary pair and all earlier persistent pairs. */
+   5. Gradients of the query, its temporary pair and all earlier persistent pairs.
+
+   Then for all positions:
+
+   6. dx = du + what queries and temporary pairs send back. */
 void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
-    int64_t B = s->B, T = s->T, F = s->F;
-    REAL *da = scratch, *dn = da + G * D, *dg = dn + 2 * G * D;
-    REAL *q = dg + G * F, *k = q + W, *v = k + W, *o = v + W, *d_o = o + W, *dq = d_o + W, *dk = dq + W, *dv = dk + W;
-    REAL *slopes = dv + W, *dkeys = slopes + BLOCKS * LANES, *dvalues = dkeys + G * T * W;
-    const REAL *out = s->out + r * size_in_panels(D, D);
+    int64_t B = s->B, T = s->T, F = s->F, begin = (r * B + first) * T, end = begin + G * T;
+    REAL *da = scratch, *dn = da + G * W, *dg = dn + G * D, *dnx = dg + G * F, *q = dnx + CHUNK * D;
+    REAL *dq = q + W, *dn_q = dq + W, *dk = dn_q + W;
+    REAL *slopes = dk + W, *dkeys = slopes + BLOCKS * LANES, *dvalues = dkeys + G * T * W;
+    const REAL *gain = s->gain + r * W;
+    const REAL *out = s->out + r * size_in_panels(D, W);
     const REAL *up = s->up + r * size_in_panels(F, D);
     const REAL *down = s->down + r * size_in_panels(D, F);
-    const REAL *pairs = s->pairs + r * size_in_panels(2 * D, D);
+    const REAL *pairs = s->pairs + r * size_in_panels(2 * W, D);
     slopes_in_lanes(s->slopes, slopes);
     memset(dkeys, 0, 2 * G * T * W * sizeof(REAL));
+    memset(s->dgain + (r * B + first) * W, 0, G * W * sizeof(REAL));
 
     for (int64_t t = T - 1; t >= 0; t--) {
         int64_t here = (r * T + t) * B + first;
-        const REAL *a = s->a + here * D, *n = s->n + here * D, *m = s->m + here * D, *c = s->c + here * D;
-        const REAL *slope = s->g_slope + here * F;
-        REAL *dpairs = s->dpairs + here * 2 * D, *dy = s->dy + here * D, *dh = s->dh + here * F, *du = s->du + here * D;
+        const REAL *a = s->a + here * W, *n = s->n + here * D, *m = s->m + here * D, *slope = s->g_slope + here * F;
+        REAL *dpairs = s->dpairs + here * 2 * W, *dy = s->dy + here * D, *dh = s->dh + here * F, *du = s->du + here * D;
 
         for (int64_t b = 0; b < G; b++) { /* 1 */
-            REAL *dkey = dpairs + 2 * b * D;
-            from_lanes(1, dkeys + (b * T + t) * W, dkey);
-            from_lanes(1, dvalues + (b * T + t) * W, dkey + D);
-            if (s->gain) {
-                REAL *dgain = s->dgain + (here + b) * D;
-                for (int64_t d = 0; d < D; d++) {
-                    dgain[d] = dkey[d] * c[b * D + d];
-                    dn[d] = dkey[d] * s->gain[r * D + d];
-                    dkey[d] = 0;
-                }
-                norm_backward(s->c_scale[here + b], c + b * D, dn, dkey);
-            }
+            int64_t i = begin + b * T + t, pair = (b * T + t) * W;
+            qk_norm_backward(s, s->keys_scale[i], s->keys + i * W, dkeys + pair, dpairs + 2 * b * W);
+            memcpy(dpairs + (2 * b + 1) * W, dvalues + pair, W * sizeof(REAL));
         }
 
-        product(G, 2 * D, D, dpairs, pairs, dn);
+        product(G, 2 * W, D, dpairs, pairs, dn);
         for (int64_t b = 0; b < G; b++) { /* 2 */
-            memcpy(dy + b * D, s->dz + ((r * B + first + b) * T + t) * D, D * sizeof(REAL));
+            memcpy(dy + b * D, s->dz + (begin + b * T + t) * D, D * sizeof(REAL));
             if (s->kv_norm)
-                norm_backward(s->m_scale[here + b], m + b * D, dn + b * D, dy + b * D);
+                norm_backward(D, s->m_scale[here + b], m + b * D, dn + b * D, dy + b * D);
             else
                 for (int64_t d = 0; d < D; d++) dy[b * D + d] += dn[b * D + d];
         }
@@ -474,22 +455,25 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
         product(G, F, D, dh, up, dn);
         memcpy(du, dy, G * D * sizeof(REAL));
         for (int64_t b = 0; b < G; b++) /* 3 */
-            norm_backward(s->n_scale[here + b], n + b * D, dn + b * D, du + b * D);
+            norm_backward(D, s->n_scale[here + b], n + b * D, dn + b * D, du + b * D);
 
-        product(G, D, D, du, out, da); /* 4 */
+        product(G, D, W, du, out, da); /* 4 */
 
         for (int64_t b = 0; b < G; b++) { /* 5 */
-            int64_t sequence = r * B + first + b, i = sequence * T + t, pair = sequence * T * W;
-            to_lanes(QUERY_SCALE, s->q + i * D, q);
-            to_lanes(1, s->k + i * D, k);
-            to_lanes(1, s->v + i * D, v);
-            to_lanes(1, a + b * D, o);
-            to_lanes(1, da + b * D, d_o);
-            attend_backward(t, slopes, q, k, v, s->keys + pair, s->values + pair, s->top + i * BLOCKS * LANES,
-                            s->share + i * BLOCKS * LANES, o, d_o, dq, dk, dv, dkeys + b * T * W, dvalues + b * T * W);
-            from_lanes(QUERY_SCALE, dq, s->dq + i * D);
-            from_lanes(1, dk, s->dk + i * D);
-            from_lanes(1, dv, s->dv + i * D);
+            int64_t sequence = begin + b * T, i = sequence + t;
+            REAL *dqkv = s->dproject + i * 3 * W, *dgain = s->dgain + (r * B + first + b) * W;
+            for (int64_t w = 0; w < W; w++) q[w] = gain[w] * s->q[i * W + w];
+            attend_backward(t, slopes, q, s->k + i * W, s->v + i * W, s->keys + sequence * W, s->values + sequence * W,
+                            s->top + i * BLOCKS * LANES, s->share + i * BLOCKS * LANES, a + b * W, da + b * W, dq, dk,
+                            dqkv + 2 * W, dkeys + b * T * W, dvalues + b * T * W);
+
+            for (int64_t w = 0; w < W; w++) dgain[w] += dq[w] * s->q[i * W + w];
+            for (int64_t w = 0; w < W; w++) dn_q[w] = dq[w] * gain[w];
+            qk_norm_backward(s, s->q_scale[i], s->q + i * W, dn_q, dqkv);
+            qk_norm_backward(s, s->k_scale[i], s->k + i * W, dk, dqkv + W);
         }
     }
+
+    for (int64_t i = begin; i < end; i += CHUNK) /* 6 */
+        project_backward(s, r, i, i + CHUNK < end ? CHUNK : end - i, dnx);
 }

@@ -1,0 +1,1 @@
+"""Operations for CPUs in C: a compiler makes them for the processor at hand."""
