@@ -6,10 +6,9 @@
    Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, G sequences of
    a group. Constant factors and gains are in the matrices. The gain of the keys' norm is with that of the queries.
 
-   Attention has the heads side by side in a vector of the processor, so that it adds up nothing within a vector: a
-   vector holds one channel of several heads. Where the heads are fewer than the numbers of a vector, it holds channels
-   of several parts of each head, and then zeros. In this order, queries and pairs have W numbers; the matrices
-   around attention have it, too.
+   Attention has heads side by side: a vector of the processor holds one channel of several heads, so that nothing is
+   added up within a vector. Where heads are too few to fill it, it holds one channel of several parts of each head, and
+   zeros in places that are left. Queries and pairs in this order have W numbers. The matrices yield and take them.
 
    Compile with -DH= the number of heads, -DK= the channels of a head, and -DDOUBLE for float64 in place of float32. */
 
@@ -199,7 +198,7 @@ static void product(int64_t rows, int64_t inputs, int64_t outputs, const REAL *r
         }
 }
 
-/* RMS norm of D channels, which are in `count` numbers; returns the inverse root mean square. */
+/* RMS norm of D channels in `count` numbers, of which the others are zero; returns the inverse root mean square. */
 static REAL norm(int64_t count, double eps, const REAL *y, REAL *out) {
     REAL scale = 1 / (REAL)sqrt(dot(y, y, count) / D + eps);
     for (int64_t i = 0; i < count; i++) out[i] = scale * y[i];
@@ -212,19 +211,20 @@ static void norm_backward(int64_t count, REAL scale, const REAL *n, const REAL *
     for (int64_t i = 0; i < count; i++) add[i] += scale * (dn[i] - n[i] * mean);
 }
 
-/* The same for queries and keys, which may have no norm; sets the gradient. */
+/* RMS norm of a query or key, where they have one. */
+static REAL qk_norm(const struct call *s, const REAL *y, REAL *out) {
+    if (s->qk_norm) return norm(W, s->eps, y, out);
+    memcpy(out, y, W * sizeof(REAL));
+    return 1;
+}
+
+/* Gradient of the query or key of which `n` is `qk_norm`. */
 static void qk_norm_backward(const struct call *s, REAL scale, const REAL *n, const REAL *dn, REAL *dy) {
     if (s->qk_norm) {
         memset(dy, 0, W * sizeof(REAL));
         norm_backward(W, scale, n, dn, dy);
     } else
         memcpy(dy, dn, W * sizeof(REAL));
-}
-
-static REAL qk_norm(const struct call *s, const REAL *y, REAL *out) {
-    if (s->qk_norm) return norm(W, s->eps, y, out);
-    memcpy(out, y, W * sizeof(REAL));
-    return 1;
 }
 
 /* Writes the slopes in the order of vectors of heads. */
@@ -418,9 +418,9 @@ static void project_backward(const struct call *s, int64_t r, int64_t first, int
    6. dx = du + what queries and temporary pairs send back. */
 void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
     int64_t B = s->B, T = s->T, F = s->F, begin = (r * B + first) * T, end = begin + G * T;
-    REAL *da = scratch, *dn = da + G * W, *dg = dn + G * D, *dnx = dg + G * F, *q = dnx + CHUNK * D;
-    REAL *dq = q + W, *dn_q = dq + W, *dk = dn_q + W;
-    REAL *slopes = dk + W, *dkeys = slopes + BLOCKS * LANES, *dvalues = dkeys + G * T * W;
+    REAL *da = scratch, *dn = da + G * W, *dg = dn + G * D, *dnx = dg + G * F;
+    REAL *q = dnx + CHUNK * D, *dq = q + W, *dnq = dq + W, *dnk = dnq + W;
+    REAL *slopes = dnk + W, *dkeys = slopes + BLOCKS * LANES, *dvalues = dkeys + G * T * W;
     const REAL *gain = s->gain + r * W;
     const REAL *out = s->out + r * size_in_panels(D, W);
     const REAL *up = s->up + r * size_in_panels(F, D);
@@ -464,13 +464,13 @@ void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *s
             REAL *dqkv = s->dproject + i * 3 * W, *dgain = s->dgain + (r * B + first + b) * W;
             for (int64_t w = 0; w < W; w++) q[w] = gain[w] * s->q[i * W + w];
             attend_backward(t, slopes, q, s->k + i * W, s->v + i * W, s->keys + sequence * W, s->values + sequence * W,
-                            s->top + i * BLOCKS * LANES, s->share + i * BLOCKS * LANES, a + b * W, da + b * W, dq, dk,
+                            s->top + i * BLOCKS * LANES, s->share + i * BLOCKS * LANES, a + b * W, da + b * W, dq, dnk,
                             dqkv + 2 * W, dkeys + b * T * W, dvalues + b * T * W);
 
             for (int64_t w = 0; w < W; w++) dgain[w] += dq[w] * s->q[i * W + w];
-            for (int64_t w = 0; w < W; w++) dn_q[w] = dq[w] * gain[w];
-            qk_norm_backward(s, s->q_scale[i], s->q + i * W, dn_q, dqkv);
-            qk_norm_backward(s, s->k_scale[i], s->k + i * W, dk, dqkv + W);
+            for (int64_t w = 0; w < W; w++) dnq[w] = dq[w] * gain[w];
+            qk_norm_backward(s, s->q_scale[i], s->q + i * W, dnq, dqkv);
+            qk_norm_backward(s, s->k_scale[i], s->k + i * W, dnk, dqkv + W);
         }
     }
 
