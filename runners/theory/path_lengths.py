@@ -86,7 +86,7 @@ def first_input_jacobians(v_DD: Tensor, alpha: float) -> Tensor:
         return uniform_layer(torch.cat([x_D[None], rest_TD]), v_DD, alpha)[[k - 1 for k in POSITIONS]]
 
     x_D = torch.ones(WIDTH, dtype=torch.float64)
-    jacobians: Tensor = torch.func.jacrev(outputs)(x_D)
+    jacobians: Tensor = torch.autograd.functional.jacobian(outputs, x_D)
     return jacobians
 
 
