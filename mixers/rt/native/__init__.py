@@ -1,1 +1,1 @@
-"""The Recurrent Transformer's recurrence for CPUs, in C."""
+"""Layers of the Recurrent Transformer for CPUs, in C."""
