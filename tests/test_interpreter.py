@@ -1,0 +1,45 @@
+"""Operators of tensors in Triton's interpreter, as ``tests.interpreter`` quickens them, against PyTorch."""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+
+
+@triton.jit
+def operators_kernel(x_ptr, i_ptr, y_ptr, j_ptr, N: tl.constexpr):
+    """y = 1 - x (2 / (x + i)) where i < 3 and i >= 1, else x, read backwards; j = (7 - i) i + a wide integer."""
+    n = tl.arange(0, N)
+    x, i = tl.load(x_ptr + n), tl.load(i_ptr + n)
+    y = tl.where((i < 3) & (i >= 1), 1 - x * (2.0 / (x + i)), x)
+    tl.store(y_ptr + (N - 1) - n, y)
+    wide = tl.load(j_ptr)
+    tl.store(j_ptr + n[:, None] * 1, ((7 - i) * i + wide)[:, None])
+
+
+@triton.jit
+def square_kernel(i_ptr):
+    i = tl.load(i_ptr)
+    tl.store(i_ptr, i * i)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_operators_promote_and_broadcast(count: int) -> None:
+    x, i = torch.linspace(0.5, 2.0, count), torch.arange(count, dtype=torch.int32)
+    y, j = torch.zeros(count), torch.full((count,), 2**40)
+    operators_kernel[(1,)](x, i, y, j, N=count)
+    expected = torch.where((i < 3) & (i >= 1), 1 - x * (2.0 / (x + i)), x)
+    torch.testing.assert_close(y, expected.flip(0), rtol=1e-6, atol=1e-6)
+    assert torch.equal(j, (7 - i.long()) * i + 2**40)
+
+
+def test_int32_overflow_is_an_error_and_int64_has_room() -> None:
+    with pytest.raises(Exception, match="int32 overflow in __mul__"):
+        square_kernel[(1,)](torch.tensor([2**16], dtype=torch.int32))
+    wide = torch.tensor([2**16])
+    square_kernel[(1,)](wide)
+    assert wide.item() == 2**32
