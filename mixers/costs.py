@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from mixers.base import Layer, Shape, State, log_once
 
@@ -149,6 +148,8 @@ def count_flops(layer: Layer, length: int) -> int:
 
 def operations(module: nn.Module, inputs: Tensor) -> int:
     """Count the operations of a module's forward pass, as far as ``FlopCounterMode`` sees them."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes a second
+
     counter = FlopCounterMode(display=False)
     with _unfused(), counter:
         module(inputs)

@@ -16,11 +16,9 @@ from typing import Any, NoReturn
 
 import tyro
 
-from mixers.origin import is_raised_by_user, origin, where
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_status
-from runners.memory import lacks_memory
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
 """What helps when memory runs out."""
@@ -86,6 +84,9 @@ def _run(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
 
     except (Exception, SystemExit) as error:
+        from mixers.origin import is_raised_by_user, origin  # imports PyTorch, as most programs have done by now
+        from runners.memory import lacks_memory
+
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
         if isinstance(error, SystemExit) and not is_raised_by_user(error):
             raise
@@ -131,6 +132,8 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # ``run_command`` handles it
         raise
     except kinds as error:
+        from mixers.origin import where
+
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         advice = ": free some space, then the same command resumes" if full else ""
         fail(" ".join(f"{where(error)}{error}".split()) + advice)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from mixers.transformer import Transformer
-from runners import cli
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
@@ -44,7 +43,7 @@ def test_a_lack_of_memory_is_one_line(
     def main() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "origin", lambda error: None)  # not of a user's file, as this one is
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
 
     with pytest.raises(SystemExit) as stop:
         run_command(main, "interrupted")
