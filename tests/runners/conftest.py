@@ -27,6 +27,12 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are composed, and their files are empty: to draw one takes a second."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
+
+
+@pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
     from runners.mad import __main__ as mad  # needs libraries that tests on a GPU do without

@@ -6,6 +6,13 @@ from runners.mad.experiment import Experiment
 from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments
 
+TINY = [
+    *("--task.length", "16", "--task.train-examples", "64", "--task.eval-examples", "30", "--batch-size", "16"),
+    *("--width", "16", "--mlp-width", "32", "--device", "cpu", "--evaluations", "3", "--steps", "6"),
+]
+"""A small task and a small layer on a CPU."""
+HEADS = ["--mixer.heads", "2"]
+
 
 def planned(
     arguments: Sequence[str], say: Callable[[str], None] = lambda line: None

@@ -1,0 +1,172 @@
+"""What a command refuses: one line says why, and nothing is written."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from runners.mad import __main__ as mad
+from tests.runners.mad.commands import HEADS, TINY
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mixer", "nope", "--task", "compression"], "no mixer 'nope': choose from transformer, sliding-attention"),
+        (["--mixer", "rt", "--task", "nope"], "no task 'nope': choose from in-context-recall"),
+        (
+            ["--mixer", "rt", "--task", "compression", "--mixer.window", "3"],
+            "--mixer.window does not apply to mixer rt",
+        ),
+        (
+            ["--mixer", "lstm", "transformer", "--task", "compression", "--mixer.block", "3"],
+            "--mixer.block does not apply to mixer lstm, transformer: the options are --mixer.heads, --mixer.qk-norm",
+        ),
+        (
+            ["--mixer", "rt", "--task", "parity", "selective-copying", "--task.length", "16"],
+            "task selective-copying: length is 16: 16 tokens to copy",
+        ),
+        (
+            ["--mixer", "rt", "--task", "compression", "copying", "--task.degree", "3"],
+            "--task.degree does not apply to task compression, copying",
+        ),
+        (["--mixer", "rt", "--task", "compression", "--mixer.heads", "5"], "mixer 'rt': heads: 5 must divide"),
+        (["--mixer", "rt", "--task", "compression", "--steps", "x"], "--steps"),
+        (["--mixer", "rt", "--task", "compression", "--steps", "0"], "--steps 0 must be at least 1"),
+        (["--mixer", "rt", "--task", "compression", "--lr", "-1"], "--lr -1 must lie between"),
+        (["--mixer", "rt", "--task", "compression", "--sped", "1"], "unknown option --sped"),
+        (["rt", "--task", "compression", "--mixer", "rt"], "no option takes rt: see --help"),
+        (["--mixer", "rt", "--task", "compression", "--difficulty", "hard"], "has no difficulty 'hard'"),
+        (["--mixer", "rt", "--task", "compression", "--batch-size", "20000"], "batch size 20000 is larger than"),
+        (["--mixer", "no_such_module:Layer", "--task", "compression"], "cannot import mixer 'no_such_module:Layer'"),
+        (["--mixer", "pathlib:Path", "--task", "compression"], "must be a class derived from torch.nn.Module"),
+        (["--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
+        (["--mixer", "rt", "--mixer", "gla", "--task", "parity"], "--mixer is given more than once: give it once"),
+        (["--mixer", "rt", "--task", "parity", "--task=copying"], "--task is given more than once: give it once"),
+        (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
+        (["--mixer", "rt"], "--task is missing"),
+        (["--mixer", "rt", "--task"], "--task is missing"),
+        (["--mixer", "--task", "compression"], "--mixer is missing"),
+        (["--mixer", "rt", "--task", "compression", "--preset"], "Missing value for argument '--preset'"),
+        (["--mixer", "gla", "--task", "parity", "--mixer.gate-temperature", "nan"], "gate-temperature nan must be a"),
+    ],
+)
+def test_bad_input_is_one_clear_line(refused: Callable[..., str], arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
+
+
+def test_results_in_place_of_a_folder_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.write_text("")
+    for rest in ([], ["--dry-run"]):
+        with pytest.raises(SystemExit, match="2"):
+            mad.main(["--mixer", "rt", "--task", "compression", "--out", str(file), *rest])
+        assert capsys.readouterr().err == f"error: --out {file} is a file: name a folder\n"
+
+
+def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for storage in (str(results), "nonsense://x"):
+        with pytest.raises(SystemExit) as stop:
+            mad.main(["--mixer", "rt", "--task", "compression", "--out", str(tmp_path / "out"), "--storage", storage])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith("error: ")
+        assert list(tmp_path.iterdir()) == [results]
+
+
+def sqlite_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table studies (name text)")
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (sqlite_file, "is an SQLite database: give --storage sqlite:///"),
+        (lambda path: path.write_bytes(b"\x7fELF\x02\n and no newline at the end"), "is not an Optuna journal"),
+        (lambda path: path.write_text('{"my": "notes"}\n{"half'), "is not an Optuna journal"),
+        (lambda path: path.write_text("one line"), "is not an Optuna journal"),
+        (os.mkfifo, "is no regular file"),
+    ],
+    ids=["sqlite", "binary", "json", "text", "pipe"],
+)
+@pytest.mark.parametrize("rest", [[], ["--dry-run"]], ids=["training", "dry-run"])
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
+    refused: Callable[..., str], tmp_path: Path, make: Callable[[Path], object], remedy: str, rest: list[str]
+) -> None:
+    file = tmp_path / "file"
+    make(file)
+    before = file.read_bytes() if file.is_file() else None
+
+    message = refused("--mixer", "rt", "--task", "compression", "--storage", str(file), *rest)
+
+    assert message.startswith(f"error: storage {file} ")
+    assert remedy in message
+    assert (file.read_bytes() if file.is_file() else None) == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_journal_whose_lock_has_too_long_a_name_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    storage = tmp_path / f"{'ü' * 104}.journal"
+    message = refused("--mixer", "rt", "--task", "compression", *TINY, "--storage", str(storage))
+    assert message.endswith("has a name of 216 bytes: name a file with at most 207\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_of_links_is_one_line(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    message = refused("--mixer", "rt", "--task", "compression", *TINY, "--storage", str(tmp_path / "loop" / "journal"))
+    assert "symbolic links" in message or "File exists" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("class Config: pass", "Config must be a dataclass"),
+        ("@dataclass\n    class Config:\n        size: int", "whose fields all have defaults"),
+        ("Config = undefined", "cannot import mixer"),
+    ],
+)
+def test_a_layer_with_an_unusable_config_is_one_clear_line(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, message: str
+) -> None:
+    name = f"layer_{abs(hash(config))}"
+    imports = "from dataclasses import dataclass\nfrom mixers.base import Layer\n"
+    (tmp_path / f"{name}.py").write_text(f"{imports}class L(Layer):\n    {config}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message in refused("--mixer", f"{name}:L", "--task", "compression")
+
+
+def test_a_fault_in_the_code_of_a_layer_keeps_its_traceback_and_names_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from mixers.transformer import Transformer\nclass L(Transformer):\n    def __init__(self, *_): {}['size']\n"
+    (tmp_path / "faulty_layer.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for rest in (["--task", "compression"], ["--list"]):
+        with pytest.raises(KeyError, match="size") as caught:
+            mad.main(["--mixer", "faulty_layer:L", *rest])
+        assert caught.value.__notes__ == ["while mixer 'faulty_layer:L' was built"]
+        assert caught.traceback[-1].path == tmp_path / "faulty_layer.py"
+
+
+def test_too_little_gpu_memory_is_one_line_that_names_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+    monkeypatch.setattr("runners.mad.search.search.train", full)
+    with pytest.raises(SystemExit) as stop:
+        mad.main(["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 6)\n"
