@@ -24,6 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Do not import the campaigns, and with them Hypothesis, for a run that leaves them out."""
+    return "not campaign" in config.option.markexpr or None
+
+
 @pytest.fixture
 def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """The campaign's line of the table; the campaign fails if something broke."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -237,11 +238,17 @@ def output_and_gradients(layer: Layer, x_BTD: Tensor, autocast: bool) -> dict[st
     return {"z": z_BTD.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
+@cache
+def in_float64(name: str, values: tuple[tuple[str, object], ...]) -> dict[str, Tensor]:
+    """What a layer should give for ``long_inputs``, in both precisions; its readers change nothing."""
+    return output_and_gradients(build(name, dict(values)), long_inputs(), False)
+
+
 def on_a_cpu(
     name: str, values: dict[str, object], autocast: bool
 ) -> tuple[Layer, dict[str, Tensor], dict[str, Tensor]]:
     """A layer in float32, what it should give for ``long_inputs`` (in float64), and what it gives on a CPU."""
-    exact = output_and_gradients(build(name, values), long_inputs(), False)
+    exact = in_float64(name, tuple(values.items()))
     single = build(name, values, torch.float32)
     return single, exact, output_and_gradients(single, long_inputs(torch.float32), autocast)
 

@@ -461,6 +461,7 @@ class Usual(Transformer):
         raise NotImplementedError
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -474,6 +475,7 @@ def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
     assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_the_model_is_the_one_that_the_figures_are_of(result: Study) -> None:
     assert accuracy == pytest.approx(chosen.values["test_token_accuracy"][chosen.seeds.index(best.seed)])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_finds_what_the_function_has_trained(result: Study, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted((result.out / "runs").iterdir())
     mad.main([*SAME, "--seeds", "4", "--seeds-of", "chosen", "--out", str(result.out)])
@@ -126,6 +127,7 @@ def test_the_command_finds_what_the_function_has_trained(result: Study, capsys: 
     assert "chosen on validation: lr" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     result: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,6 +208,7 @@ def test_confusion_matrix_and_macro_accuracy_equal_brute_force(
     assert diagnosis.macro_accuracy == pytest.approx(balanced_accuracy_score(targets_N, predictions_N))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_known_model_is_right_at_even_positions_only(tmp_path: Path) -> None:
     task = Toy(Toy.Config(rule="same at even positions", vocab_size=8, eval_examples=100, extrapolation_lengths=(6,)))
     diagnosis = diagnose(repeat_token(build(task)), task, tmp_path, "even")
@@ -304,6 +305,7 @@ def test_autoencoder_is_probed_position_by_position() -> None:
     assert report.embedding < 0.4
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
     task = Toy(Toy.Config(rule="constant", eval_examples=50))
     diagnosis = diagnose(build(task), task, tmp_path, "constant")
@@ -346,6 +348,7 @@ def test_what_is_not_possible_is_said_once_or_where_it_fits(
         assert all(left.xmax < right.xmin for left, right in pairwise(neighbours))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("name", "trained"), [("parity", 24), ("copying", 9), ("fuzzy-in-context-recall", None)])
 def test_extrapolation_sets_stand_beside_chance_and_the_training_length(
     tmp_path: Path, name: str, trained: int | None
@@ -373,6 +376,7 @@ def test_extrapolation_sets_stand_beside_chance_and_the_training_length(
         assert axes.get_xlim()[0] < trained
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_figure_names_the_sets_that_could_not_be_read(tmp_path: Path) -> None:
     task = Toy(Toy.Config(eval_examples=8, extrapolation_lengths=(15, 18)))
     figure = draw_figure(diagnose(build(task, Bounded), task, tmp_path, "bounded"))
@@ -489,6 +493,7 @@ def test_diverged_model_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sets_that_a_layer_fails_on_are_left_out_with_the_reason(tmp_path: Path) -> None:
     task = Toy(Toy.Config(eval_examples=8, extrapolation_lengths=(9, 15)))
     diagnosis = diagnose(build(task, Bounded), task, tmp_path, "bounded")
@@ -518,6 +523,7 @@ def test_what_a_layer_raises_is_one_line_and_interrupts_pass(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["in-context-recall", "compression"])
 def test_real_task(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"length": 16, "train_examples": 4, "eval_examples": 40}

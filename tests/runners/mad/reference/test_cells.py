@@ -23,9 +23,10 @@ TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "c
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A cell trained for two steps, and its file."""
+    """A cell trained for two steps on the small data of the preset ``quick``, and its file."""
     folder = tmp_path_factory.mktemp("reference")
-    options = options_of(ENTRY, "memorization", out=folder / "out", lr=(1e-3, 5e-3), weight_decay=(0.0,), **TINY)
+    changes: dict[str, Any] = {**TINY, "out": folder / "out", "lr": (1e-3, 5e-3), "weight_decay": (0.0,), "seeds": 5}
+    options = options_of(ENTRY, "memorization", "quick", **changes)
     content = train_cell(ENTRY, "memorization", options, Console(file=io.StringIO()))
     return write_cell(folder, ENTRY, "memorization", content), content
 

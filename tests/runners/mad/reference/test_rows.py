@@ -27,9 +27,9 @@ from runners.mad.results.summary import Point, Summary, summarise
 from tests.runners.mad.commands import planned
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
-TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "cpu"}
+TINY = {"steps": 2, "evaluations": 1, "width": 16, "mlp_width": 16, "device": "cpu"}
 COMMAND = ["--task", "memorization", "--lr", "1e-3", "5e-3", "--weight-decay", "0", "--device", "cpu"]
-COMMAND += ["--seeds", "2", "--seeds-of", "chosen", "--width", "16", "--mlp-width", "16", "--evaluations", "2"]
+COMMAND += ["--seeds", "2", "--seeds-of", "chosen", "--width", "16", "--mlp-width", "16", "--evaluations", "1"]
 TOY = ["--mixer", "tests.mixers.strangers:GatedToy"]
 
 
@@ -178,6 +178,7 @@ def tiny_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_toy_layer_is_ranked_among_stored_cells(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

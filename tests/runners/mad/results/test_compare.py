@@ -218,6 +218,7 @@ def test_seeds_in_words() -> None:
     assert [span([3]), span([3, 3]), span([5, 2, 3])] == ["3", "3", "2 to 5"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--task", "parity", "--task.length", "24", "--task.train-examples", "32", "--task.eval-examples", "16"]
     small += ["--width", "16", "--mlp-width", "16", "--steps", "2", "--evaluations", "1", "--batch-size", "16"]
@@ -298,7 +299,7 @@ def damaged(values: Any) -> Iterator[Any]:
 def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, refused = in_file(summary_of(*RT)), {}
+    good, refused, drawn = in_file(summary_of(*RT)), {}, set[str]()
     file = tmp_path / "study" / "summary.json"
     file.parent.mkdir()
     for content in (None, [], *damaged(good)):
@@ -308,7 +309,10 @@ def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
         except ValueError as error:
             refused[json.dumps(content)] = str(error)
         else:
-            draw_bars(told_apart(summaries))
+            standings = told_apart(summaries)
+            if repr(standings) not in drawn:  # most damages are of what no chart shows
+                draw_bars(standings)
+            drawn.add(repr(standings))
     message = f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
     assert set(refused.values()) == {message}
     without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good if gone != "label"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,10 +48,20 @@ COMMAND = [
 ]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path, str(tmp_path / "studies.journal"))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with all runs; tests work on copies."""
+    folder = tmp_path_factory.mktemp("trained")
+    opened = Store(folder, str(folder / "studies.journal"))
     search(EXPERIMENT, RUNS, opened, CPU, 64, Display(Console(quiet=True)))
+    opened.close()
+    return folder
+
+
+@pytest.fixture
+def store(trained: Path, tmp_path: Path) -> Iterator[Store]:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    opened = Store(tmp_path, str(tmp_path / "studies.journal"))
     yield opened
     opened.close()
 
@@ -160,6 +171,7 @@ def test_a_lost_record_is_an_error_that_says_what_to_do(store: Store) -> None:
         kept_record(EXPERIMENT, RUNS[0], store.folder)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_command_reads_it_for_the_chosen_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*COMMAND, "--seeds", "2", "--out", str(tmp_path)]
     mad.main(command)
