@@ -28,6 +28,11 @@ def reference() -> None:
     _run("runners.mad.reference")
 
 
+def c4_reference() -> None:
+    """``rt-c4-reference``: train the reference language models."""
+    _run("runners.c4.reference")
+
+
 def bench() -> None:
     """``rt-bench``: time layers and training steps."""
     _run("runners.bench")
