@@ -27,6 +27,7 @@ from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.exported import is_exported, load_exported, load_exported_config
 from runners.c4.model import build
+from runners.c4.parametrisation import fold
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
 def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
+    Its parameters are the weights that the layers use, in any parametrisation.
+
     Args:
         path: folder of a run, of which the newest intact checkpoint is read, a checkpoint file, or an exported folder.
 
@@ -180,6 +183,7 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     try:
         model = build(config, info["mixer_options"], info["corpus"]["vocab_size"])
         model.load_state_dict({n.removeprefix(prefix): y for n, y in tensors.items() if n.startswith(prefix)})
+        fold(model)
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(file) from error
     return model.eval(), load_tokenizer(str(tokenizer))

@@ -9,6 +9,7 @@ from mixers.base import Shape
 from runners.cli import check_out, check_seed
 from runners.tracking import Mode, Tracking
 
+Parametrisation = Literal["paper", "authors"]
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""
 
@@ -48,6 +49,7 @@ class Config:
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
+        parametrisation: the paper's, or that of the authors' code (layer norms, other scales) for rt and transformer.
         seq_len: target tokens of a sequence.
         batch_size: sequences a step, of all processes together.
         micro_batch_size: sequences of one forward pass in a process; unless given, its whole share of a step.
@@ -95,6 +97,7 @@ class Config:
     width: int | None = None
     mlp_width: int | None = None
     heads: int | None = None
+    parametrisation: Parametrisation = "paper"
     seq_len: int = 512
     batch_size: int = 512
     micro_batch_size: int | None = None

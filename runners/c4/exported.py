@@ -1,6 +1,6 @@
 """A trained model in a folder of its own, to be used elsewhere: weights, configuration and tokenizer.
 
-- ``model.safetensors``: the weights by the names of ``mixers.models.LanguageModel``, in float32,
+- ``model.safetensors``: the weights that the layers use by the names of ``mixers.models.LanguageModel``, in float32,
 - ``config.json``: layer, shape and training of the model,
 - ``tokenizer.json``.
 
@@ -9,7 +9,7 @@ Any library reads these formats. ``runners.c4.load_model`` makes the model of th
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,8 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
 
     weights, _ = load_tensors(folder / WEIGHTS)
     try:
-        model = build(load_exported_config(folder), description["mixer_options"], description["vocab_size"])
+        config = replace(load_exported_config(folder), parametrisation="paper")  # exported weights are folded
+        model = build(config, description["mixer_options"], description["vocab_size"])
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(folder) from error

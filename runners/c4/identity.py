@@ -17,7 +17,8 @@ INCIDENTAL = (
 )
 """Options that do not make another run: where and how it is computed and evaluated. The corpus stands for its data."""
 DECIDING = tuple(
-    f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
+    f"runners.c4.{name}"
+    for name in ("model", "parametrisation", "corpus.windows", "distributed", "step", "evaluation.evaluate")
 )
 """Modules that decide a run's numbers. They import others that do not, such as those of the command line."""
 

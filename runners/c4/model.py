@@ -16,6 +16,7 @@ from mixers.models import LanguageModel
 from mixers.ops.numerics import product_dtype
 from mixers.registry import building, find_mixer
 from runners.c4.config import Config
+from runners.c4.parametrisation import LAYERS, to_authors
 from runners.cli import override
 
 LOGITS = 2**28
@@ -32,9 +33,14 @@ def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]
         options: options of the layer that were set; they override the others.
 
     Raises:
-        ValueError: no such layer, no such model in the table, or an option is not a finite number.
+        ValueError: no such layer, no such model in the table, a layer that the parametrisation is not defined for, or
+            an option is not a finite number.
     """
     layer = find_mixer(config.mixer)
+    if config.parametrisation == "authors" and layer not in LAYERS:
+        raise ValueError(
+            f"--parametrisation authors is defined for rt and transformer, not for {config.mixer}: leave it out"
+        )
 
     has_heads = "heads" in {field.name for field in fields(layer.Config)}
     heads = {"heads": config.head_count()} if has_heads and "heads" not in options else {}
@@ -61,6 +67,8 @@ def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageM
     with torch.random.fork_rng(devices=[]), building(config.mixer):
         torch.default_generator.manual_seed(config.seed)
         model = LanguageModel(layer, layer_config, config.shape(), padded_vocab(vocab_size))
+    if config.parametrisation == "authors":
+        to_authors(model)
 
     model.layers.recompute = config.recompute
     return model

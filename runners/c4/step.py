@@ -12,6 +12,7 @@ from mixers.ops.numerics import product_autocast
 from runners.c4.config import Config
 from runners.c4.distributed import World, distribute, gradients_together
 from runners.c4.model import mean_loss
+from runners.c4.parametrisation import WARMUP_FROM
 
 
 class Objective(nn.Module):
@@ -100,7 +101,8 @@ def learning_rate(config: Config, step: int) -> float:
     """Return the learning rate of step ``step``, from 0: linear warm-up, then a cosine to the final fraction."""
     warmup = round(config.warmup_fraction * config.steps)
     if step < warmup:
-        return config.lr * (step + 1) / warmup
+        start = WARMUP_FROM[config.parametrisation]
+        return config.lr * (start + (1 - start) * (step + 1) / warmup)
 
     progress = (step + 1 - warmup) / (config.steps - warmup)
     final = config.final_lr_fraction

@@ -32,7 +32,8 @@ def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest
     others += [f"runners.{name}" for name in ("device", "cli", "mad.training.loop")]
     unchanged = code("nothing")
     deciding = {
-        f"runners.c4.{name}" for name in ("model", "corpus.windows", "distributed", "step", "evaluation.evaluate")
+        f"runners.c4.{name}"
+        for name in ("model", "parametrisation", "corpus.windows", "distributed", "step", "evaluation.evaluate")
     }
     found = {name for name in [*ours, *others] if code(name) != unchanged}
     assert found == deciding | {

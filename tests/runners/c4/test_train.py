@@ -238,8 +238,8 @@ AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 def launch(config: Config, *extra: str) -> None:
     """Run the command in two processes, as ``torchrun --nproc-per-node=2`` does."""
-    shape = ("width", "mlp_width", "heads", "layers", "mixer", "seq_len", "batch_size", "steps", "lr")
-    other = ("validation_tokens", "evaluations", "checkpoint_every", "tokenizer", "device", "out")
+    shape = ("width", "mlp_width", "heads", "layers", "mixer", "parametrisation", "seq_len", "batch_size", "steps")
+    other = ("lr", "validation_tokens", "evaluations", "checkpoint_every", "tokenizer", "device", "out")
     arguments = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in (*shape, *other)]
     forks()
     two = LaunchConfig(
@@ -266,7 +266,8 @@ def launch(config: Config, *extra: str) -> None:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(texts: Path, tmp_path: Path, parallel: str) -> None:
-    alone, together = (configured(texts, tmp_path / name, steps=4) for name in ("alone", "together"))
+    authors = {"parametrisation": "authors" if parallel == "fsdp" else "paper"}  # weights computed from shards
+    alone, together = (configured(texts, tmp_path / name, steps=4, **authors) for name in ("alone", "together"))
     run(alone)
     launch(together, "--parallel", parallel)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
