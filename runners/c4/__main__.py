@@ -7,6 +7,7 @@
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
     python -m runners.c4 export results/c4/RUN my_model
+    python -m runners.c4 gradients results/c4/RUN    # the size of the gradient by distance
     python -m runners.c4 lm_eval --help              # lm-evaluation-harness
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
@@ -33,7 +34,7 @@ from runners.c4.corpus.sources import find_files
 from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
 from runners.c4.distributed import world
 from runners.c4.errors import RunError
-from runners.c4.evaluation import generate, lm_eval_adapter
+from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, build_layer, check, run
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "convert": convert.main,
     "generate": generate.main,
     "export": export.main,
+    "gradients": gradients.main,
     "lm_eval": lm_eval_adapter.main,
 }
 """Commands that follow ``python -m runners.c4``; without one, it trains."""

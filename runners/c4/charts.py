@@ -1,10 +1,12 @@
-"""Charts of loss curves."""
+"""Charts of loss curves, and of gradients by distance."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from runners.c4.curve import Row
 from runners.drawing import label_ends, styles
@@ -58,6 +60,30 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     axes.legend(*zip(*shown, strict=True), fontsize=7, **place)
     if few:
         label_ends(axes, [(name, _last(rows), look[name].color) for name, rows in curves.items() if rows], size=7)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def plot_gradients(relative: Mapping[str, NDArray[np.float64]], path: Path) -> None:
+    """Draw the size of the gradient against the distance, with 95% intervals.
+
+    Args:
+        relative: mean and half width (2, T) at distances 0 to T - 1, relative to the mean at 0, by names of models,
+            which begin with the name of the layer.
+        path: PNG file to write.
+    """
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes, look = figure.subplots(), styles(list(relative))
+    for name, (mean_T, half_T) in relative.items():
+        distance = np.arange(1, len(mean_T))
+        style: dict[str, Any] = {"color": look[name].color, "linestyle": look[name].line}
+        axes.plot(distance, mean_T[1:], label=name, linewidth=1.2, **style)
+        low_T = np.maximum(mean_T - half_T, mean_T / 10)  # an interval may reach zero, a logarithm may not
+        axes.fill_between(distance, low_T[1:], (mean_T + half_T)[1:], color=look[name].color, alpha=0.2, linewidth=0)
+
+    axes.set(xscale="log", yscale="log", xlabel="distance d in tokens", ylabel="size relative to d = 0")
+    axes.set_title("gradient of the loss at t by the input embedding at t − d", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 

@@ -1,0 +1,260 @@
+"""Measure how far back trained models reach: the size of the gradient by distance.
+
+    python -m runners.c4 gradients results/c4/RT_RUN results/c4/TRANSFORMER_RUN
+    python -m runners.c4 gradients my_model --data my_corpus    # an exported model, and text to read
+
+The figure at distance d is the norm of the gradient of the loss at position t with respect to the input embedding at
+position t - d, averaged over positions t and over sequences of validation text. Oncescu et al. 2026 (arXiv:2604.21215),
+section 4, "Dampening long paths without eliminating long-range access", say without a figure that longer chains have a
+smaller effect in the Recurrent Transformer, and that direct edges of attention remain.
+
+``gradients.json`` and ``gradients.png`` in ``--out`` hold all distances. The table and the chart show figures relative
+to that at d = 0, because embeddings of different models have different scales. Everything runs in float32: the rounding
+of bfloat16 would hide small gradients.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.models import LanguageModel
+from runners.c4.checkpoints import load_config, load_model
+from runners.c4.config import Config
+from runners.c4.corpus.sources import find_files, read
+from runners.c4.corpus.tokenizer import end_of_text
+from runners.cli import check_out, cli, user_errors
+from runners.device import find_devices
+from runners.files import write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Z = 1.96
+"""Standard errors in half a 95% interval."""
+DIGITS = 5
+"""Significant digits in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Measure the size of the gradient by distance in trained models.
+
+    Attributes:
+        checkpoints: folders of runs, checkpoint files, or exported folders.
+        data: C4-format files or folders of them; unless given, those of each run.
+        sequences: sequences of validation text.
+        targets: positions of a sequence whose losses are followed back, evenly spaced up to the last one.
+        batch_size: sequences that are computed at once.
+        out: folder of gradients.json and gradients.png.
+        device: auto takes the GPU if there is one.
+    """
+
+    checkpoints: tyro.conf.Positional[tuple[Path, ...]]
+    data: tuple[str, ...] = ()
+    sequences: int = 32
+    targets: int = 32
+    batch_size: int = 8
+    out: Path = Path("results/gradients")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def check(self) -> None:
+        """Raise ValueError for a value out of range."""
+        check_out(self.out)
+        for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Size of the gradient of one model by distance.
+
+    Attributes:
+        checkpoint: name of the run's folder, of the checkpoint file, or of the exported folder.
+        mixer: its layer.
+        width: model width.
+        layers: number of layers.
+        parametrisation: that of its training.
+        seq_len: positions of a sequence.
+        sequences: number of sequences.
+        targets: positions whose losses were followed back.
+        loss: mean of these losses in nats.
+        gradient: mean size of the gradient at distances 0, 1, ..., seq_len - 1.
+        half_width: half of its 95% interval over the sequences.
+    """
+
+    checkpoint: str
+    mixer: str
+    width: int
+    layers: int
+    parametrisation: str
+    seq_len: int
+    sequences: int
+    targets: Sequence[int]
+    loss: float
+    gradient: Sequence[float]
+    half_width: Sequence[float]
+
+    def relative(self) -> NDArray[np.float64]:
+        """Return mean and half width (2, T) relative to the mean at distance 0."""
+        return np.array([self.gradient, self.half_width]) / self.gradient[0]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; an error is one line and exit status 2."""
+    console = Console(markup=False)
+    with user_errors(ValueError, OSError):
+        options = cli(Options, Options(checkpoints=tyro.MISSING), arguments, "gradients")
+        options.check()
+        reaches = []
+        for checkpoint in options.checkpoints:
+            reaches.append(measure(checkpoint, options))
+            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats a token", soft_wrap=True)
+
+        # What was measured, as file, chart and table.
+        from runners.c4.charts import plot_gradients  # imports Matplotlib
+
+        named = dict(zip(names_of(reaches), reaches, strict=True))
+        write_json(options.out / "gradients.json", [asdict(reach) for reach in reaches])
+        plot_gradients({name: reach.relative() for name, reach in named.items()}, options.out / "gradients.png")
+        print_table(named, console)
+        console.print(f"chart: {options.out / 'gradients.png'}", soft_wrap=True)
+
+
+def measure(checkpoint: Path, options: Options) -> Reach:
+    """Measure one model.
+
+    Raises:
+        ValueError: there is no such model, no text, or too little.
+    """
+    config = load_config(checkpoint)
+    length = config.seq_len
+    files = find_files(options.data or config.data)["validation"]
+    device = find_devices(options.device)[0]
+    model, tokenizer = load_model(checkpoint)
+    texts = (text for _, text in read(files, [], 0))
+    tokens_ST = first_windows(texts, tokenizer, options.sequences, length)
+
+    # Targets at even distances, the last position among them.
+    count = min(options.targets, length)
+    targets = [length * (n + 1) // count - 1 for n in range(count)]
+    model.to(device).requires_grad_(False)
+    parts = [gradient_sizes(model, part_BT.to(device), targets) for part_BT in tokens_ST.split(options.batch_size)]
+    losses_SP, sizes_SPT = (torch.cat(y).double().cpu() for y in zip(*parts, strict=True))
+
+    by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), targets) for sizes_PT in sizes_SPT])
+    half_T = Z * by_distance_ST.std(0, ddof=1) / len(by_distance_ST) ** 0.5
+    return Reach(
+        checkpoint=checkpoint.name,
+        **_described(config),
+        sequences=len(tokens_ST),
+        targets=targets,
+        loss=losses_SP.mean().item(),
+        gradient=_rounded(by_distance_ST.mean(0)),
+        half_width=_rounded(half_T),
+    )
+
+
+def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, length: int) -> Tensor:
+    """Return the first windows (count, length + 1) of texts, with an end-of-text token around each text.
+
+    As in training, a window's last token is the first one of the next window.
+
+    Raises:
+        ValueError: the texts have too few tokens.
+    """
+    tokenizer.encode_special_tokens = True  # a text that spells end-of-text does not end there
+    end = end_of_text(tokenizer)
+    tokens, needed = [end], count * length + 1
+    for text in texts:
+        tokens += [*tokenizer.encode(text, add_special_tokens=False).ids, end]
+        if len(tokens) >= needed:
+            return torch.tensor(tokens[:needed]).unfold(0, length + 1, length)
+
+    fitting = (len(tokens) - 1) // length
+    raise ValueError(f"the validation text fills {fitting} sequences of {length} tokens: lower --sequences {count}")
+
+
+def gradient_sizes(model: LanguageModel, tokens_BT: Tensor, targets: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return losses at positions and the sizes of their gradients.
+
+    Args:
+        model: a model; products run in the dtype of its parameters.
+        tokens_BT: windows (B, T + 1).
+        targets: P positions t, whose losses are those of the tokens at t + 1.
+
+    Returns:
+        Losses (B, P) in nats, and norms (B, P, T) of their gradients with respect to the input embedding of each
+        position.
+    """
+    at_P = torch.tensor(targets, device=tokens_BT.device)
+    x_BTD = model.embedding(tokens_BT[:, :-1]).detach().requires_grad_()
+    hidden_BPD = model.norm(model.layers(x_BTD))[:, at_P]
+    target_BP = tokens_BT[:, 1:][:, at_P]
+    losses_BP = F.cross_entropy(model.readout(hidden_BPD).mT, target_BP, reduction="none")
+
+    # Sequences do not depend on each other, so the sum over them has the gradients of all.
+    sizes = []
+    for loss_B in losses_BP.unbind(1):
+        (dx_BTD,) = torch.autograd.grad(loss_B.sum(), x_BTD, retain_graph=True)
+        sizes.append(torch.linalg.vector_norm(dx_BTD, dim=-1))
+    return losses_BP.detach(), torch.stack(sizes, dim=1)
+
+
+def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.float64]:
+    """Return the mean size (T,) at each distance d over the targets t >= d, the last position among them."""
+    sums_T, counts_T = np.zeros(sizes_PT.shape[1]), np.zeros(sizes_PT.shape[1])
+    for t, sizes_T in zip(targets, sizes_PT, strict=True):
+        sums_T[: t + 1] += sizes_T[t::-1]
+        counts_T[: t + 1] += 1
+    return sums_T / counts_T
+
+
+def names_of(reaches: Sequence[Reach]) -> list[str]:
+    """Return short names of the models, which begin with the layer; those of the same kind also have their folder's."""
+    kinds = [f"{reach.mixer}-{reach.width}x{reach.layers}" for reach in reaches]
+    times = Counter(kinds)
+    return [
+        kind if times[kind] == 1 else f"{kind} {reach.checkpoint}" for kind, reach in zip(kinds, reaches, strict=True)
+    ]
+
+
+def print_table(named: dict[str, Reach], console: Console) -> None:
+    """Print the sizes at distances 0, 1, 2, 4, ..., and the largest one."""
+    longest = max(reach.seq_len for reach in named.values()) - 1
+    shown = sorted({0, longest, *(2**n for n in range(longest.bit_length()))})
+    table = Table("distance", title="size of the gradient, relative to distance 0", title_justify="left")
+    for name in named:
+        table.add_column(name, justify="right")
+
+    figures = [reach.relative() for reach in named.values()]
+    for d in shown:
+        cells = [f"{mean_T[d]:.2e} ± {half_T[d]:.0e}" if d < len(mean_T) else "" for mean_T, half_T in figures]
+        table.add_row(f"{d}", *cells)
+    console.print(table)
+
+
+def _described(config: Config) -> dict[str, Any]:
+    """Return what a model is."""
+    return {
+        "mixer": config.mixer,
+        "width": config.shape().width,
+        "layers": config.layers,
+        "parametrisation": config.parametrisation,
+        "seq_len": config.seq_len,
+    }
+
+
+def _rounded(values_T: NDArray[np.float64]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values_T]

@@ -1,0 +1,129 @@
+"""The size of the gradient by distance: against whole Jacobians, and as a command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from runners.c4.__main__ import main
+from runners.c4.checkpoints import load_model
+from runners.c4.config import Config
+from runners.c4.corpus.sources import find_files, read
+from runners.c4.evaluation.gradients import Options, first_windows, gradient_sizes, mean_by_distance, measure
+from runners.c4.export import export
+from runners.c4.model import build
+from tests.runners.c4.runs import configured, folder_of, run
+
+VOCAB, LENGTH = 20, 7
+
+
+@pytest.mark.parametrize("mixer", ["rt", "transformer", "gla"])
+def test_the_sizes_are_those_of_the_whole_jacobian(mixer: str) -> None:
+    options = {"implementation": "naive"} if mixer == "rt" else {}
+    config = Config(mixer=mixer, width=8, mlp_width=12, heads=2, layers=2)
+    plain, model = (build(config, given, VOCAB).double() for given in (options, {}))
+    tokens_BT = torch.randint(VOCAB, (3, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    targets = [1, 4, 6]
+    losses_BP, sizes_BPT = gradient_sizes(model, tokens_BT, targets)
+
+    for row, tokens_T in enumerate(tokens_BT):
+
+        def losses(x_TD: torch.Tensor, tokens_T: torch.Tensor = tokens_T) -> torch.Tensor:
+            hidden_TD = plain.norm(plain.layers(x_TD[None]))[0]
+            return F.cross_entropy(plain.readout(hidden_TD), tokens_T[1:], reduction="none")
+
+        x_TD = plain.embedding(tokens_T[:-1])
+        jacobian_TTD = torch.autograd.functional.jacobian(losses, x_TD)
+        expected_TT = torch.linalg.vector_norm(jacobian_TTD, dim=-1)
+        torch.testing.assert_close(losses_BP[row], losses(x_TD)[targets])
+        torch.testing.assert_close(sizes_BPT[row], expected_TT[targets], rtol=1e-7, atol=1e-12)
+        assert (sizes_BPT[row, 0, :2] > 0).all()
+        assert (sizes_BPT[row, 0, 2:] == 0).all()  # nothing after the target
+
+
+def test_the_mean_at_a_distance_is_over_the_targets_that_have_it() -> None:
+    sizes_PT = np.array([[3.0, 5.0, 0.0, 0.0], [2.0, 4.0, 6.0, 8.0]])
+    assert mean_by_distance(sizes_PT, [1, 3]).tolist() == [(5 + 8) / 2, (3 + 6) / 2, 4, 2]
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders of an RT and a Transformer."""
+    configs = [configured(texts, tmp_path_factory.mktemp("out"), mixer=mixer) for mixer in ("rt", "transformer")]
+    for config in configs:
+        run(config)
+    return [folder_of(config) for config in configs]
+
+
+def test_the_command_measures_runs_and_exported_models(
+    trained: list[Path], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(trained[0], tmp_path / "my_model")
+    checkpoints = [*map(str, trained), str(tmp_path / "my_model")]
+    size = ["--sequences", "5", "--targets", "4", "--batch-size", "2", "--out", str(tmp_path / "out")]
+    main(["gradients", *checkpoints, "--data", str(texts), *size, "--device", "cpu"])
+    assert (tmp_path / "out" / "gradients.png").stat().st_size > 10_000
+    rt, transformer, exported = json.loads((tmp_path / "out" / "gradients.json").read_text())
+    assert {**exported, "checkpoint": rt["checkpoint"]} == rt
+    assert rt["targets"] == [2, 5, 8, 11]
+    assert (rt["mixer"], transformer["mixer"], rt["sequences"]) == ("rt", "transformer", 5)
+    assert rt["loss"] != transformer["loss"]
+    for found in (rt, transformer):
+        assert len(found["gradient"]) == len(found["half_width"]) == 12
+        assert min(found["gradient"]) > 0
+
+    # Rows of the table.
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["0", "1", "2", "4", "8", "11"]
+    assert float(rows[4][3].split("±")[0]) == pytest.approx(
+        transformer["gradient"][8] / transformer["gradient"][0], rel=1e-2
+    )
+
+
+def test_figures_are_means_over_the_first_windows(trained: list[Path], texts: Path) -> None:
+    found = measure(trained[1], Options(checkpoints=(), sequences=3, targets=99, batch_size=2, device="cpu"))
+    assert found.targets == list(range(12))
+
+    # Every position is a target, and all sequences are in one batch.
+    model, tokenizer = load_model(trained[1])
+    documents = (text for _, text in read(find_files([str(texts)])["validation"], [], 0))
+    tokens_BT = first_windows(documents, tokenizer, 3, 12)
+    losses_BT = F.cross_entropy(model(tokens_BT[:, :-1]).mT, tokens_BT[:, 1:], reduction="none")
+    assert found.loss == pytest.approx(losses_BT.mean().item(), rel=1e-5)
+    _, sizes_BTT = gradient_sizes(model, tokens_BT, found.targets)
+    for d in (0, 1, 7, 11):
+        of_sequences = [torch.diagonal(sizes_TT, -d).mean().item() for sizes_TT in sizes_BTT]
+        assert found.gradient[d] == pytest.approx(np.mean(of_sequences), rel=1e-4)
+        assert found.half_width[d] == pytest.approx(1.96 * np.std(of_sequences, ddof=1) / 3**0.5, rel=1e-4)
+
+
+def test_windows_follow_each_other_and_texts_end(trained: list[Path]) -> None:
+    _, tokenizer = load_model(trained[0])
+    end = tokenizer.token_to_id("</s>")
+    ids = tokenizer.encode("kan lor mis").ids
+    windows = first_windows(iter(["kan lor mis"] * 3), tokenizer, 3, 4)
+    assert windows.tolist() == [[end, *ids, end], [end, *ids, end], [end, *ids, end]]
+    with pytest.raises(ValueError, match=r"^the validation text fills 3 sequences of 4 tokens: lower --sequences 4$"):
+        first_windows(iter(["kan lor mis"] * 3), tokenizer, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sequences", "1"], "error: --sequences 1 must be at least 2"),
+        (["--data", "nowhere"], "error: no file or folder nowhere: give --data C4-format files"),
+        (["--sequences", "9999"], "lower --sequences 9999"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    words: list[str], message: str, trained: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["gradients", str(trained[0]), *words, "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()
