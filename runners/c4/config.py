@@ -43,7 +43,7 @@ class Config:
     lm-evaluation-harness: see their --help.
 
     Attributes:
-        preset: paper, tiny, which trains in two minutes on a CPU, or ranking, the small models of runners.c4.reference.
+        preset: paper, tiny, which trains in two minutes on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class.
@@ -91,7 +91,7 @@ class Config:
     }
     """First field of each group of the help; the fields after it belong to the same group."""
 
-    preset: Literal["paper", "tiny", "ranking"] = "paper"
+    preset: Literal["paper", "tiny", "ranking", "30m"] = "paper"
     size: Literal["150m", "300m"] = "300m"
     layers: int = 6
     mixer: str = "rt"

@@ -37,6 +37,7 @@ def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
     digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
+    kind += "-authors" if config.parametrisation == "authors" else ""
     return config.out / "c4" / f"{kind}-lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}-{digest}"
 
 

@@ -33,6 +33,15 @@ PRESETS: dict[str, Config] = {
         validation_tokens=2**19,
         preset="ranking",
     ),
+    "30m": Config(
+        layers=6,
+        width=640,
+        seq_len=512,
+        batch_size=64,
+        steps=9200,
+        validation_tokens=2**19,
+        preset="30m",
+    ),
 }
 """Defaults of each preset."""
 

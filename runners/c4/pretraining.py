@@ -107,7 +107,8 @@ def pretrain(
         layers: number of stacked layers; unless given, that of the preset.
         data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, that of the preset.
-        preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, or ``ranking`` (``runners.c4.reference``).
+        preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
+            (``runners.c4.reference``).
         out: folder of results.
         mixer_options: options of the layer, such as ``{"heads": 8}``.
         progress: whether to print progress.

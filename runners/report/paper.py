@@ -14,12 +14,15 @@ from typing import Any, Literal, cast, get_args
 from jinja2 import Environment, StrictUndefined
 
 from mixers.costs import short
+from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
+from runners.c4.reference.experiments import AGAINST
 from runners.files import read_json
 from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth
 from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
 from runners.report.records import ABSENT, Records
+from runners.report.transition import Transition
 from tasks import TASKS
 
 CLAIMS = Path(__file__).parent / "data" / "claims.toml"
@@ -77,11 +80,12 @@ class Evidence:
 
     Args:
         board: the published protocol.
-        records: published records.
+        records: published records; the language models stand in the folder beside them.
     """
 
     def __init__(self, board: Board, records: Records) -> None:
         self.board, self.records = board, records
+        self.transition = Transition(records.folder.parent / "reference" / LANGUAGE_MODELS / AGAINST)
 
     def names(self) -> dict[str, Any]:
         """Return what the templates know by name."""
@@ -93,6 +97,7 @@ class Evidence:
             **{name: getattr(self, name) for name in methods},
             **FILES,
             "r": self.records,
+            "transition": self.transition,
             "took": self.took,
             "mib": lambda size: ABSENT if size is None else f"{size / 2**20:.0f}",
             "tasks": list(TASKS),

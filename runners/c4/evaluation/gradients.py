@@ -223,7 +223,8 @@ def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> N
 
 def names_of(reaches: Sequence[Reach]) -> list[str]:
     """Return short names of the models, which begin with the layer; those of the same kind also have their folder's."""
-    kinds = [f"{reach.mixer}-{reach.width}x{reach.layers}" for reach in reaches]
+    endings = {"paper": "", "authors": "-authors"}
+    kinds = [f"{reach.mixer}-{reach.width}x{reach.layers}{endings[reach.parametrisation]}" for reach in reaches]
     times = Counter(kinds)
     return [
         kind if times[kind] == 1 else f"{kind} {reach.checkpoint}" for kind, reach in zip(kinds, reaches, strict=True)

@@ -1,1 +1,1 @@
-"""Reference language models: every layer in one small setting, one file a layer in ``results/reference``."""
+"""Reference language models: experiments with small models, one file a model in ``results/reference``."""

@@ -1,17 +1,20 @@
-"""Train every layer as a small language model, and keep the figures of each in a file.
+"""Train small language models for an experiment, and keep the figures of each in a file.
 
     python -m runners.c4 convert .corpus manuals/ --clean --vocabulary 8000    # the text, once
-    python -m runners.c4.reference --data .corpus                              # every missing run
-    python -m runners.c4.reference --data .corpus --layers rt transformer
+    python -m runners.c4.reference --data .corpus                              # every layer: every missing run
+    python -m runners.c4.reference --data .corpus --rows rt transformer
     python -m runners.c4.reference --data .corpus --dry-run                    # which runs are missing, and how long
+    python -m runners.c4.reference --data .corpus --experiment transition      # RT against the Transformer
+    python -m runners.c4.reference --data .corpus --experiment variants --rows rt-6-block-4 rt-6-block-16
 
-A model has 4 layers of width 256 and reads 131M tokens (the preset ``ranking``). Each layer is trained at learning
-rates 1e-3, 3e-3 and 1e-2, further ones while the best is at the edge, and a second seed of the best. All layers read
-the same tokens in the same order.
+``runners.c4.reference.experiments`` says which models an experiment trains. ``ranking`` trains every layer with 4
+layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
+model is trained at learning rates 1e-3, 3e-3 and 1e-2, further ones while the best is at the edge, and a second seed of
+the best. All models of an experiment read the same text.
 
-The figures of a layer are a small file in ``results/reference/language-models``, written after each run. A stopped run
-continues from its checkpoint in ``--out``, if that folder is still there. Several commands may share both folders: each
-layer is trained by one of them.
+The figures of a model are a small file below ``results/reference/language-models``, written after each run. A stopped
+run continues from its checkpoint in ``--out``, if that folder is still there. Several commands may share both folders:
+each model is trained by one of them.
 """
 
 from runners.interrupt import end_at_once
@@ -22,17 +25,16 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from mixers import MIXERS
 from runners.c4.config import Config
 from runners.c4.corpus.convert import FOLDER_OF_TOKENIZER
 from runners.c4.corpus.prepare import Corpus
@@ -41,7 +43,6 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.recall import RecallSplit, split_recall
-from runners.c4.presets import PRESETS
 from runners.c4.pretraining import check, check_memory, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
@@ -56,6 +57,7 @@ from runners.c4.reference.cells import (
     train_place,
     write_cell,
 )
+from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, run_command, user_errors
 from runners.device import device_name, find_devices
@@ -66,18 +68,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions:
-    """Train every layer as a small language model.
+    """Train small language models for an experiment.
 
     Attributes:
         data: folder that python -m runners.c4 convert made: texts and tokenizer.
-        layers: registered layers to train, all unless given.
-        folder: where the layers' files are stored.
+        experiment: which models: every layer; RT against the Transformer; variants of RT, by parametrisation.
+        rows: models of the experiment to train, all unless given.
+        folder: where the models' files are stored.
         out: folder of the runs behind them.
         dry_run: print which runs are missing and how long training takes, and train nothing.
     """
 
     data: Path
-    layers: tuple[str, ...] = ()
+    experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
+    rows: tuple[str, ...] = ()
     folder: Path = FOLDER
     out: Path = Path("results/reference-language-models")
     dry_run: bool = False
@@ -87,10 +91,43 @@ class ReferenceOptions:
         """File of the tokenizer."""
         return self.data / FOLDER_OF_TOKENIZER / "tokenizer.json"
 
-    def config(self, mixer: str) -> Config:
-        """Return the configuration that all runs of a layer share."""
-        data, tokenizer = (str(self.data),), str(self.tokenizer)
-        return replace(PRESETS["ranking"], mixer=mixer, data=data, tokenizer=tokenizer, out=self.out)
+    def models(self) -> list["Model"]:
+        """Return the chosen models.
+
+        Raises:
+            ValueError: the experiment has no such model.
+        """
+        experiment = EXPERIMENTS[self.experiment]
+        if unknown := [name for name in self.rows if name not in experiment.rows]:
+            raise ValueError(f"no row {unknown[0]!r} in {self.experiment}: choose from {', '.join(experiment.rows)}")
+
+        places = {"data": (str(self.data),), "tokenizer": str(self.tokenizer), "out": self.out}
+        return [
+            Model(
+                name=name,
+                config=experiment.config(name, **places),
+                options=dict(experiment.rows[name].options),
+                file=cell_file(self.folder / experiment.folder, name),
+            )
+            for name in dict.fromkeys(self.rows or experiment.rows)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to train.
+
+    Attributes:
+        name: name of its row.
+        config: configuration that its runs share.
+        options: options of its layer that differ from their defaults.
+        file: file of its runs.
+    """
+
+    name: str
+    config: Config
+    options: dict[str, Any]
+    file: Path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,56 +140,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         find_files([str(options.data)])
         if not options.tokenizer.is_file():
             raise ValueError(f"no {options.tokenizer}: give --data a folder that python -m runners.c4 convert made")
-        configs = {mixer: options.config(mixer) for mixer in chosen_layers(options.layers)}
-        for config in configs.values():
-            check(config, {}, ())
-        cells = {mixer: read_cell(cell_file(options.folder, mixer)) for mixer in configs}
-        print_state(cells, configs, options, partial(console.print, soft_wrap=True))
+        models = options.models()
+        for model in models:
+            check(model.config, model.options, ())
+        cells = {model.name: read_cell(model.file) for model in models}
+        print_state(cells, models, options, partial(console.print, soft_wrap=True))
     if options.dry_run:
         return
 
-    missing = [mixer for mixer, cell in cells.items() if cell is None or next_place(cell["runs"]) is not None]
-    if missing and not train_layers([configs[mixer] for mixer in missing], options, console):
+    missing = [model for model in models if (cell := cells[model.name]) is None or next_place(cell["runs"]) is not None]
+    if missing and not train_models(missing, options, console):
         raise SystemExit(1)
 
 
-def chosen_layers(names: Sequence[str]) -> list[str]:
-    """Return the layers by name, all registered ones if there are no names.
-
-    Raises:
-        ValueError: there is no such layer.
-    """
-    if unknown := [name for name in names if name not in MIXERS]:
-        raise ValueError(f"no layer {unknown[0]!r}: choose from {', '.join(MIXERS)}")
-    return list(dict.fromkeys(names)) or list(MIXERS)
-
-
-def print_state(
-    cells: Mapping[str, Cell | None], configs: Mapping[str, Config], options: ReferenceOptions, say: Say
-) -> None:
-    """Say which layers are finished, which runs the others lack at least, and how long these take on this device."""
-    left = {mixer: runs_left(cell["runs"] if cell else []) for mixer, cell in cells.items()}
+def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], options: ReferenceOptions, say: Say) -> None:
+    """Say which models are finished, which runs the others lack at least, and how long these take on this device."""
+    left = {name: runs_left(cell["runs"] if cell else []) for name, cell in cells.items()}
     finished = sum(count == 0 for count in left.values())
-    say(f"{finished} of {len(cells)} layers are finished in {options.folder}")
-    for mixer, cell in cells.items():
-        if cell is not None and is_stale(cell, configs[mixer]):
-            say(f"stale: {mixer} was trained by code that trains otherwise: delete its file to train it again")
+    say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
+    for model in models:
+        cell = cells[model.name]
+        if cell is not None and is_stale(cell, model.config, model.options):
+            say(f"stale: {model.name} was trained by code that trains otherwise: delete its file to train it again")
     if options.dry_run:
-        for mixer, count in left.items():
-            if count:
-                say(f"missing: {mixer}, {count} run{'s' * (count > 1)} at least")
+        for name, count in left.items():
+            say(f"missing: {name}, {count} run{'s' * (count > 1)} at least" if count else f"finished: {name}")
     if finished == len(cells):
         return
 
-    config = next(iter(configs.values()))
+    config = models[0].config
     tokens = config.steps * config.batch_size * config.seq_len
     runs = sum(left.values())
     say(f"to train: at least {runs} runs of {tokens:,} tokens; Ctrl-C stops, and the same command resumes")
-    known = seconds_of_runs(options.folder, device_name(find_devices("auto")[0]))
+    known = seconds_of_runs(models[0].file.parent, device_name(find_devices("auto")[0]))
     if known:
         others = fmean(known.values())
-        estimate = sum(count * known.get(mixer, others) for mixer, count in left.items())
-        unknown = [mixer for mixer, count in left.items() if count and mixer not in known]
+        estimate = sum(count * known.get(name, others) for name, count in left.items())
+        unknown = [name for name, count in left.items() if count and name not in known]
         guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
         say(f"time: about {spell(estimate)} as the finished runs took on this device{guess}")
     else:
@@ -160,56 +184,57 @@ def print_state(
 
 
 def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
-    """Return the mean seconds of a run of each layer that has runs of a device."""
+    """Return the mean seconds of a run of each model in a folder that has runs of a device."""
     found = {}
-    for mixer in MIXERS:
-        runs = (read_cell(cell_file(folder, mixer)) or {"runs": []})["runs"]
+    for file in sorted(folder.glob("*.json")):
+        runs = (read_cell(file) or {"runs": []})["runs"]
         if seconds := [
             run["seconds"] for run in runs if run["device"] == device and run["validation_loss"] is not None
         ]:
-            found[mixer] = fmean(seconds)
+            found[file.stem] = fmean(seconds)
     return found
 
 
-def train_layers(configs: Sequence[Config], options: ReferenceOptions, console: Console) -> bool:
-    """Train the missing runs of layers; return whether all could be trained or are another process's."""
+def train_models(models: Sequence[Model], options: ReferenceOptions, console: Console) -> bool:
+    """Train the missing runs of models; return whether all could be trained or are another process's."""
     whole = True
+    config = models[0].config  # all models read the same text
     with world("auto") as here, user_errors(ValueError, OSError):
-        corpus = corpus_of(configs[0], console)
-        console.print(corpus.shortage(configs[0].seq_len), soft_wrap=True)
-        windows = Windows(corpus, "validation", configs[0].seq_len, None)
-        split = split_recall(corpus, windows, configs[0].validation_tokens, configs[0].seq_len)
+        corpus = corpus_of(config, console)
+        console.print(corpus.shortage(config.seq_len), soft_wrap=True)
+        windows = Windows(corpus, "validation", config.seq_len, None)
+        split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
 
-        for config in configs:
+        for model in models:
             try:
-                train_if_free(config, corpus, split, here, options, console)
+                train_if_free(model, corpus, split, here, options, console)
             except RunError as error:
-                print(f"{config.mixer} stopped: {error}", file=sys.stderr)
+                print(f"{model.name} stopped: {error}", file=sys.stderr)
                 whole = False
     return whole
 
 
 def train_if_free(
-    config: Config, corpus: Corpus, split: RecallSplit, here: World, options: ReferenceOptions, console: Console
+    model: Model, corpus: Corpus, split: RecallSplit, here: World, options: ReferenceOptions, console: Console
 ) -> None:
-    """Train the missing runs of a layer, unless another process does.
+    """Train the missing runs of a model, unless another process does.
 
     Raises:
         RunError: a run cannot continue.
         StoppedError: the process was asked to stop; its state is saved.
-        ValueError: the layer's file is of another corpus or other settings.
+        ValueError: the model's file is of another corpus or other settings.
     """
-    file = cell_file(options.folder, config.mixer)
-    locks = options.out / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
+    config, file = model.config, model.file
+    lock = options.out / "locks" / file.relative_to(options.folder).with_suffix("")
+    lock.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(locks / config.mixer, timeout=0):
-            cell = read_cell(file) or new_cell(config, corpus, split)
-            check_cell(cell, config, corpus, file)
-            check_memory(config, {}, here)
+        with FileLock(lock, timeout=0):
+            cell = read_cell(file) or new_cell(config, model.options, corpus, split)
+            check_cell(cell, config, model.options, corpus, file)
+            check_memory(config, model.options, here)
             while (place := next_place(cell["runs"])) is not None:
                 with closing(Bar(console)) as bar:
-                    run = train_place(place, config, corpus, split, here, [bar])
+                    run = train_place(place, config, model.options, corpus, split, here, [bar])
                 cell["runs"].append(run)
                 write_cell(file, cell)
                 console.print(f"{file}: {in_words(run)}", soft_wrap=True)

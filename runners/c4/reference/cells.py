@@ -1,7 +1,7 @@
-"""The reference language models of a layer: which runs they are, how one is trained, and the file that holds them.
+"""The runs of a reference language model: which they are, how one is trained, and the file that holds them.
 
-A layer is trained at three learning rates with the first seed. While the best of them lies at the edge of those that
-were tried, the next one is tried as well. The best one is then trained with the other seeds. The file of the layer is
+A model is trained at three learning rates with the first seed. While the best of them lies at the edge of those that
+were tried, the next one is tried as well. The best one is then trained with the other seeds. The file of the model is
 written after each run, so that the files alone tell what is missing.
 """
 
@@ -35,7 +35,7 @@ FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / NAME
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Learning rates that may be tried."""
 FIRST = RATES[2:5]
-"""Those that every layer is trained at."""
+"""Those that every model is trained at."""
 SEEDS = (0, 1)
 DIGITS = 5
 """Significant digits of the curves."""
@@ -45,13 +45,13 @@ Place = tuple[float, int]
 """Learning rate and seed of a run."""
 
 
-def cell_file(folder: Path, mixer: str) -> Path:
-    """Return the file of a layer's runs."""
-    return folder / f"{mixer}.json"
+def cell_file(folder: Path, name: str) -> Path:
+    """Return the file of a model's runs."""
+    return folder / f"{name}.json"
 
 
 def read_cell(file: Path) -> Cell | None:
-    """Return the content of a layer's file; None if there is none.
+    """Return the content of a model's file; None if there is none.
 
     Raises:
         DamagedFileError: it is damaged.
@@ -63,7 +63,7 @@ def read_cell(file: Path) -> Cell | None:
 
 
 def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
-    """Return learning rate and seed of the run to train after ``runs``; None if the layer is finished."""
+    """Return learning rate and seed of the run to train after ``runs``; None if the model is finished."""
     losses = losses_by_rate(runs)
     for rate in FIRST:
         if rate not in losses:
@@ -95,7 +95,7 @@ def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
 
 
 def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many runs a layer needs at least: more if its best learning rate turns out to be at the edge."""
+    """Return how many runs a model needs at least: more if its best learning rate turns out to be at the edge."""
     best = chosen_rate(runs) or FIRST[1]
     imagined = [*runs]
     while (place := next_place(imagined)) is not None:
@@ -104,16 +104,17 @@ def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
     return len(imagined) - len(runs)
 
 
-def new_cell(config: Config, corpus: Corpus, split: RecallSplit) -> Cell:
-    """Return the content of a layer's file before any run.
+def new_cell(config: Config, options: dict[str, Any], corpus: Corpus, split: RecallSplit) -> Cell:
+    """Return the content of a model's file before any run.
 
     Args:
-        config: configuration of the layer's runs.
+        config: configuration of the model's runs.
+        options: options of the layer that differ from its defaults.
         corpus: their data.
         split: the recall tokens of the validation data.
     """
-    layer, layer_config = layer_of(config, {})
-    parameters, tables = model_parameters(config, {}, corpus.manifest.vocab_size)
+    layer, layer_config = layer_of(config, options)
+    parameters, tables = model_parameters(config, options, corpus.manifest.vocab_size)
     return {
         "layer": config.mixer,
         "options": asdict(layer_config),
@@ -122,7 +123,7 @@ def new_cell(config: Config, corpus: Corpus, split: RecallSplit) -> Cell:
         "tokens": config.steps * config.batch_size * config.seq_len,
         "parameters": parameters,
         "parameters_without_embeddings": parameters - tables,
-        "flops_per_token": flops_per_token(config, {}, corpus.manifest.vocab_size),
+        "flops_per_token": flops_per_token(config, options, corpus.manifest.vocab_size),
         "corpus": {
             "name": corpus.folder.name,
             "tokenizer": corpus.manifest.tokenizer,
@@ -138,7 +139,7 @@ def new_cell(config: Config, corpus: Corpus, split: RecallSplit) -> Cell:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Return the settings that all runs of all layers share."""
+    """Return the settings that all runs of a model share."""
     own = ("mixer", "lr", "seed")
     places = ("out", "data", "tokenizer", "device", "dry_run", "search", "downstream", "parallel")
     computing = ("micro_batch_size", "recompute", "checkpoint_every")
@@ -146,21 +147,29 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
 
 
-def check_cell(cell: Mapping[str, Any], config: Config, corpus: Corpus, file: Path) -> None:
+def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus, file: Path) -> None:
     """Refuse to add runs to those of another corpus or other settings.
 
     Raises:
         ValueError: they differ; the message says what to do.
     """
     same_text = cell["corpus"]["name"] == corpus.folder.name
-    earlier = settings_of(Config()) | cell["config"]  # an option that is newer than the file had its default
-    if not same_text or earlier != settings_of(config):
+    layer, layer_config = layer_of(config, options)
+    # An option that is newer than the file had its default.
+    earlier = settings_of(Config()) | cell["config"], asdict(layer.Config()) | cell["options"]
+    if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "other settings" if same_text else "another corpus"
-        raise ValueError(f"{file} is of {what}: delete it to train the layer again, or give another --folder")
+        raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
 
 
 def train_place(
-    place: Place, config: Config, corpus: Corpus, split: RecallSplit, world: World, watchers: Sequence[Watcher]
+    place: Place,
+    config: Config,
+    options: dict[str, Any],
+    corpus: Corpus,
+    split: RecallSplit,
+    world: World,
+    watchers: Sequence[Watcher],
 ) -> dict[str, Any]:
     """Train one run, or read its result if it is trained; return its figures as the file holds them.
 
@@ -169,11 +178,11 @@ def train_place(
         StoppedError: the process was asked to stop; the same call continues the run.
     """
     config = replace(config, lr=place[0], seed=place[1])
-    folder = run_folder(config, {}, corpus)
+    folder = run_folder(config, options, corpus)
     described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
-    described |= {"code": run_code(config), "trajectory": trajectory(config)}
+    described |= {"code": run_code(config), "trajectory": trajectory(config, options)}
     try:
-        result = train(config, {}, corpus, world, watchers)
+        result = train(config, options, corpus, world, watchers)
     except DivergedError:
         step = read_json(folder / "diverged.json")["step"]
         return {**described, "validation_loss": None, "diverged_at": step}
@@ -197,15 +206,15 @@ def train_place(
 
 
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
-    """Write a layer's file."""
+    """Write a model's file."""
     write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
 
 
-def is_stale(cell: Mapping[str, Any], config: Config) -> bool:
-    """Return whether a run of a layer was trained by code that trains otherwise than today's."""
+def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:
+    """Return whether a run of a model was trained by code that trains otherwise than today's."""
     code = run_code(config)
     others = [run for run in cell["runs"] if run["code"] != code]
     if not others:
         return False
-    now = trajectory(config)
+    now = trajectory(config, options)
     return not all(agree(run["trajectory"], now) for run in others)

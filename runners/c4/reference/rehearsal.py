@@ -25,19 +25,24 @@ TOLERANCE = 1e-5
 """Relative difference of two losses of one code; constants of layers differ in their last bits among processors."""
 
 
-def trajectory(config: Config) -> list[float]:
-    """Return the losses of the rehearsal of a run: of each step's batch, then of that batch after the last step."""
+def trajectory(config: Config, options: dict[str, Any]) -> list[float]:
+    """Return the losses of the rehearsal of a run: of each step's batch, then of that batch after the last step.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+    """
     config = replace(config, **SMALL, clip=CLIP, seed=0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        return _losses(config)
+        return _losses(config, options)
     finally:
         torch.set_default_dtype(before)
 
 
-def _losses(config: Config) -> list[float]:
-    model = build(config, {}, VOCABULARY)
+def _losses(config: Config, options: dict[str, Any]) -> list[float]:
+    model = build(config, options, VOCABULARY)
     stepper = Stepper(model, config, World(rank=0, size=1, device=torch.device("cpu")))
     stepper.keep_gradients()
     generator = torch.Generator().manual_seed(0)

@@ -134,12 +134,12 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> N
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 
     def cell(code: str, behaviour: Config) -> dict[str, Any]:
-        return {"runs": [{"code": code, "trajectory": trajectory(behaviour)}]}
+        return {"runs": [{"code": code, "trajectory": trajectory(behaviour, {})}]}
 
-    assert not is_stale(cell("other", config), config)
-    assert is_stale(cell("other", replace(config, beta2=0.96)), config)
-    assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config)
-    assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config)
+    assert not is_stale(cell("other", config), config, {})
+    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
+    assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config, {})
+    assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def command(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
     monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
     places = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
-    return ["--data", str(texts), "--layers", "gla", "transformer", *places]
+    return ["--data", str(texts), "--rows", "gla", "transformer", *places]
 
 
 def cell_of(tmp_path: Path, layer: str) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
             assert both == pytest.approx(done["validation_loss"], abs=1e-5)
 
     # The files alone say that nothing is missing.
-    monkeypatch.setattr(reference, "train_layers", lambda *_: pytest.fail("trains again"))
+    monkeypatch.setattr(reference, "train_models", lambda *_: pytest.fail("trains again"))
     capsys.readouterr()
     reference.main(command)
-    assert capsys.readouterr().out.startswith("2 of 2 layers are finished")
+    assert capsys.readouterr().out.startswith("2 of 2 models are finished")
 
 
 def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
@@ -244,10 +244,42 @@ def test_runs_of_other_settings_are_not_mixed(
     assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
 
 
+def test_a_variant_of_rt_is_trained_with_its_options(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+    monkeypatch.setitem(PRESETS, "30m", replace(PRESETS["30m"], **TINY))
+    name, places = "rt-6-no-persistent-norm-authors", ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path)]
+    command = ["--data", str(texts), "--experiment", "variants-authors", "--rows", name, *places]
+    reference.main(command)
+    file = tmp_path / "cells" / "rt-against-transformer" / f"{name}.json"
+    cell = read_json(file)
+    assert (cell["layer"], cell["complete"], cell["config"]["parametrisation"]) == ("rt", True, "authors")
+    assert cell["options"]["persistent_norm"] is False
+    model, _ = load_model(next(path for path in (tmp_path / "c4").iterdir() if path.name.startswith("rt-16x2-authors")))
+    assert [layer.config.persistent_norm for layer in model.stack] == [False, False]
+
+    # The dry run names what is missing of the whole experiment.
+    capsys.readouterr()
+    reference.main([*command[:4], *places, "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"1 of 8 models are finished in {file.parent}"
+    assert f"finished: {name}" in lines
+    assert "missing: rt-3-authors, 4 runs at least" in lines
+
+    # A file of other options is not added to.
+    other = {**cell["options"], "persistent_norm": True}
+    file.write_text(json.dumps({**cell, "options": other, "runs": cell["runs"][:1]}))
+    with pytest.raises(SystemExit) as stopped:
+        reference.main(command)
+    assert stopped.value.code == 2
+    assert f"{name}.json is of other settings: delete it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("layer", "tokenizer", "message"),
     [
-        ("transformr", True, "error: no layer 'transformr': choose from transformer"),
+        ("transformr", True, "error: no row 'transformr' in ranking: choose from transformer"),
         ("gla", False, "tokenizer.json: give --data a folder that python -m runners.c4 convert made"),
     ],
 )
@@ -257,7 +289,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     data = tmp_path / "texts"
     shutil.copytree(command[1], data, ignore=None if tokenizer else shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(SystemExit) as stopped:
-        reference.main(["--data", str(data), "--layers", layer, *command[5:]])
+        reference.main(["--data", str(data), "--rows", layer, *command[5:]])
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

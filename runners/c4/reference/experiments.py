@@ -1,0 +1,95 @@
+"""The experiments with language models: which models each of them trains, and in which settings.
+
+- ``ranking``: every layer as a small language model, for the question whether scores of the tasks predict losses.
+- ``transition``: RT against the Transformer at 30M parameters and 301M tokens, beyond the 110M tokens after which
+  induction heads form at such a batch (arXiv:2511.16893), in the paper's parametrisation and in the authors'.
+- ``variants`` and ``variants-authors``: what else the paper varies, against RT of ``transition``, by parametrisation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mixers import MIXERS
+from runners.c4.config import Config, Parametrisation
+from runners.c4.presets import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model that is trained at several learning rates.
+
+    Attributes:
+        mixer: layer.
+        options: options of the layer that differ from its defaults.
+        settings: fields of ``Config`` that differ from those of the experiment's preset.
+    """
+
+    mixer: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Models that read the same number of tokens of the same text.
+
+    Attributes:
+        preset: preset of ``runners.c4`` that they start from.
+        folder: folder of their files below that of all experiments.
+        rows: models by name, which is that of their file.
+    """
+
+    preset: str
+    folder: str
+    rows: Mapping[str, Row]
+
+    def config(self, name: str, **places: Any) -> Config:
+        """Return the configuration that all runs of a model share.
+
+        Args:
+            name: name of the model.
+            **places: fields of ``Config`` that say where data and results are.
+        """
+        row = self.rows[name]
+        return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **places)
+
+
+def _transition() -> dict[str, Row]:
+    """RT and the Transformer of equal depth, and the Transformer of twice the depth and equal parameters."""
+    rows = {}
+    for parametrisation, ending in _ENDINGS.items():
+        own = {"parametrisation": parametrisation}
+        rows["rt-6" + ending] = Row(mixer="rt", settings=own)
+        rows["transformer-6" + ending] = Row(mixer="transformer", settings=own)
+        rows["transformer-12" + ending] = Row(mixer="transformer", settings={**own, "layers": 12, "width": 448})
+    return rows
+
+
+def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
+    """One change of RT each, and of the Transformer where a comparison needs it."""
+    own, steps = {"parametrisation": parametrisation}, PRESETS["30m"].steps
+    batch_32 = {**own, "batch_size": 32, "steps": 2 * steps}
+    rows = {
+        "rt-6-no-persistent-norm": Row(mixer="rt", options={"persistent_norm": False}, settings=own),
+        "rt-6-beta2-0.99": Row(mixer="rt", settings={**own, "beta2": 0.99}),
+        "transformer-6-beta2-0.99": Row(mixer="transformer", settings={**own, "beta2": 0.99}),
+        "rt-6-batch-32": Row(mixer="rt", settings=batch_32),
+        "transformer-6-batch-32": Row(mixer="transformer", settings=batch_32),
+        "rt-6-block-4": Row(mixer="rt", options={"block": 4}, settings=own),
+        "rt-6-block-16": Row(mixer="rt", options={"block": 16}, settings=own),
+        "rt-3": Row(mixer="rt", settings={**own, "layers": 3, "width": 896}),
+    }
+    return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
+
+
+_ENDINGS: dict[Parametrisation, str] = {"paper": "", "authors": "-authors"}
+
+AGAINST = "rt-against-transformer"
+"""Folder of the experiments at 30M parameters, whose rows are compared with each other."""
+EXPERIMENTS: dict[str, Experiment] = {
+    "ranking": Experiment(preset="ranking", folder="", rows={mixer: Row(mixer=mixer) for mixer in MIXERS}),
+    "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition()),
+    "variants": Experiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
+    "variants-authors": Experiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
+}

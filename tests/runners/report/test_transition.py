@@ -1,0 +1,90 @@
+"""The table of RT against the Transformer: what it says of made-up losses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.c4.reference.cells import write_cell
+from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
+from runners.report.transition import HEADINGS, ROWS, Transition
+
+
+def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e-3, **config: Any) -> None:
+    """Write a finished model whose seeds have these losses at the best of its learning rates."""
+    rates = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2}
+    places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
+    described = {"device": "H200", "seconds": 600.0}
+    runs = [
+        {"lr": lr, "seed": seed, "validation_loss": loss, **described}
+        for lr, seed, loss in [*places, (best, 1, losses[1])]
+    ]
+    write_cell(folder / f"{name}.json", {"runs": runs, "config": {"layers": 6, "width": 640, **config}})
+
+
+def rows(folder: Path) -> dict[str, list[str]]:
+    heading, *lines = [line.split(" | ") for line in Transition(folder).table()]
+    assert tuple(heading) == HEADINGS
+    assert {len(line) for line in lines} == {len(HEADINGS)}
+    return {line[0]: line[2:] for line in lines}
+
+
+def test_without_models_nothing_is_shown(tmp_path: Path) -> None:
+    found = Transition(tmp_path)
+    assert found.verdict() == "not shown"
+    assert {tuple(cells) for cells in rows(tmp_path).values()} == {("not trained",) * 3}
+    assert found.took() == "not known: no model is trained"
+
+
+def test_an_order_holds_if_it_holds_for_every_seed(tmp_path: Path) -> None:
+    write(tmp_path, "rt-6", (3.0, 3.02))
+    write(tmp_path, "transformer-6", (3.1, 3.04))
+    write(tmp_path, "transformer-12", (2.9, 2.92))
+    claim = "6 RT layers have a lower loss than 6 Transformer layers"
+    assert rows(tmp_path)[claim] == [
+        "3.010 ± 0.010 (lr 0.003) against 3.070 ± 0.030 (lr 0.003)",
+        "not trained",
+        "paper's: yes",
+    ]
+    assert rows(tmp_path)[f"{claim.replace('6 Tr', '12 Tr')} of as many parameters"][2] == "paper's: no"
+    assert rows(tmp_path)["the best learning rate of RT"] == ["0.003", "not trained", "paper's: yes"]
+    assert Transition(tmp_path).verdict() == "partly"
+    assert Transition(tmp_path).took() == "3.0 h of training on one H200 for 18 runs"
+
+    # Both parametrisations; seeds that overlap.
+    write(tmp_path, "rt-6-authors", (3.0, 3.2), best=1e-3)
+    write(tmp_path, "transformer-6-authors", (3.1, 3.3))
+    assert rows(tmp_path)[claim][2] == "paper's: yes; authors': within the seeds"
+    assert rows(tmp_path)["the best learning rate of RT"][1:] == ["0.001", "paper's: yes; authors': no"]
+    write(tmp_path, "rt-6-authors", (3.0, 3.05))
+    assert rows(tmp_path)[claim][2] == "yes"
+
+
+def test_depth_against_width(tmp_path: Path) -> None:
+    write(tmp_path, "rt-3", (3.0, 3.0), layers=3, width=896)
+    write(tmp_path, "transformer-6", (3.1, 3.1))
+    cache = rows(tmp_path)["and keep less of each token while decoding"]
+    assert cache == ["5,376 against 7,680 floats a token", "not trained", "paper's: yes"]
+    assert Transition(tmp_path).verdict() == "agrees"
+
+
+def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "rt-6-beta2-0.99", (3.0, 3.0))
+    write(tmp_path, "transformer-6-beta2-0.99", (3.1, 3.1))
+    assert rows(tmp_path)["RT has a lower loss with β2 = 0.99, too"][2] == "no claim"
+    assert Transition(tmp_path).verdict() == "not shown"
+
+
+def test_a_model_that_is_not_finished_is_not_trained(tmp_path: Path) -> None:
+    write(tmp_path, "rt-6", (3.0, 3.0))
+    write_cell(tmp_path / "transformer-6.json", {"runs": [{"lr": 3e-3, "seed": 0, "validation_loss": 2.0}]})
+    assert rows(tmp_path)["6 RT layers have a lower loss than 6 Transformer layers"] == ["not trained"] * 3
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)
+def test_the_experiments_train_every_model_of_the_table(row: Any, tmp_path: Path) -> None:
+    """With all their models, no row is left without an answer."""
+    experiments = [experiment for experiment in EXPERIMENTS.values() if experiment.folder == AGAINST]
+    for name in (name for experiment in experiments for name in experiment.rows):
+        write(tmp_path, name, (3.0, 3.1))
+    assert "not trained" not in rows(tmp_path)[row.claim]
