@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
+from runners.c4.reference.experiments import AGAINST
 from runners.cli import check_out, cli, run_command, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
@@ -35,8 +36,10 @@ from runners.report.pictures.depth import block_picture, depth_picture
 from runners.report.pictures.heat_map import heat_picture
 from runners.report.pictures.lengths import length_picture, position_picture
 from runners.report.pictures.training import curve_picture, rate_picture
+from runners.report.pictures.transition import transition_picture
 from runners.report.records import Records
 from runners.report.speed import anchors, tables
+from runners.report.transition import finished_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page = options.out / "report" / "index.html"
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
-        language = Language(models=models, boards=predictions)
+        transition = transition_picture(finished_models(FOLDER / LANGUAGE_MODELS / AGAINST))
+        language = Language(models=models, boards=predictions, transition=transition)
         claims = read_claims(published, records)
         command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
         write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)

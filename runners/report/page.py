@@ -76,10 +76,12 @@ class Language:
     Attributes:
         models: the language models.
         boards: by name of a board.
+        transition: curves of RT against the Transformer.
     """
 
     models: Sequence[LanguageModel]
     boards: Mapping[str, Predictions]
+    transition: Picture
 
 
 def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:

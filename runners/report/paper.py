@@ -22,7 +22,7 @@ from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
 from runners.report.records import ABSENT, Records
-from runners.report.transition import Transition
+from runners.report.transition import Transition, finished_models
 from tasks import TASKS
 
 CLAIMS = Path(__file__).parent / "data" / "claims.toml"
@@ -85,7 +85,7 @@ class Evidence:
 
     def __init__(self, board: Board, records: Records) -> None:
         self.board, self.records = board, records
-        self.transition = Transition(records.folder.parent / "reference" / LANGUAGE_MODELS / AGAINST)
+        self.transition = Transition(finished_models(records.folder.parent / "reference" / LANGUAGE_MODELS / AGAINST))
 
     def names(self) -> dict[str, Any]:
         """Return what the templates know by name."""

@@ -136,14 +136,14 @@ ROWS = (
 
 
 class Transition:
-    """The table of the models below a folder.
+    """The table of models.
 
     Args:
-        folder: folder of their files.
+        models: finished models.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._models = _finished(folder)
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def table(self) -> list[str]:
         """Return heading and rows, cells divided by bars."""
@@ -193,7 +193,7 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {answer}" for name, answer in answers.items())
 
 
-def _finished(folder: Path) -> dict[str, Mapping[str, Any]]:
+def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Return the contents of the files of finished models by name, without those whose every run diverged."""
     cells = {file.stem: read_cell(cell_file(folder, file.stem)) for file in sorted(folder.glob("*.json"))}
     return {

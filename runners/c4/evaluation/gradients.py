@@ -24,6 +24,7 @@ import torch
 import tyro
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
@@ -63,8 +64,8 @@ class Options:
     checkpoints: tyro.conf.Positional[tuple[Path, ...]]
     data: tuple[str, ...] = ()
     sequences: int = 32
-    targets: int = 32
-    batch_size: int = 8
+    targets: int = 16
+    batch_size: int = 16
     out: Path = Path("results/gradients")
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
         options.check()
         reaches = []
         for checkpoint in options.checkpoints:
-            reaches.append(measure(checkpoint, options))
+            reaches.append(measure(checkpoint, options, console))
             console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats a token", soft_wrap=True)
 
         # What was measured, as file, chart and table.
@@ -132,8 +133,13 @@ def main(arguments: Sequence[str]) -> None:
         console.print(f"chart: {options.out / 'gradients.png'}", soft_wrap=True)
 
 
-def measure(checkpoint: Path, options: Options) -> Reach:
+def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
     """Measure one model.
+
+    Args:
+        checkpoint: folder of a run, checkpoint file, or exported folder.
+        options: what to measure.
+        console: console for progress.
 
     Raises:
         ValueError: there is no such model, no text, or too little.
@@ -150,7 +156,9 @@ def measure(checkpoint: Path, options: Options) -> Reach:
     count = min(options.targets, length)
     targets = [length * (n + 1) // count - 1 for n in range(count)]
     model.to(device).requires_grad_(False)
-    parts = [gradient_sizes(model, part_BT.to(device), targets) for part_BT in tokens_ST.split(options.batch_size)]
+    rows, silent = tokens_ST.split(options.batch_size), not console.is_terminal
+    batches = track(rows, f"{checkpoint}", console=console, transient=True, disable=silent)
+    parts = [gradient_sizes(model, part_BT.to(device), targets) for part_BT in batches]
     losses_SP, sizes_SPT = (torch.cat(y).double().cpu() for y in zip(*parts, strict=True))
 
     by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), targets) for sizes_PT in sizes_SPT])

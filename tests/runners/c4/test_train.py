@@ -210,8 +210,17 @@ def test_recomputed_activations_change_nothing(texts: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mixer", ["rt", "transformer", "gla", "lstm"])
-def test_gpu_layers_as_graphs_train_as_on_a_cpu(mixer: str, tmp_path: Path, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("mixer", "parametrisation"),
+    [
+        *((mixer, "paper") for mixer in ("rt", "transformer", "gla", "lstm")),
+        ("rt", "authors"),
+        ("transformer", "authors"),
+    ],
+)
+def test_gpu_layers_as_graphs_train_as_on_a_cpu(
+    mixer: str, parametrisation: str, tmp_path: Path, device: torch.device
+) -> None:
     """Two parts a step, so that gradients are added up over replays; what bfloat16 adds in 8 steps stays."""
     tokens_N = np.random.default_rng(0).integers(0, 40, 2000).cumsum() % 61
     documents_D3 = np.array([[0, 0, 0]])
@@ -224,7 +233,8 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(mixer: str, tmp_path: Path, devi
     curves = []
     for world in (ALONE, replace(ALONE, device=device)):
         out = tmp_path / world.device.type
-        config = configured(tmp_path, out, mixer=mixer, width=64, micro_batch_size=2, device=world.device.type, lr=1e-3)
+        settings = {"mixer": mixer, "parametrisation": parametrisation, "width": 64, "micro_batch_size": 2, "lr": 1e-3}
+        config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
         curves.append([train(config, {}, corpus, world, []), read_curve(run_folder(config, {}, corpus))])

@@ -7,7 +7,10 @@ import pytest
 
 from runners.c4.reference.cells import write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
-from runners.report.transition import HEADINGS, ROWS, Transition
+from runners.report.pictures.transition import _curves, transition_picture
+from runners.report.transition import HEADINGS, ROWS, Transition, finished_models
+
+SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
 
 
 def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e-3, **config: Any) -> None:
@@ -16,21 +19,21 @@ def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e
     places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
     described = {"device": "H200", "seconds": 600.0}
     runs = [
-        {"lr": lr, "seed": seed, "validation_loss": loss, **described}
+        {"lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]], **described}
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
-    write_cell(folder / f"{name}.json", {"runs": runs, "config": {"layers": 6, "width": 640, **config}})
+    write_cell(folder / f"{name}.json", {"runs": runs, "config": {**SIZE, **config}})
 
 
 def rows(folder: Path) -> dict[str, list[str]]:
-    heading, *lines = [line.split(" | ") for line in Transition(folder).table()]
+    heading, *lines = [line.split(" | ") for line in Transition(finished_models(folder)).table()]
     assert tuple(heading) == HEADINGS
     assert {len(line) for line in lines} == {len(HEADINGS)}
     return {line[0]: line[2:] for line in lines}
 
 
 def test_without_models_nothing_is_shown(tmp_path: Path) -> None:
-    found = Transition(tmp_path)
+    found = Transition(finished_models(tmp_path))
     assert found.verdict() == "not shown"
     assert {tuple(cells) for cells in rows(tmp_path).values()} == {("not trained",) * 3}
     assert found.took() == "not known: no model is trained"
@@ -48,8 +51,8 @@ def test_an_order_holds_if_it_holds_for_every_seed(tmp_path: Path) -> None:
     ]
     assert rows(tmp_path)[f"{claim.replace('6 Tr', '12 Tr')} of as many parameters"][2] == "paper's: no"
     assert rows(tmp_path)["the best learning rate of RT"] == ["0.003", "not trained", "paper's: yes"]
-    assert Transition(tmp_path).verdict() == "partly"
-    assert Transition(tmp_path).took() == "3.0 h of training on one H200 for 18 runs"
+    assert Transition(finished_models(tmp_path)).verdict() == "partly"
+    assert Transition(finished_models(tmp_path)).took() == "3.0 h of training on one H200 for 18 runs"
 
     # Both parametrisations; seeds that overlap.
     write(tmp_path, "rt-6-authors", (3.0, 3.2), best=1e-3)
@@ -65,20 +68,34 @@ def test_depth_against_width(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.1, 3.1))
     cache = rows(tmp_path)["and keep less of each token while decoding"]
     assert cache == ["5,376 against 7,680 floats a token", "not trained", "paper's: yes"]
-    assert Transition(tmp_path).verdict() == "agrees"
+    assert Transition(finished_models(tmp_path)).verdict() == "agrees"
 
 
 def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:
     write(tmp_path, "rt-6-beta2-0.99", (3.0, 3.0))
     write(tmp_path, "transformer-6-beta2-0.99", (3.1, 3.1))
     assert rows(tmp_path)["RT has a lower loss with β2 = 0.99, too"][2] == "no claim"
-    assert Transition(tmp_path).verdict() == "not shown"
+    assert Transition(finished_models(tmp_path)).verdict() == "not shown"
 
 
 def test_a_model_that_is_not_finished_is_not_trained(tmp_path: Path) -> None:
     write(tmp_path, "rt-6", (3.0, 3.0))
     write_cell(tmp_path / "transformer-6.json", {"runs": [{"lr": 3e-3, "seed": 0, "validation_loss": 2.0}]})
     assert rows(tmp_path)["6 RT layers have a lower loss than 6 Transformer layers"] == ["not trained"] * 3
+
+
+def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
+    assert transition_picture({}).panels == {}
+    write(tmp_path, "rt-6", (3.0, 3.1))
+    write(tmp_path, "rt-6-authors", (3.2, 3.1))
+    write(tmp_path, "transformer-6", (3.4, 3.3))
+    models = finished_models(tmp_path)
+    tokens_E, losses_SE = _curves(models["rt-6"])
+    assert tokens_E.tolist() == [64 * 512, 640 * 512]
+    assert losses_SE.tolist() == [[9.0, 3.0], [9.0, 3.1]]
+    panels = transition_picture(models).panels
+    assert [("rt-6 3.050, transformer-6 3.350" in panel["both"]) for panel in panels.values()] == [True, False]
+    assert "rt-6 3.150" in panels["authors' parametrisation"]["both"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)

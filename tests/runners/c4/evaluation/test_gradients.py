@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.nn import functional as F
 
 from runners.c4.__main__ import main
@@ -84,7 +85,8 @@ def test_the_command_measures_runs_and_exported_models(
 
 
 def test_figures_are_means_over_the_first_windows(trained: list[Path], texts: Path) -> None:
-    found = measure(trained[1], Options(checkpoints=(), sequences=3, targets=99, batch_size=2, device="cpu"))
+    options = Options(checkpoints=(), sequences=3, targets=99, batch_size=2, device="cpu")
+    found = measure(trained[1], options, Console(quiet=True))
     assert found.targets == list(range(12))
 
     # Every position is a target, and all sequences are in one batch.
