@@ -141,6 +141,10 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> N
     assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config, {})
     assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
 
+    rt = replace(config, mixer="rt")
+    assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})
+    assert is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {"block": 4})
+
 
 @pytest.fixture
 def command(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
