@@ -7,7 +7,7 @@
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
     python -m runners.c4 export results/c4/RUN my_model
-    python -m runners.c4 gradients results/c4/RUN    # the size of the gradient by distance
+    python -m runners.c4 gradients results/c4/RUN    # gradient by distance
     python -m runners.c4 lm_eval --help              # lm-evaluation-harness
 
 The same command continues an interrupted run. From Python, call ``runners.c4.pretrain``.
