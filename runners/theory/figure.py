@@ -21,7 +21,10 @@ CURVES = (2, 8, 32, 128, LONGEST)
 
 def plot_path_lengths(path: Path) -> None:
     """Write a PNG of the weights [k r] / k!: on the left all k with their mean, on the right some k as curves."""
-    rows = [[number / math.factorial(k) for number in row] for k, row in enumerate(stirling(LONGEST), start=1)]
+    rows = []
+    for k, row in enumerate(stirling(LONGEST), start=1):
+        permutations = math.factorial(k)
+        rows.append([number / permutations for number in row])
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -40,8 +40,8 @@ def stirling_gradient(k: int, matrix_DD: Tensor) -> Tensor:
     return total_DD
 
 
-def uniform_layer(x_TD: Tensor, v_DD: Tensor, alpha: float) -> Tensor:
-    """Return the outputs (T, D) of the layer of theorem 2.
+def uniform_layer(x_BTD: Tensor, v_DD: Tensor, alpha: float) -> Tensor:
+    """Return the outputs (B, T, D) of the layer of theorem 2.
 
     It is ``naive_recurrence`` with queries, keys and MLP set to zero and without a norm on z.
     """
@@ -57,9 +57,8 @@ def uniform_layer(x_TD: Tensor, v_DD: Tensor, alpha: float) -> Tensor:
         wv_DD=v_DD,
     )
 
-    x_BTD = x_TD[None]
     zero_BTD = torch.zeros_like(x_BTD)
-    return naive_recurrence(x_BTD, zero_BTD, zero_BTD, F.linear(x_BTD, v_DD), weights, torch.zeros(1), alpha)[0]
+    return naive_recurrence(x_BTD, zero_BTD, zero_BTD, F.linear(x_BTD, v_DD), weights, torch.zeros(1), alpha)
 
 
 def check_gradient(seed: int) -> Iterator[Check]:
@@ -79,15 +78,19 @@ def check_gradient(seed: int) -> Iterator[Check]:
 
 
 def first_input_jacobians(v_DD: Tensor, alpha: float) -> Tensor:
-    """Return dz_k/dx_1 (positions, D, D) by autograd at ``POSITIONS``, with zeros as the other inputs."""
-    rest_TD = torch.zeros(POSITIONS[-1] - 1, WIDTH, dtype=torch.float64)
+    """Return dz_k/dx_1 (positions, D, D) by autograd at ``POSITIONS``, with zeros as the other inputs.
 
-    def outputs(x_D: Tensor) -> Tensor:
-        return uniform_layer(torch.cat([x_D[None], rest_TD]), v_DD, alpha)[[k - 1 for k in POSITIONS]]
+    Each row of a Jacobian has a sequence of its own in one batch, so that one backward pass computes all rows.
+    """
+    positions, channels = torch.cartesian_prod(torch.tensor(POSITIONS), torch.arange(WIDTH)).T
+    rows = len(positions)
 
-    x_D = torch.ones(WIDTH, dtype=torch.float64)
-    jacobians: Tensor = torch.autograd.functional.jacobian(outputs, x_D)
-    return jacobians
+    x_BD = torch.ones(rows, WIDTH, dtype=torch.float64, requires_grad=True)
+    rest_BTD = torch.zeros(rows, POSITIONS[-1] - 1, WIDTH, dtype=torch.float64)
+    z_BTD = uniform_layer(torch.cat([x_BD[:, None], rest_BTD], dim=1), v_DD, alpha)
+
+    (dx_BD,) = torch.autograd.grad(z_BTD[torch.arange(rows), positions - 1, channels].sum(), x_BD)
+    return dx_BD.view(len(POSITIONS), WIDTH, WIDTH)
 
 
 def check_path_lengths() -> Check:

@@ -154,7 +154,7 @@ def test_the_layer_of_theorem_2_is_the_equation_of_the_paper() -> None:
     v, x, alpha, outputs = draw(4, 4), draw(7, 4, seed=1), 0.7, []
     for k, x_D in enumerate(x, start=1):
         outputs.append(x_D + alpha / k * (v @ x_D + v @ sum(outputs, torch.zeros(4).double())))
-    torch.testing.assert_close(uniform_layer(x, v, alpha), torch.stack(outputs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(uniform_layer(x[None], v, alpha)[0], torch.stack(outputs), rtol=1e-12, atol=1e-12)
 
 
 def test_the_formula_in_closed_form_and_its_start() -> None:
@@ -164,7 +164,7 @@ def test_the_formula_in_closed_form_and_its_start() -> None:
     for m in range(5):
         product = product @ (z + m * torch.eye(3)) / (m + 1)
     torch.testing.assert_close(stirling_gradient(5, z), product, rtol=1e-12, atol=1e-14)
-    jacobian = torch.autograd.functional.jacobian(lambda x: uniform_layer(x[None], z, 1.0)[0], draw(3))
+    jacobian = torch.autograd.functional.jacobian(lambda x: uniform_layer(x[None, None], z, 1.0)[0, 0], draw(3))
     torch.testing.assert_close(jacobian, torch.eye(3).double() + z, rtol=1e-12, atol=1e-12)
 
 
