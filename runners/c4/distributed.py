@@ -147,6 +147,13 @@ def gradients_together(objective: nn.Module, last: bool) -> Iterator[None]:
         yield
 
 
+def gathered(value: Tensor) -> Tensor:
+    """Return a tensor of which each process holds a part as a whole one, and any other tensor as it is."""
+    from torch.distributed.tensor import DTensor  # takes half a second to import
+
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 @contextmanager
 def whole(objective: nn.Module) -> Iterator[None]:
     """Gather the sharded parameters of embedding, norm and readout, for forward passes outside the objective."""

@@ -4,13 +4,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mixers.base import decayed
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_autocast
 from runners.c4.config import Config
-from runners.c4.distributed import World, distribute, gradients_together
+from runners.c4.distributed import World, distribute, gathered, gradients_together
 from runners.c4.model import mean_loss
 from runners.c4.parametrisation import WARMUP_FROM
 
@@ -79,7 +78,7 @@ class Stepper:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        return loss, norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return loss, gathered(norm)
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:

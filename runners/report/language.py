@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from runners.c4.reference.cells import chosen_rate, next_place, read_cell
 from runners.report.cells import Board
@@ -170,6 +169,8 @@ def spearman(x_L: Floats, ys_KL: Floats, families: Sequence[str] | None = None) 
         families: family of each layer; if given, ranks are compared within families, and families of one layer, which
             order nothing, do not count.
     """
+    from scipy.stats import rankdata  # takes a second to import
+
     groups_L = np.zeros(len(x_L), np.int64) if families is None else np.unique(families, return_inverse=True)[1]
     counted_L = np.bincount(groups_L)[groups_L] > 1
     x_L, ys_KL, groups_L = x_L[counted_L], ys_KL[:, counted_L], groups_L[counted_L]
