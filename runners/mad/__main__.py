@@ -159,16 +159,15 @@ def announce(options: Options, experiments: Sequence[Experiment], say: Callable[
 
     On a GPU nothing is timed: the first step of many layers is compiled, which takes longer than all that is said here.
     """
-    storage, durations, clock = existing_storage(options.settings.storage), [], _clock(options)
+    if any(e.protocol.total_steps(e.task_config.train_examples) < FEW_STEPS for e in experiments):
+        return
+
+    storage, clock = existing_storage(options.settings.storage), _clock(options)
     if clock.devices[0].type == "cuda":
         clock.left = 0.0
-    for experiment in experiments:
-        if experiment.protocol.total_steps(experiment.task_config.train_examples) < FEW_STEPS:
-            return
-        known = experiment if storage is None else identify(experiment, storage, lambda line: None)
-        durations.append(
-            clock.duration(known, work_left(known, options.runs, options.more_seeds, storage, options.out))
-        )
+    known = experiments if storage is None else [identify(e, storage, lambda line: None) for e in experiments]
+    works = [work_left(e, options.runs, options.more_seeds, storage, options.out) for e in known]
+    durations = clock.durations(known, works)
     if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
         say(f"training takes {text}")
 

@@ -125,17 +125,15 @@ def print_forecast(
     for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
         table.add_column(heading, justify="right")
 
-    found, durations, uncounted, tried = [], [], [], set()
+    known, found, works, uncounted, tried = [], [], [], [], set()
     with console.status("counting") as status:
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.label} on {experiment.task}, {i + 1} of {len(experiments)}")
-            if not i or experiment.setting != experiments[i - 1].setting:
-                table.add_section()
-                table.add_row(Text(experiment.setting, "bold"))
-
             if storage is not None:
                 experiment = identify(experiment, storage, partial(console.print, soft_wrap=True))
+            known.append(experiment)
             found.append(forecast(experiment, grid, storage, folder))
+            works.append(work_left(experiment, grid, more_seeds, storage, folder))
             if (setting := _setting(experiment)) not in tried:
                 tried.add(setting)
                 if found[-1].flops is None:
@@ -143,10 +141,16 @@ def print_forecast(
                 else:
                     try_layers([experiment], torch.device("cpu"))
 
-            work = work_left(experiment, grid, more_seeds, storage, folder)
-            durations.append(clock.duration(experiment, work))
-            remark = f"\n    {experiment.remark}" if experiment.remark else ""
-            table.add_row(f"  {experiment.label}{remark}", *found[-1].cells(), *durations[-1].cells())
+        status.update(f"timing steps, for {clock.left:.0f} seconds at most")
+        durations = clock.durations(known, works)
+
+    # A section for each task.
+    for i, (experiment, cost, duration) in enumerate(zip(known, found, durations, strict=True)):
+        if not i or experiment.setting != known[i - 1].setting:
+            table.add_section()
+            table.add_row(Text(experiment.setting, "bold"))
+        remark = f"\n    {experiment.remark}" if experiment.remark else ""
+        table.add_row(f"  {experiment.label}{remark}", *cost.cells(), *duration.cells())
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})
@@ -154,7 +158,8 @@ def print_forecast(
     if not fits(table, console):
         table.padding = 0
     console.print(table)
-    console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}\n{_remainder(found)}")
+    estimates = "; ~ an estimate" if any(duration.estimated for duration in durations) else ""
+    console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}{estimates}\n{_remainder(found)}")
     if more_seeds:
         seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
         runs_more = f"up to {len(more_seeds) * len(experiments):,} runs whose FLOPs are not counted here"

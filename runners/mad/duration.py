@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from runners.progress import spell
 STEPS = 3
 """Steps of each shape that are timed, after a first one."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
-"""Seconds after which no further shape, and no further step of a shape, is timed; of a long step the first counts."""
+"""Seconds after which no further shape, and no further step of a shape, is timed; many layers share the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +49,19 @@ class Duration:
 
     Attributes:
         here: seconds on this machine.
+        estimated: whether ``here`` follows from steps of other shapes.
         recorded: seconds on the device of the reference results.
         device: that device.
     """
 
     here: float | None
+    estimated: bool = False
     recorded: float | None
     device: str = ""
 
     def cells(self) -> list[str]:
-        """Return both times as cells of a table; ? marks an unknown one here, and none is shown of a GPU."""
-        here = "?" if self.here is None else spell(self.here)
+        """Return both times as cells of a table; ~ marks an estimate, ? an unknown time here."""
+        here = "?" if self.here is None else "~" * self.estimated + spell(self.here)
         return [here, "" if self.recorded is None else spell(self.recorded)]
 
 
@@ -69,52 +72,99 @@ class Clock:
         devices: the devices that share each grid.
         together: runs that are trained as one ensemble, at most.
         budget: seconds for all timing.
+
+    Attributes:
+        left: what is left of these seconds.
     """
 
     def __init__(self, devices: Sequence[torch.device], together: int, budget: float = BUDGET) -> None:
         self.devices = devices
         self.together = together
-        self.left = budget
+        self.budget = self.left = budget
         self._timed: dict[Any, float | None] = {}
+        self._rates: dict[Any, float] = {}
 
-    def duration(self, experiment: Experiment, work: Work) -> Duration:
-        """Return how long the work on an experiment takes: training alone, evaluations left out."""
+    def durations(self, experiments: Sequence[Experiment], works: Sequence[Work]) -> list[Duration]:
+        """Return how long the work on each experiment takes: training alone, evaluations left out.
+
+        Shapes are timed in the order of their sequences' lengths, until the budget is spent. A step of another shape is
+        estimated: in each position of its sequences, it takes as long as the longest timed shape of its layer, or as
+        the median layer if none of its own was timed.
+        """
+        todo = [pair for pair in zip(experiments, works, strict=True) if pair[1].run_steps]
+        layers = len({_model(experiment) for experiment, _ in todo})
+        for experiment, work in sorted(todo, key=lambda pair: _length(pair[0])):
+            self._time(experiment, self._members(work), limit=min(BUDGET_OF_A_SHAPE, self.budget / layers))
+        return [self._duration(experiment, work) for experiment, work in zip(experiments, works, strict=True)]
+
+    def _duration(self, experiment: Experiment, work: Work) -> Duration:
+        """Return how long the work on an experiment takes, from what was timed."""
         if not work.run_steps:
             return Duration(here=0.0, recorded=0.0)
 
-        # An ensemble's step serves all its members.
-        members = min(self.together, math.ceil(work.runs / len(self.devices)))
-        step = self._seconds_of_step(experiment, members)
+        # A step of a shape that failed stays unknown.
+        members = self._members(work)
+        shape = _shape(experiment, members)
+        estimated = shape not in self._timed
+        step = self._estimate(experiment, members) if estimated else self._timed[shape]
         here = None if step is None else step / members * work.run_steps / len(self.devices)
 
         found = seconds_on_gpu(experiment)
-        if found is None:
-            return Duration(here=here, recorded=None)
-        seconds, device = found
-        return Duration(here=here, recorded=seconds * work.run_steps, device=device)
+        recorded, device = (None, "") if found is None else (found[0] * work.run_steps, found[1])
+        return Duration(here=here, estimated=estimated and here is not None, recorded=recorded, device=device)
 
-    def _seconds_of_step(self, experiment: Experiment, members: int) -> float | None:
-        """Return the seconds of a step of ``members`` runs; None if the budget is spent or the step fails."""
-        task = experiment.instance
-        length = task.split("train").inputs_ST.shape[1]
-        model = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape
-        shape = *model, task.backbone, task.vocab_size, length, experiment.protocol.batch_size, members
+    def _members(self, work: Work) -> int:
+        """Return the runs of an ensemble, whose step serves all of them."""
+        return min(self.together, math.ceil(work.runs / len(self.devices)))
 
-        if shape not in self._timed and self.left > 0:
-            began = time.monotonic()
-            step = partial(time_step, experiment, members, self.devices[0])
-            self._timed[shape] = attempt("time", experiment.layer, step)
-            self.left -= time.monotonic() - began
-        return self._timed.get(shape)
+    def _time(self, experiment: Experiment, members: int, limit: float) -> None:
+        """Time a step of ``members`` runs, unless it is known or probably longer than what is left of the budget."""
+        shape, estimate = _shape(experiment, members), self._estimate(experiment, members)
+        if shape in self._timed or self.left <= (estimate or 0.0):
+            return
+
+        began = time.monotonic()
+        seconds = attempt("time", experiment.layer, partial(time_step, experiment, members, self.devices[0], limit))
+        self.left -= time.monotonic() - began
+
+        self._timed[shape] = seconds
+        if seconds is not None:
+            self._rates[_model(experiment)] = seconds / (members * _length(experiment))
+
+    def _estimate(self, experiment: Experiment, members: int) -> float | None:
+        """Return the expected seconds of a step of ``members`` runs; None before any step is timed."""
+        if not self._rates:
+            return None
+        rate = self._rates.get(_model(experiment), median(self._rates.values()))
+        return rate * members * _length(experiment)
 
 
-def time_step(experiment: Experiment, members: int, device: torch.device) -> float:
+def _length(experiment: Experiment) -> int:
+    """Return the positions of a training sequence."""
+    length: int = experiment.instance.split("train").inputs_ST.shape[1]
+    return length
+
+
+def _model(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what decides how long a position takes, in most tasks."""
+    layer = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution
+    return *layer, experiment.shape, experiment.protocol.batch_size
+
+
+def _shape(experiment: Experiment, members: int) -> tuple[Any, ...]:
+    """Return what decides how long a step of ``members`` runs takes."""
+    task = experiment.instance
+    return *_model(experiment), task.backbone, task.vocab_size, _length(experiment), members
+
+
+def time_step(experiment: Experiment, members: int, device: torch.device, limit: float = BUDGET_OF_A_SHAPE) -> float:
     """Return the seconds of one optimizer step of an ensemble, the shortest of ``STEPS`` after a first.
 
     Args:
         experiment: layer, task and protocol.
         members: runs of the ensemble.
         device: where it is trained.
+        limit: seconds after which no further step begins; the first one counts if it is the only one.
     """
     data, protocol = experiment.instance.split("train"), experiment.protocol
     runs = [Run(lr=1e-3, weight_decay=0.0, seed=0)] * members
@@ -131,7 +181,7 @@ def time_step(experiment: Experiment, members: int, device: torch.device) -> flo
         return time.monotonic() - began
 
     taken = [step()]
-    while len(taken) <= STEPS and sum(taken) < BUDGET_OF_A_SHAPE:
+    while len(taken) <= STEPS and sum(taken) < limit:
         taken.append(step())
     return min(taken[1:] or taken)
 
@@ -195,14 +245,19 @@ def work_left(
 def sentence(durations: Sequence[Duration]) -> str:
     """Return how long all the work takes, here and on the GPU of the reference results; empty if neither is known."""
     here = [duration.here for duration in durations if duration.here is not None]
+    timed = len(here) - sum(duration.estimated for duration in durations)
     on_gpu = [duration.recorded for duration in durations if duration.recorded is not None]
     gpus = " or ".join(sorted({duration.device for duration in durations if duration.device}))
     parts = []
 
-    if len(here) == len(durations):
-        parts.append(f"about {spell(sum(here))} here ({STEPS} steps of each shape were timed)")
-    elif here:
-        parts.append(f"more than {spell(sum(here))} here ({len(here)} of {len(durations)} rows were timed)")
+    if here:
+        about = "about" if len(here) == len(durations) else "more than"
+        how = f"{timed} of {len(durations)} rows were timed"
+        if timed == len(durations):
+            how = f"{STEPS} steps of each shape were timed"
+        elif timed < len(here):
+            how += ", others follow from the lengths of their sequences"
+        parts.append(f"{about} {spell(sum(here))} here ({how})")
     if gpus:
         which = "" if len(on_gpu) == len(durations) else f" of {len(on_gpu)} of {len(durations)} rows"
         parts.append(f"about {spell(sum(on_gpu))} on one {gpus} (from the reference results{which})")

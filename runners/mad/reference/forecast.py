@@ -1,19 +1,19 @@
 """How long the training of reference cells takes: the cells that are there tell how long their device took.
 
 A cell that is not there is expected to take the mean of its layer's cells times the mean of its task's cells, over the
-mean of all; means are geometric, and a layer or task without a cell counts as the mean of all. On a CPU steps of some
-cells are timed, and the others are expected to be slower than on that device by the same factor.
+mean of all; means are geometric, and a layer or task without a cell counts as the mean of all. On a CPU, steps of some
+cells are timed.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from runners.device import find_devices
-from runners.mad.duration import Clock, Duration, sentence, work_left
+from runners.mad.duration import Clock, sentence, work_left
 from runners.mad.options import Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
@@ -38,33 +38,32 @@ def forecast(
     devices = Counter(cell["device"] for cell in cells)
     device = max(devices, key=devices.__getitem__, default="")
     took = {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
-    clock, durations = None, []
+    experiments, works, recorded, clock = [], [], [], None
 
     for entry, task in missing:
         options = plan(entry, task)
         if clock is None:
             here = find_devices(options.device)
-            clock = Clock(here, -(-len(options.runs) // len(here)))
             # Nothing is timed on a GPU: its first step is compiled, which takes longer than all others.
-            clock.left = 0.0 if here[0].type == "cuda" else BUDGET
+            budget = 0.0 if here[0].type == "cuda" else BUDGET
+            clock = Clock(here, -(-len(options.runs) // len(here)), budget)
+
+        # What is left of the cell.
         (experiment,) = plan_experiments(options, dict(entry.options), {})
         storage = existing_storage(options.settings.storage)
         work = work_left(experiment, options.runs, options.more_seeds, storage, options.out)
+        experiments.append(experiment)
+        works.append(work)
 
+        # The same share of what the whole cell would take.
         runs = len(options.runs) + len(options.more_seeds)
         share = work.run_steps / (runs * experiment.protocol.total_steps(experiment.task_config.train_examples))
         seconds = expected_seconds(took, (entry.name, task))
-        recorded = None if seconds is None else seconds * share
-        durations.append(Duration(here=clock.duration(experiment, work).here, recorded=recorded, device=device))
-    return sentence(_completed(durations))
+        recorded.append(None if seconds is None else seconds * share)
 
-
-def _completed(durations: Sequence[Duration]) -> list[Duration]:
-    """Return durations whose unknown times here follow from those that are known both here and on the other device."""
-    factors = [d.here / d.recorded for d in durations if d.here and d.recorded]
-    if not factors:
-        return list(durations)
-    return [replace(d, here=median(factors) * d.recorded) if d.here is None and d.recorded else d for d in durations]
+    durations = [] if clock is None else clock.durations(experiments, works)
+    pairs = zip(durations, recorded, strict=True)
+    return sentence([replace(duration, recorded=seconds, device=device) for duration, seconds in pairs])
 
 
 def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:

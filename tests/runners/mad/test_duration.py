@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mixers import MIXERS
 from runners.mad import __main__ as mad
 from runners.mad import duration
 from runners.mad.duration import Clock, Duration, Work, seconds_on_gpu, sentence, work_left
@@ -21,7 +22,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Members of the ensembles whose steps were timed; each step takes a second."""
     members: list[int] = []
 
-    def time_step(experiment: Any, count: int, device: torch.device) -> float:
+    def time_step(experiment: Any, count: int, device: torch.device, limit: float) -> float:
         members.append(count)
         return 1.0
 
@@ -35,15 +36,56 @@ def test_a_time_has_the_unit_that_suits_it() -> None:
     assert [spell(value) for value in seconds] == expected
 
 
-def test_a_shape_is_timed_once_and_none_after_the_budget(timed: list[int]) -> None:
-    (one, other) = planned(["--mixer", "rt", "--task", "parity", "--difficulty", "all", "--device", "cpu"])[1][:2]
+def test_a_shape_is_timed_once_and_others_are_estimated_after_the_budget(timed: list[int]) -> None:
+    short, long = planned(["--mixer", "rt", "--task", "parity", "--difficulty", "all", "--device", "cpu"])[1][:2]
+    ratio = long.task_config.length / short.task_config.length
+    assert ratio > 1
+    some, fewer, none = (Work(runs=10, run_steps=steps) for steps in (200, 20, 0))
+
     clock = Clock([CPU], together=4)
-    assert clock.duration(one, Work(runs=10, run_steps=200)).here == 50.0  # four runs a second
-    assert clock.duration(one, Work(runs=10, run_steps=20)).here == 5.0
+    found = clock.durations([short, short, short], [some, fewer, none])
+    assert [duration.here for duration in found] == [50.0, 5.0, 0.0]  # four runs per second
     assert timed == [4]
+
     clock.left = 0.0
-    assert clock.duration(other, Work(runs=10, run_steps=200)).here is None
-    assert clock.duration(other, Work(runs=0, run_steps=0)).here == 0.0
+    found = clock.durations([long, long, short], [some, none, some])
+    assert [duration.here for duration in found] == [pytest.approx(50.0 * ratio), 0.0, 50.0]
+    assert [duration.estimated for duration in found] == [True, False, False]
+    assert timed == [4]
+
+
+def test_the_shortest_sequences_come_first_and_no_step_that_would_not_fit(timed: list[int]) -> None:
+    """Each timed step takes a second, so that a step with longer sequences is expected to take more than is left."""
+    tasks = ["--task", "in-context-recall", "s5-permutations", "parity"]
+    experiments = planned(["--mixer", "lstm", "rt", *tasks, "--device", "cpu"])[1]
+    lengths = [experiment.instance.split("train").inputs_ST.shape[1] for experiment in experiments]
+    work = Work(runs=4, run_steps=40)
+    found = Clock([CPU], together=4, budget=2.0).durations(experiments, [work] * len(experiments))
+
+    shortest = min(lengths)
+    assert [not duration.estimated for duration in found] == [length == shortest for length in lengths]
+    assert [duration.here for duration in found] == [pytest.approx(10 * length / shortest) for length in lengths]
+
+
+def test_many_layers_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(duration, "time_step", lambda experiment, count, device, limit: limits.append(limit) or 1e-3)
+    experiments = planned(["--mixer", "all", "--task", "parity", "compression", "--device", "cpu"])[1]
+    Clock([CPU], together=1).durations(experiments, [Work(runs=1, run_steps=1)] * len(experiments))
+    Clock([CPU], together=1).durations(experiments[:2], [Work(runs=1, run_steps=1)] * 2)
+    assert limits == [45 / len(MIXERS)] * (2 * len(MIXERS)) + [10.0] * 2
+
+
+def test_an_experiment_whose_step_fails_takes_an_unknown_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_step(experiment: Any, count: int, device: torch.device, limit: float) -> float:
+        if experiment.mixer == "gla":
+            raise RuntimeError("no kernel")
+        return 1.0
+
+    monkeypatch.setattr(duration, "time_step", time_step)
+    experiments = planned(["--mixer", "gla", "rt", "--task", "parity", "--device", "cpu"])[1]
+    found = Clock([CPU], together=1).durations(experiments, [Work(runs=1, run_steps=7)] * 2)
+    assert [duration.cells()[0] for duration in found] == ["?", "7 s"]
 
 
 def test_a_step_is_really_timed() -> None:
@@ -69,16 +111,26 @@ def test_the_gpu_time_is_that_of_the_reference_result_of_the_same_settings() -> 
 
 def test_the_sentence_says_what_was_timed() -> None:
     known = Duration(here=33_000.0, recorded=200.0, device="NVIDIA H200")
+    estimated = Duration(here=3_000.0, estimated=True, recorded=None)
     unknown = Duration(here=None, recorded=None)
     assert sentence([known]) == (
         "about 9.2 h here (3 steps of each shape were timed), "
         "about 3 min on one NVIDIA H200 (from the reference results)"
+    )
+    assert sentence([known, estimated]) == (
+        "about 10.0 h here (1 of 2 rows were timed, others follow from the lengths of their sequences), "
+        "about 3 min on one NVIDIA H200 (from the reference results of 1 of 2 rows)"
     )
     assert sentence([known, unknown]) == (
         "more than 9.2 h here (1 of 2 rows were timed), "
         "about 3 min on one NVIDIA H200 (from the reference results of 1 of 2 rows)"
     )
     assert sentence([unknown]) == ""
+    assert [duration.cells() for duration in (known, estimated, unknown)] == [
+        ["9.2 h", "3 min"],
+        ["~50 min", ""],
+        ["?", ""],
+    ]
 
 
 def test_repeats_of_the_chosen_point_are_part_of_the_work(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
-    monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device: 0.1)
+    monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device, limit: 0.1)
     on_gpu = {**cell[1], "seconds": 90.0, "device": "NVIDIA H200"}
     for row in ("rt", "gla"):
         write_cell(tmp_path, ENTRIES[row], "parity", {**on_gpu, "layer": row, "task": "parity"})
