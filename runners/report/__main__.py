@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
 from runners.report.language import read_language_models
@@ -51,7 +52,7 @@ class Options:
         out: folder of results; the page is report/index.html in it.
     """
 
-    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
     out: Path = Path("results")
 
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_out(options.out)
 
         # The records.
-        own, records = read_own(options.studies), Records(FOLDER.parent / "published")
+        own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")
         published = reference_board(FOLDER, "full", own["full"])
         quick = reference_board(FOLDER, "quick", own["quick"])
         boards = [published, quick, short_board(records.folder)]

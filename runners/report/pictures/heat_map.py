@@ -12,7 +12,8 @@ from runners.report.svg import STYLE, to_svg
 
 def heat_picture(board: Board) -> Picture:
     """Return the heat map of the rows that have cells."""
-    standings = [replace(cell.standing, difficulty="baseline") for cell in board.cells.values()]
+    setting = "quick" if board.name == "quick" else "baseline"
+    standings = [replace(cell.standing, difficulty=setting) for cell in board.cells.values()]
     panels = {}
     if standings:
         with rc_context(STYLE | {"axes.grid": False}):
