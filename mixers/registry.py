@@ -73,6 +73,8 @@ def find_mixer(name: str) -> type[Layer]:
     """
     if name in MIXERS:
         return MIXERS[name]
+    if inspect.isclass(name):
+        raise ValueError(f'a layer is given by name: write "{name.__module__}:{name.__qualname__}" for the class')
     if ":" not in name:
         raise ValueError(f"no mixer {name!r}: choose from {', '.join(MIXERS)}, or give package.module:Class")
 

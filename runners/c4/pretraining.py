@@ -126,7 +126,7 @@ def pretrain(
 
     # Refuse options that the layer does not have.
     layer_options = mixer_options or {}
-    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, _refuse)
+    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
     check(config, layer_options, options)
 
     # Without ipywidgets, a notebook shows plain lines.
@@ -134,10 +134,6 @@ def pretrain(
     with world(config.device) as here:
         console = Console(markup=False, quiet=not (progress and here.is_first), force_jupyter=jupyter)
         return run(config, layer_options, here, console)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)
 
 
 def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:

@@ -56,7 +56,7 @@ def study(
     What is not given has the value of the preset.
 
     Args:
-        mixer: registered name, or ``package.module:Class``.
+        mixer: registered name, or ``package.module:Class``; ``__main__:Class`` in a notebook.
         task: registered name.
         preset: ``grid`` is the published protocol, ``quick`` a small setting of each task.
         grid: ``paper`` or ``wide``.
@@ -91,6 +91,10 @@ def study(
         ContractError: a layer from outside does not do what the trainer takes for granted.
         StoppedError: Ctrl-C or SIGTERM has come; the same call resumes from the checkpoints.
     """
+    for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
+        if isinstance(numbers, float | int):
+            raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
+
     defaults, _ = PRESETS[preset]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)
