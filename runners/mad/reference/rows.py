@@ -19,7 +19,7 @@ from runners.mad.options import GRIDS, WEIGHT_DECAYS
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
-from runners.mad.results.ranking import print_ranking
+from runners.mad.results.ranking import print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
 from runners.mad.training.protocol import Optimizer, Protocol
@@ -205,10 +205,9 @@ def _standing(cell: Mapping[str, Any], stale: bool) -> Standing:
 
 
 def print_rankings(found: Sequence[Ranking], console: Console) -> None:
-    """Print each ranking with its sentences; settings without reference rows get one line for each reason."""
-    for ranking in found:
-        if ranking.rows:
-            print_ranking([*ranking.own, *ranking.rows], ranking.own, console)
+    """Print the rankings and their sentences; settings without reference rows get one line for each reason."""
+    if ranked := [([*ranking.own, *ranking.rows], ranking.own) for ranking in found if ranking.rows]:
+        print_ranks(ranked, console)
     if any(MARK in row.mixer for ranking in found for row in ranking.rows):
         console.print(STALE)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixers.costs import FOOTNOTE, HEADINGS, short
-from runners.mad.results.standings import Standing
+from runners.mad.results.standings import Standing, by_layer
 from runners.mad.results.tables import fits, print_intervals, print_protocols
 
 Interval = tuple[float, float]
@@ -65,32 +65,48 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if 11 <= number % 100 <= 13 else ending}"
 
 
-def print_ranking(standings: Sequence[Standing], own: Collection[Standing], console: Console) -> None:
-    """Print the layers of one setting by rank, with accuracies and costs, then a sentence on each own layer.
+def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]], console: Console) -> None:
+    """Print the layers of each setting by rank, with accuracies and costs, then a sentence on each own layer.
 
-    A narrow console gets the costs in a table of their own.
+    A narrow console gets the costs in a table of their own, once for all settings of a preset.
+
+    Args:
+        found: all layers of a setting, and one's own among them, for each setting.
+        console: where to print.
     """
-    setting = standings[0].setting
-    rows = [(("→ " if s in own else "  ") + s.mixer, rank, s) for rank, s in ranked(standings)]
-    accuracies = [(label, str(rank), *s.accuracies()) for label, rank, s in rows]
-    costs = [tuple(s.costs.cells(short)) for _, _, s in rows]
+    mine = [s for _, own in found for s in own]
+    headings = ("", "sequence", "token")
+    tables = []
+    for standings, _ in found:
+        rows = [(_label(s, mine), str(rank), *s.accuracies()) for rank, s in ranked(standings)]
+        costs = [tuple(s.costs.cells(short)) for _, s in ranked(standings)]
+        whole = [row + cells for row, cells in zip(rows, costs, strict=True)]
+        tables.append((standings[0].setting, _table(headings, rows), _table((*headings, *HEADINGS), whole)))
 
-    title, headings = f"{setting}: yours (→) among the reference rows, by token accuracy", ("", "sequence", "token")
-    table = _table(title, (*headings, *HEADINGS), [a + c for a, c in zip(accuracies, costs, strict=True)])
-    if fits(table, console):
-        console.print(table)
-    else:
-        console.print(
-            _table(title, headings, accuracies),
-            _table("costs", HEADINGS, [(a[0], *c) for a, c in zip(accuracies, costs, strict=True)]),
-        )
+    # With the costs, if every table has room for them.
+    is_wide = all(fits(wide, console) for *_, wide in tables)
+    for setting, narrow, wide in tables:
+        title = f"{setting}: yours (→) among the reference rows, by token accuracy"
+        console.print(title, style="table.title", soft_wrap=True)
+        console.print(wide if is_wide else narrow)
 
-    print_intervals([s.seeds for s in standings], console)
-    print_protocols([s.preset for s in standings], console)
+    everything = [s for standings, _ in found for s in standings]
+    for preset in () if is_wide else dict.fromkeys(s.preset for s in everything):
+        layers = {_label(s, mine): s.costs.cells(short) for s in by_layer(everything) if s.preset == preset}
+        console.print(f"costs ({preset})" if preset else "costs", style="table.title")
+        console.print(_table(HEADINGS, [(label, *cells) for label, cells in layers.items()]))
+
+    # Legend, then the sentences.
+    print_intervals([s.seeds for s in everything], console)
+    print_protocols([s.preset for s in everything], console)
     console.print(f"costs: {FOOTNOTE}")
-    for s in standings:
-        if s in own:
+    for standings, own in found:
+        for s in own:
             console.print(sentence(s, standings), soft_wrap=True)
+
+
+def _label(standing: Standing, own: Collection[Standing]) -> str:
+    return ("→ " if standing in own else "  ") + standing.mixer
 
 
 def _mean(standing: Standing) -> float:
@@ -98,9 +114,9 @@ def _mean(standing: Standing) -> float:
     return -math.inf if estimate is None else estimate.mean
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Make a table of layers' names and their cells."""
-    table = Table(title=title, title_justify="left")
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Make a table of layers' names and their cells; a title would be broken at the table's width."""
+    table = Table()
     table.add_column("mixer", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
