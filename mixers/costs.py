@@ -271,7 +271,8 @@ def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) 
     try:
         return figure()
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
-        log_once(f"{what} of {layer_class.__name__} not counted: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
+        log_once(f"{what} of {layer_class.__name__} not counted: {kind}{error}")
         return None
 
 

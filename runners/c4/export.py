@@ -8,12 +8,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from runners.c4.checkpoints import find_checkpoint, load_model
 from runners.c4.exported import TOKENIZER, write_exported
-from runners.cli import cli, user_errors
+from runners.cli import cli, shown_as, user_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,8 @@ class Options:
         folder: folder to write, which must not exist.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
-    folder: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], shown_as("MODEL")]
+    folder: Annotated[tyro.conf.Positional[Path], shown_as("FOLDER")]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -31,7 +31,7 @@ from runners.c4.corpus.duplicates import near_duplicates, without_repeats
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
-from runners.cli import cli, user_errors
+from runners.cli import cli, shown_as, user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,8 +65,8 @@ class Options:
         vocabulary: most tokens of the tokenizer.
     """
 
-    folder: tyro.conf.Positional[Path]
-    texts: tyro.conf.Positional[tuple[Path, ...]]
+    folder: Annotated[tyro.conf.Positional[Path], shown_as("FOLDER")]
+    texts: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("TEXT ...")]
     clean: bool = False
     vocabulary: int = VOCABULARY
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import tyro
@@ -20,7 +20,7 @@ from torch import Tensor
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
-from runners.cli import check_seed, cli, user_errors
+from runners.cli import check_seed, cli, shown_as, user_errors
 from runners.device import find_devices
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    top_k: int | None = None
+    top_k: Annotated[int | None, shown_as("INT")] = None
     seed: int = 0
 
     def check(self) -> None:
@@ -55,14 +55,14 @@ class Options(Sampling):
     """Continue a prompt with a trained model.
 
     Attributes:
-        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
-        prompt: text to continue; without one, the start of a document.
+        checkpoint: folder of a run, of which the newest checkpoint is read, a checkpoint file, or an exported folder.
+        prompt: text to continue; without one, the model begins a document.
         max_new_tokens: tokens to generate, unless the text ends before.
         device: auto takes the GPU if there is one.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
-    prompt: str = ""
+    checkpoint: Annotated[tyro.conf.Positional[Path], shown_as("MODEL")]
+    prompt: Annotated[str, shown_as()] = ""
     max_new_tokens: int = 128
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from runners.c4.checkpoints import load_config, load_model
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files, read
 from runners.c4.corpus.tokenizer import end_of_text
-from runners.cli import check_out, cli, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 from runners.device import find_devices
 from runners.files import write_json
 
@@ -61,8 +61,8 @@ class Options:
         device: auto takes the GPU if there is one.
     """
 
-    checkpoints: tyro.conf.Positional[tuple[Path, ...]]
-    data: tuple[str, ...] = ()
+    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("MODEL ...")]
+    data: Annotated[tuple[str, ...], shown_as()] = ()
     sequences: int = 32
     targets: int = 16
     batch_size: int = 16
@@ -72,6 +72,8 @@ class Options:
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
         check_out(self.out)
+        if not self.checkpoints:
+            raise ValueError("no models: name folders of runs, such as results/c4/RUN")
         for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {least}")
@@ -243,7 +245,7 @@ def print_table(named: dict[str, Reach], console: Console) -> None:
     """Print the sizes at distances 0, 1, 2, 4, ..., and the largest one."""
     longest = max(reach.seq_len for reach in named.values()) - 1
     shown = sorted({0, longest, *(2**n for n in range(longest.bit_length()))})
-    table = Table("distance", title="size of the gradient, relative to distance 0", title_justify="left")
+    table = Table("distance", title="gradient relative to distance 0", title_justify="left")
     for name in named:
         table.add_column(name, justify="right")
 

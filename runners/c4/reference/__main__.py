@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from filelock import FileLock, Timeout
@@ -59,7 +59,7 @@ from runners.c4.reference.cells import (
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.watchers import Bar
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.device import device_name, find_devices
 from runners.progress import spell
 
@@ -81,7 +81,7 @@ class ReferenceOptions:
 
     data: Path
     experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
-    rows: tuple[str, ...] = ()
+    rows: Annotated[tuple[str, ...], shown_as()] = ()
     folder: Path = FOLDER
     out: Path = Path("results/reference-language-models")
     dry_run: bool = False

@@ -29,12 +29,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
@@ -71,8 +72,8 @@ class ReferenceOptions:
         dry_run: print which cells are missing or stale and how long training takes, and train nothing.
     """
 
-    layers: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    layers: Annotated[tuple[str, ...], shown_as()] = ()
+    tasks: Annotated[tuple[str, ...], shown_as()] = ()
     preset: ProtocolName = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")

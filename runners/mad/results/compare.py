@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
@@ -34,7 +35,7 @@ class Options:
         reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
     """
 
-    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
     out: Path = Path("results")
     reference: str = "shipped"
 

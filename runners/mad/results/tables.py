@@ -55,7 +55,7 @@ def print_choice(summary: Summary, console: Console) -> None:
     if summary.edge is not None:
         console.print(edge_advice(summary), soft_wrap=True)
     if summary.near_best is not None and len(summary.points) > 1:
-        console.print(f"{summary.near_best:.0%} of the grid's points have 0.9 of the best validation token accuracy")
+        console.print(f"{summary.near_best:.0%} of the grid points reach 0.9 of the best validation token accuracy")
 
     for grid, index in summary.other_choices.items():
         point = summary.points[index]
