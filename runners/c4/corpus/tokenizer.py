@@ -41,7 +41,8 @@ def load_tokenizer(name: str) -> "Tokenizer":
     except Exception as error:  # the library raises plain Exception, and the network's errors have no common base
         where, more = ("file", "") if is_file else ("on the hub, or no network", ", and --data too without a network")
         raise ValueError(
-            f"no tokenizer {name!r} {where} ({first_line(error)}): give --tokenizer a tokenizer.json file{more}"
+            f"no tokenizer {name!r} {where} ({first_line(error)}): give --tokenizer a tokenizer.json file, such as "
+            f"python -m runners.c4 convert makes{more}"
         ) from error
 
     tokenizer.no_truncation()

@@ -55,7 +55,9 @@ def sentence(own: Standing, standings: Sequence[Standing]) -> str:
         f"within the intervals of {', '.join(beside)}" if beside else "",
         f"behind {', '.join(before)} outside the intervals" if before else "",
     ]
-    place = f"{own.mixer} is {ordinal(rank)} of {len(standings)} on {own.setting}"
+    level = sum(other == rank for other, _ in order) - 1
+    others_level = f", level with {level} other{'s' * (level > 1)}," if level else ""
+    place = f"{own.mixer} is {ordinal(rank)} of {len(standings)}{others_level} on {own.setting}"
     return f"{place}: {'; '.join(filter(None, parts))}"
 
 

@@ -98,6 +98,6 @@ def test_a_narrow_console_gets_the_costs_once_and_the_sentences_last() -> None:
     assert lines.count("costs") == 1
     assert [line.partition(": yours")[0] for line in lines if ": yours" in line] == ["parity", "copying"]
     assert [line.partition(":")[0] for line in lines[-2:]] == [
-        "mine is 1st of 2 on parity",
-        "mine is 1st of 2 on copying",
+        "mine is 1st of 2, level with 1 other, on parity",
+        "mine is 1st of 2, level with 1 other, on copying",
     ]
