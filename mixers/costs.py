@@ -57,7 +57,7 @@ class Costs:
         """Return the figures in words."""
         parameters, *state, flops = self.cells()
         floats = ", ".join(f"{n} floats after {length} positions" for n, length in zip(state, LENGTHS, strict=True))
-        return f"{parameters} parameters; state {floats}; {flops} FLOPs a token at N = {LENGTHS[0]}"
+        return f"{parameters} parameters; state {floats}; {flops} FLOPs per token at N = {LENGTHS[0]}"
 
     def cells(self, number: Callable[[int], str] = "{:,}".format) -> list[str]:
         """Return parameters, state at each N, and operations as cells of a table; ? marks an unknown figure."""

@@ -1,4 +1,4 @@
-"""RetNet: linear attention with rotations and one fixed decay a head."""
+"""RetNet: linear attention with rotations and one fixed decay per head."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -44,7 +44,7 @@ def matrix_recurrence(
         q_BTHK: Queries; a single head (B, T, 1, K) is shared by all heads.
         k_BTHK: Keys; with as many heads as the queries.
         v_BTHV: Values.
-        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay a head).
+        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay per head).
         a_BTHK: Left factors of the rank-one part of the transition, if any.
         b_BTHK: Right factors; given together with ``a_BTHK``.
         bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).

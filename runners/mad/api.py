@@ -67,7 +67,7 @@ def study(
             point.
         steps: optimizer steps, in place of epochs.
         epochs: passes over the training split, in place of steps.
-        batch_size: sequences a step.
+        batch_size: sequences per step.
         evaluations: evaluations on the validation split during training.
         width: model width D.
         mlp_width: hidden width of the MLP.

@@ -103,7 +103,7 @@ def print_forecast(
     device: torch.device,
     more_seeds: Sequence[int] = (),
 ) -> None:
-    """Print one row a layer under each task, then what the runs that are not finished cost, and how long they take.
+    """Print one row per layer under each task, then what the runs that are not finished cost, and how long they take.
 
     A layer whose FLOPs cannot be counted on the CPU is tried on the device afterwards, because it may need a GPU.
 

@@ -148,7 +148,7 @@ Counted = dict[str, list[tuple[Choice, list[str]]]]
 
 
 def print_layers(choices: Sequence[Choice], console: Console) -> None:
-    """Print one row a layer, under its family: its paper, its width, its costs.
+    """Print one row per layer, under its family: its paper, its width, its costs.
 
     On a console too narrow for whole names, the width stands below the name, and the table has no lines.
     """

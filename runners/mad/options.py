@@ -78,7 +78,7 @@ class Options:
         weight_decay: weight decays, in place of the grid's.
         epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
-        batch_size: sequences a step.
+        batch_size: sequences per step.
         evaluations: evaluations on the validation split during training.
         width: model width D.
         mlp_width: hidden width of the MLP.

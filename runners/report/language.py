@@ -44,7 +44,7 @@ class LanguageModel:
         parameters: parameters without the embeddings.
         tokens: tokens that a run reads.
         lr: the learning rate.
-        values: by short name of a loss, that of each seed in nats a token.
+        values: by short name of a loss, that of each seed in nats per token.
         bits_per_byte: mean over the seeds; None if it is not known.
         finished: whether every run of the layer is trained.
     """

@@ -1,8 +1,8 @@
 """Fused kernels of attention of blocks of queries to memory tokens and to the positions of blocks in reach.
 
     name                  shape              written by          read by
-    q                     (R, B, Q, D)       caller              all kernels             I queries a block
-    k, v                  (R, B, T, D)       caller              all kernels             C positions a block
+    q                     (R, B, Q, D)       caller              all kernels             I queries per block
+    k, v                  (R, B, T, D)       caller              all kernels             C positions per block
     memory_k, memory_v    (R, B, N M, D)     caller              all kernels             M tokens for each of N blocks
     bias                  (J, I, H)          the method          all kernels             of logits, J = M + (E + 1) C
     a                     (R, B, Q, D)       block_fwd           block_query_bwd         outputs

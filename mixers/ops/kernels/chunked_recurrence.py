@@ -1,4 +1,4 @@
-"""Kernels of the recurrence with one decay a head and wide heads, as products of chunks of positions in tensor cores.
+"""Kernels of the recurrence with one decay per head and wide heads, as products of chunks of positions in tensor cores.
 
     S_t = exp(g_t) S_{t-1} + k_t v_t^T          o_t = S_t^T q_t
 
@@ -270,7 +270,7 @@ def chunked_pair_bwd_kernel(
 
 
 def chunked_recurrence_method(dtype: torch.dtype) -> Method:
-    """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay a head, and outputs in ``dtype``.
+    """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay per head, and outputs in ``dtype``.
 
     Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
     """

@@ -73,7 +73,7 @@ def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *othe
         o, _ = chunk_dplr_delta_rule(q, k, v, reads, writes, gate, scale=1.0)
     elif exclusive:
         o, _ = chunk_rwkv6(q, k, v, gate, q.new_zeros(q.shape[2:]), scale=1.0)
-    else:  # its kernels for one decay a head are wrong on Hopper with Triton before 3.7.1 (its issue 640)
+    else:  # its kernels for one decay per head are wrong on Hopper with Triton before 3.7.1 (its issue 640)
         o, _ = chunk_gla(q, k, v, gate, scale=1.0)
     return o[..., :values].float()
 

@@ -10,7 +10,7 @@ Part = TypeVar("Part")
 
 
 def workers_for(parts: int) -> int:
-    """Return the number of threads for some parts of work: as many as PyTorch uses, at most one a part."""
+    """Return the number of threads for some parts of work: as many as PyTorch uses, at most one per part."""
     return max(1, min(torch.get_num_threads(), parts))
 
 

@@ -53,7 +53,7 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
     if sizes.K > 64:
         return f"heads of {D // H} channels (kernels: at most 64)"
     if sizes.D > 256:
-        return f"width {D} in {H} heads (kernels: at most 256, with {sizes.K} channels a head)"
+        return f"width {D} in {H} heads (kernels: at most 256, with {sizes.K} channels per head)"
     if sizes.F > 4 * sizes.D:
         return f"MLP width {F} at width {D} (kernels: at most {4 * sizes.D})"
 

@@ -19,7 +19,7 @@ from mixers.rt.wavefront.setup import Sizes
 
 @dataclass(frozen=True)
 class Kept:
-    """What the forward keeps for the backward, 18 bytes a channel in bfloat16 (L, T, B, ...)."""
+    """What the forward keeps for the backward, 18 bytes per channel in bfloat16 (L, T, B, ...)."""
 
     n_x: Tensor
     """(L, T, B, D) low, normed inputs. add_norm_fwd -> product qkv, add_norm_bwd, gradient of qkv."""

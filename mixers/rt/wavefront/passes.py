@@ -122,7 +122,7 @@ def _check(x_RBTD: Tensor, setting: Setting) -> None:
 
 
 def _passes(layers: int, runs: int, tensors: Sequence[Any]) -> list[LayerWeights]:
-    """Weights of each pass: one pass for all layers of one run, or one pass a layer for several runs."""
+    """Weights of each pass: one pass for all layers of one run, or one pass per layer for several runs."""
     each = [LayerWeights(*tensors[i::layers]) for i in range(layers)]
     if runs > 1:
         return each

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
         reaches = []
         for checkpoint in options.checkpoints:
             reaches.append(measure(checkpoint, options, console))
-            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats a token", soft_wrap=True)
+            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats per token", soft_wrap=True)
 
         # Write file and chart, and print the table.
         from runners.c4.charts import plot_gradients  # imports Matplotlib

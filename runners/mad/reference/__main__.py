@@ -10,7 +10,7 @@ Each cell is one layer on one task: 200 epochs at each point of the wide grid, t
 ``--preset quick`` it is a small setting, which is not the published protocol, in a folder of its own.
 
 A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
-that folder is still there. On several GPUs one process a GPU takes cells, each cell once; so do several commands that
+that folder is still there. On several GPUs one process per GPU takes cells, each cell once; so do several commands that
 share both folders.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
@@ -54,7 +54,7 @@ from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
 
 ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
-"""Set in the environment of the processes that this command starts, one a GPU."""
+"""Set in the environment of the processes that this command starts, one per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class ReferenceOptions:
 
     def plan(self, entry: Entry, task: str) -> Options:
         """Return the options of a cell's training."""
-        # A storage a cell, because processes that share one wait for each other.
+        # One storage per cell, because processes that share one wait for each other.
         storage = str(self.studies / "cells" / f"{entry.name}-{task}.journal")
         return options_of(entry, task, self.preset, out=self.studies, storage=storage)
 

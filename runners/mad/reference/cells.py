@@ -193,7 +193,7 @@ def write_cell(folder: Path, entry: Entry, task: str, cell: Mapping[str, Any]) -
 
 
 def cell_point(point: Point) -> dict[str, Any]:
-    """Figures of a grid point as a cell holds them: one value a seed."""
+    """Figures of a grid point as a cell holds them: one value per seed."""
     names = ("validation_sequence_accuracy", "validation_token_accuracy", "validation_loss")
     tested = ("test_sequence_accuracy", "test_token_accuracy")
     values = point.values or {}

@@ -232,7 +232,7 @@ Row = tuple[str | Text, list[str], list[str]]
 
 
 def print_comparison(standings: Sequence[Standing], console: Console) -> None:
-    """Print under each task one row a layer: test accuracies of the chosen point, and costs; then the task's limits.
+    """Print under each task one row per layer: test accuracies of the chosen point, and costs; then the task's limits.
 
     More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
     """

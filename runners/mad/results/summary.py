@@ -62,10 +62,10 @@ class Point:
         lr: peak learning rate.
         weight_decay: weight decay.
         seeds: seeds of its runs.
-        values: figures by name, one value a seed; those of the test split for selected points alone; None where a seed
-            diverged.
+        values: figures by name, one value per seed, None where a seed diverged; figures of the test split only for
+            selected points.
         estimates: means and intervals of ``values``.
-        extrapolation: accuracies on each of the task's extrapolation sets, one a seed, for selected points alone.
+        extrapolation: accuracies on each of the task's extrapolation sets, one per seed, only for selected points.
         diverged: step at which a seed diverged, by seed.
     """
 
@@ -79,7 +79,7 @@ class Point:
 
     @property
     def runs(self) -> list[Run]:
-        """Its runs, one a seed."""
+        """Its runs, one per seed."""
         return [Run(lr=self.lr, weight_decay=self.weight_decay, seed=seed) for seed in self.seeds]
 
 

@@ -16,7 +16,7 @@ from tasks import TASKS
 def language_picture(
     board: Board, models: Sequence[LanguageModel], found: dict[str, list[Correlations]], loss: str
 ) -> Picture:
-    """Return a panel for each score: a mark a layer, score against a loss.
+    """Return a panel for each score: one mark per layer, score against a loss.
 
     Args:
         board: accuracies of the layers.
@@ -42,7 +42,7 @@ def language_picture(
                     mark(axes, x, model.loss(loss), legend[model.layer], f"point{n}")
                     tips[f"point{n}"] = f"{model.layer}: {x:.3g}, loss {model.loss(loss):.3f}"
                 axes.set_xlabel(score if score == MEAN_RANK else f"{metric} accuracy")
-                axes.set_ylabel("nats a token")
+                axes.set_ylabel("nats per token")
                 axes.margins(0.08)
                 axes.locator_params(nbins=4)
                 if (value := rho[score]) is not None:

@@ -46,7 +46,7 @@ def curve_picture(board: Board) -> Picture:
         name="curves",
         title="Learning curves",
         question="When is a task learned, and do the seeds agree? Validation accuracy against steps at the chosen "
-        f"point, one line a seed, of RT, the Transformer, the {BEST} best other layers of the task and yours.",
+        f"point, one line per seed, of RT, the Transformer, the {BEST} best other layers of the task and yours.",
         panels=panels,
         legend=shown,
         missing=not_shown(panels, "no cell holds curves"),
@@ -142,4 +142,4 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
         accuracy_axis(axes, metric)
         axes.set_ylabel(f"validation, {metric}s")
         label_ends(axes, ends)
-    return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy over training, a line a seed", tips)
+    return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy over training, one line per seed", tips)

@@ -53,7 +53,7 @@ def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
 
         # The end decides, and the first steps would take most of the panel.
         axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.2))
-        axes.set(xlabel="tokens", ylabel="nats a token")
+        axes.set(xlabel="tokens", ylabel="nats per token")
         label_ends(axes, ends)
     last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
     return to_svg(figure, f"validation loss against tokens, {name} parametrisation; at the end {last}")
