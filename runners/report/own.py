@@ -1,4 +1,4 @@
-"""A user's own studies as cells: what ``runners.mad`` has written of them, and the command that makes them again."""
+"""A user's own studies as cells: the results that ``runners.mad`` has written, and the command that trains them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -23,13 +23,13 @@ YOURS = " (yours)"
 
 
 def read_own(paths: Sequence[Path]) -> dict[ProtocolName, list[Cell]]:
-    """Read studies as cells, by the protocol whose task settings they share.
+    """Read studies as cells, grouped by the protocol whose task settings they share.
 
     Args:
         paths: folders of studies, or their summary.json.
 
     Raises:
-        ValueError: a study cannot be read, or its task has settings that no board has; says what to do.
+        ValueError: a study cannot be read, or no board has its task settings; the message says what to do.
     """
     folders = {path.parent if path.name == "summary.json" else path for path in paths}
     summaries = read_summaries(list(paths))
@@ -55,10 +55,10 @@ def read_own(paths: Sequence[Path]) -> dict[ProtocolName, list[Cell]]:
 
 
 def _protocol(summary: Summary) -> ProtocolName:
-    """Return the protocol that has a study's task settings.
+    """Return the protocol with a study's task settings.
 
     Raises:
-        ValueError: none has.
+        ValueError: no protocol has these settings.
     """
     protocols: tuple[ProtocolName, ...] = ("full", "quick")
     for protocol in protocols:
@@ -71,7 +71,7 @@ def _protocol(summary: Summary) -> ProtocolName:
 
 
 def _content(summary: Summary, folder: Path) -> dict[str, Any]:
-    """Return what a stored cell would hold, as far as the page reads it."""
+    """Return the fields of a stored cell that the page reads."""
     config, chosen = summary.config, summary.chosen_point
     values = (chosen and chosen.values) or {}
     names = [run_id(summary.study, summary.fingerprint, run) for run in (chosen.runs if chosen else [])]
@@ -116,7 +116,7 @@ def command_of(summary: Summary) -> str:
 
 
 def _defaults(mixer: str) -> Any:
-    """Return a layer's default settings; None for a layer that cannot be imported here."""
+    """Return a layer's default settings; None for a layer that cannot be imported."""
     try:
         return find_mixer(mixer).Config()
     except (ImportError, ValueError):
@@ -124,7 +124,7 @@ def _defaults(mixer: str) -> Any:
 
 
 def _changed(prefix: str, settings: Mapping[str, Any], defaults: Any) -> Iterator[str]:
-    """Yield the options whose values are not the defaults."""
+    """Yield the options whose values differ from the defaults, as the command line spells them."""
     known = asdict(defaults) if is_dataclass(defaults) and not isinstance(defaults, type) else {}
     for name, value in settings.items():
         default = known.get(name)

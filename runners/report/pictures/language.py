@@ -16,11 +16,11 @@ from tasks import TASKS
 def language_picture(
     board: Board, models: Sequence[LanguageModel], found: dict[str, list[Correlations]], loss: str
 ) -> Picture:
-    """Return a panel for each score: one mark per layer, score against a loss.
+    """Return one panel per score, with one mark per layer: score against loss.
 
     Args:
         board: accuracies of the layers.
-        models: their language models.
+        models: language models of the layers.
         found: the correlations by metric.
         loss: short name of the loss.
     """
@@ -54,8 +54,8 @@ def language_picture(
     return Picture(
         name=f"language-{loss}",
         title=f"Scores against the {LOSSES[loss][1]}",
-        question="Do layers that score better on a task model language better? A mark a layer; a falling cloud is yes, "
-        "for the mean rank a rising one.",
+        question="Do layers that score better on a task model language better? Each mark is a layer. A falling cloud "
+        "means yes; for the mean rank, a rising cloud does.",
         panels=panels,
         legend=legend,
         missing="" if panels else "Nothing to draw yet: two layers must have a score and a finished language model.",
