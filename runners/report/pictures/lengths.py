@@ -49,9 +49,9 @@ def position_picture(board: Board) -> Picture:
     return Picture(
         name="positions",
         title="Accuracy along the sequence",
-        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, or "
-        "at each answer in order if the positions of answers differ. Reference cells show the mean over their seeds, and "
-        "your own studies their chosen model. The dotted line is chance.",
+        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, "
+        "or at each answer in order if the positions of answers differ. Reference cells show the mean over their "
+        "seeds, and your own studies their chosen model. The dotted line is chance.",
         panels=panels,
         legend={row: style for row, style in legend.items() if row in rows},
         missing=""
