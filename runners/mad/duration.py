@@ -1,4 +1,4 @@
-"""How long training takes: steps are timed on this machine, and the reference results tell how long a GPU took."""
+"""How long training takes: on this machine, from timed steps, and on a GPU, from the reference results."""
 
 import math
 import time
@@ -24,18 +24,18 @@ from runners.mad.training.step import Stepper
 from runners.progress import spell
 
 STEPS = 3
-"""Steps of each shape that are timed, after a first one."""
+"""Number of steps of each shape that are timed, after a first step that is not."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
-"""Seconds after which no further shape, and no further step of a shape, is timed; of a long step the first counts."""
+"""Seconds after which no further step is timed. If the first step of a shape takes longer, its own time counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is left to train of an experiment.
+    """The part of an experiment that is not trained yet.
 
     Attributes:
-        runs: unfinished runs, those that repeat the chosen point included.
-        run_steps: their optimizer steps, without those that checkpoints hold.
+        runs: number of unfinished runs, including repetitions of the chosen point.
+        run_steps: number of their optimizer steps that checkpoints do not hold.
     """
 
     runs: int
@@ -44,12 +44,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """How long the work on an experiment takes; None where it is not known.
+    """How long the work on an experiment takes; None if unknown.
 
     Attributes:
         here: seconds on this machine.
         recorded: seconds on the device of the reference results.
-        device: that device.
+        device: name of that device.
     """
 
     here: float | None
@@ -57,17 +57,17 @@ class Duration:
     device: str = ""
 
     def cells(self) -> list[str]:
-        """Return both times as cells of a table; ? marks an unknown one here, and none is shown of a GPU."""
+        """Return both times as cells of a table; an unknown time is ? for this machine, and empty for a GPU."""
         here = "?" if self.here is None else spell(self.here)
         return [here, "" if self.recorded is None else spell(self.recorded)]
 
 
 class Clock:
-    """Tells how long experiments take.
+    """Estimates how long experiments take.
 
     Args:
         devices: the devices that share each grid.
-        together: runs that are trained as one ensemble, at most.
+        together: largest number of runs trained as one ensemble.
         budget: seconds for all timing.
     """
 
@@ -78,7 +78,7 @@ class Clock:
         self._timed: dict[Any, float | None] = {}
 
     def duration(self, experiment: Experiment, work: Work) -> Duration:
-        """Return how long the work on an experiment takes: training alone, evaluations left out."""
+        """Return how long the work on an experiment takes, without evaluations."""
         if not work.run_steps:
             return Duration(here=0.0, recorded=0.0)
 
@@ -109,12 +109,12 @@ class Clock:
 
 
 def time_step(experiment: Experiment, members: int, device: torch.device) -> float:
-    """Return the seconds of one optimizer step of an ensemble, the shortest of ``STEPS`` after a first.
+    """Return the seconds of one optimizer step of an ensemble: the shortest of ``STEPS`` steps after the first.
 
     Args:
         experiment: layer, task and protocol.
-        members: runs of the ensemble.
-        device: where it is trained.
+        members: number of runs of the ensemble.
+        device: device on which it is trained.
     """
     data, protocol = experiment.instance.split("train"), experiment.protocol
     runs = [Run(lr=1e-3, weight_decay=0.0, seed=0)] * members
@@ -139,8 +139,8 @@ def time_step(experiment: Experiment, members: int, device: torch.device) -> flo
 def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
     """Return the seconds of one step of one run on the GPU of a reference result, and the GPU's name.
 
-    The result must be of the same layer, task, data, widths and batch; the number of steps may be another. Its seconds
-    contain the evaluations; they are shared evenly among the steps of all its runs. None if there is no such result.
+    The result must have the same layer, task, data, widths and batch; its number of steps may differ. Its seconds
+    include evaluations, and are divided evenly among the steps of all its runs. None if there is no such result.
     """
     for entry in ENTRIES.values():
         if entry.mixer != experiment.mixer or entry.layers != experiment.shape.layers:
@@ -154,7 +154,7 @@ def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
 
 
 def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
-    """Return whether a reference result was trained on a GPU, in the settings of an experiment but for its length."""
+    """Return whether a reference result was trained on a GPU, with an experiment's settings except the length."""
     stored = cell["protocol"]
     protocol = Protocol(**{**stored, "optimizer": Optimizer(**stored["optimizer"])})
     if protocol.batch_size != experiment.protocol.batch_size or cell["shape"] != asdict(experiment.shape):
@@ -166,13 +166,13 @@ def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
 def work_left(
     experiment: Experiment, grid: Sequence[Run], more_seeds: Sequence[int], storage: BaseStorage | None, folder: Path
 ) -> Work:
-    """Return what is left to train of an experiment.
+    """Return the part of an experiment that is not trained yet.
 
     Args:
         experiment: layer and task, as identified.
         grid: runs of the grid.
-        more_seeds: seeds that the chosen point is repeated with.
-        storage: where finished runs are recorded; None if there is none yet.
+        more_seeds: seeds with which the chosen point is repeated.
+        storage: storage of finished runs; None if there is none yet.
         folder: results folder with the checkpoints.
     """
     done = [] if storage is None else done_of(grid, experiment, storage)
@@ -180,7 +180,7 @@ def work_left(
     saved = sum(saved_step(experiment, run, folder) for run in grid if run not in finished)
     unfinished = len(grid) - len(done)
 
-    # Repeats are known once the grid is finished.
+    # The repeated point is known when the grid is finished.
     repeats = len(more_seeds)
     if not unfinished and storage is not None:
         chosen = choose_point(done)
@@ -193,7 +193,7 @@ def work_left(
 
 
 def sentence(durations: Sequence[Duration]) -> str:
-    """Return how long all the work takes, here and on the GPU of the reference results; empty if neither is known."""
+    """Return in words how long all work takes here and on the GPU of the reference results; empty if unknown."""
     here = [duration.here for duration in durations if duration.here is not None]
     on_gpu = [duration.recorded for duration in durations if duration.recorded is not None]
     gpus = " or ".join(sorted({duration.device for duration in durations if duration.device}))

@@ -6,8 +6,8 @@
    Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, G sequences of
    a group. Constant factors and gains are folded into the matrices. The gain of the keys' norm is applied to queries.
 
-   In attention, a vector register holds one channel of several heads, so that no sum runs over its lanes. If there are too
-   few heads to fill a vector, it holds one channel of several parts of each head, and zeros in the remaining
+   In attention, a vector register holds one channel of several heads, so that no sum runs over its lanes. If there are
+   too few heads to fill a vector, it holds one channel of several parts of each head, and zeros in the remaining
    places. In this order, queries and pairs have W numbers. The matrices map to and from this order.
 
    Compile with -DH= the number of heads, -DK= the channels of a head, and -DDOUBLE for float64 in place of float32. */

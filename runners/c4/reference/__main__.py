@@ -162,7 +162,7 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
     for model in models:
         cell = cells[model.name]
         if cell is not None and is_stale(cell, model.config, model.options):
-            say(f"stale: {model.name} was trained by code that trains otherwise: delete its file to train it again")
+            say(f"stale: {model.name} was trained by code that trains differently: delete its file to train it again")
     if options.dry_run:
         for name, count in left.items():
             say(f"missing: {name}, {count} run{'s' * (count > 1)} at least" if count else f"finished: {name}")

@@ -1,8 +1,8 @@
-"""How long the training of reference cells takes: the cells that are there tell how long their device took.
+"""How long the training of missing reference cells takes, estimated from the times of existing cells.
 
-A cell that is not there is expected to take the mean of its layer's cells times the mean of its task's cells, over the
-mean of all; means are geometric, and a layer or task without a cell counts as the mean of all. On a CPU steps of some
-cells are timed, and the others are expected to be slower than on that device by the same factor.
+A missing cell is expected to take the mean of its layer's cells times the mean of its task's cells, divided by the mean
+of all cells. Means are geometric; a layer or task without a cell counts as the mean of all. On a CPU, steps of some
+cells are timed, and the other cells are expected to be slower than on the recorded device by the same factor.
 """
 
 from collections import Counter
@@ -28,12 +28,12 @@ Place = tuple[str, str]
 def forecast(
     missing: Sequence[tuple[Entry, str]], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
 ) -> str:
-    """Say in words how long the training of missing cells takes; empty if nothing is known.
+    """Return in words how long the training of missing cells takes; empty if nothing is known.
 
     Args:
-        missing: rows and tasks.
+        missing: rows and tasks of the missing cells.
         plan: makes the options of a cell.
-        cells: the cells of the protocol that are there.
+        cells: the existing cells of the protocol.
     """
     devices = Counter(cell["device"] for cell in cells)
     device = max(devices, key=devices.__getitem__, default="")
@@ -45,7 +45,7 @@ def forecast(
         if clock is None:
             here = find_devices(options.device)
             clock = Clock(here, -(-len(options.runs) // len(here)))
-            # Nothing is timed on a GPU: its first step is compiled, which takes longer than all others.
+            # Nothing is timed on a GPU, because its first step is compiled, which takes longer than all others.
             clock.left = 0.0 if here[0].type == "cuda" else BUDGET
         (experiment,) = plan_experiments(options, dict(entry.options), {})
         storage = existing_storage(options.settings.storage)
@@ -60,7 +60,7 @@ def forecast(
 
 
 def _completed(durations: Sequence[Duration]) -> list[Duration]:
-    """Return durations whose unknown times here follow from those that are known both here and on the other device."""
+    """Fill in unknown times here, from the durations whose times here and on the other device are both known."""
     factors = [d.here / d.recorded for d in durations if d.here and d.recorded]
     if not factors:
         return list(durations)
@@ -68,7 +68,7 @@ def _completed(durations: Sequence[Duration]) -> list[Duration]:
 
 
 def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:
-    """Return the seconds that a cell is expected to take, from those that others took; None without others."""
+    """Return the seconds that a cell is expected to take, from the seconds of other cells; None without others."""
     if not took:
         return None
     everything = fmean(map(log, took.values()))

@@ -1,7 +1,7 @@
-"""Where layers stand on a task: ranks, a table and one sentence.
+"""The ranking of layers on a task: ranks, a table and one sentence.
 
-Layers are ranked by mean test accuracy over tokens. Two layers are told apart where their 95% intervals are disjoint;
-a layer whose every grid point diverged is behind all others.
+Layers are ranked by mean test accuracy over tokens. Two layers differ if their 95% intervals are disjoint. A layer
+whose grid points all diverged is last.
 """
 
 import math
@@ -25,7 +25,7 @@ def ranked(standings: Sequence[Standing]) -> list[tuple[int, Standing]]:
 
 
 def interval(standing: Standing) -> Interval:
-    """Return the 95% interval of the token accuracy; a single seed is a point, divergence is below everything."""
+    """Return the 95% interval of the token accuracy: a point for a single seed, minus infinity for divergence."""
     estimate = standing.accuracy("token")
     if estimate is None:
         return -math.inf, -math.inf
@@ -34,7 +34,7 @@ def interval(standing: Standing) -> Interval:
 
 
 def sentence(own: Standing, standings: Sequence[Standing]) -> str:
-    """Say where a layer stands among others.
+    """Return a sentence with the rank of a layer, and the layers from which it differs.
 
     Args:
         own: the layer, one of ``standings``.
@@ -45,7 +45,7 @@ def sentence(own: Standing, standings: Sequence[Standing]) -> str:
     others = [s for _, s in order if s is not own]
     low, high = interval(own)
 
-    # The others behind, beside and before it.
+    # Layers that are worse, not different, and better.
     behind = [s.mixer for s in others if interval(s)[1] < low]
     beside = [s.mixer for s in others if interval(s)[1] >= low and interval(s)[0] <= high]
     before = [s.mixer for s in others if interval(s)[0] > high]
@@ -66,9 +66,9 @@ def ordinal(number: int) -> str:
 
 
 def print_ranking(standings: Sequence[Standing], own: Collection[Standing], console: Console) -> None:
-    """Print the layers of one setting by rank, with accuracies and costs, then a sentence on each own layer.
+    """Print the layers of one setting by rank, with accuracies and costs, then a sentence about each own layer.
 
-    A narrow console gets the costs in a table of their own.
+    On a narrow console, the costs are in a separate table.
     """
     setting = standings[0].setting
     rows = [(("→ " if s in own else "  ") + s.mixer, rank, s) for rank, s in ranked(standings)]
