@@ -1,8 +1,8 @@
-"""Export a trained model for use elsewhere: its weights, a configuration that can be read, its tokenizer.
+"""Export a trained model for use elsewhere: its weights, a readable configuration, and its tokenizer.
 
     python -m runners.c4 export results/c4/<run> my_model
 
-``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` take the folder in place of a run.
+``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` accept the folder in place of a run.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Options:
     """Export a trained model: weights, configuration and tokenizer, without the state of the training.
 
     Attributes:
-        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
+        checkpoint: folder of a run, whose newest checkpoint is read, or a checkpoint file.
         folder: folder to write, which must not exist.
     """
 
@@ -43,7 +43,7 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     """Write the model of a checkpoint into a new folder.
 
     Args:
-        checkpoint: folder of a run, of which the newest intact checkpoint is read, or a checkpoint file.
+        checkpoint: folder of a run, whose newest intact checkpoint is read, or a checkpoint file.
         folder: folder to write.
 
     Raises:

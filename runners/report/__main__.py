@@ -1,11 +1,11 @@
-"""Write what the project knows as one page.
+"""Write all results of the project as one HTML page.
 
     python -m runners.report                       # results/report/index.html
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
 
-The page is one file that loads nothing: leaderboards, pictures, whether scores predict the losses of language models,
-the paper line by line, and speeds. It is made from ``results/reference``, ``results/published`` and the studies that
-are given, at whatever stage they are: what has no record is "not trained". Nothing is trained.
+The page is one file that loads no other file. It shows leaderboards, pictures, the correlation of scores with losses of
+language models, the paper's claims, and speeds. It is made from ``results/reference``, ``results/published`` and the
+given studies, finished or not; results without a record are "not trained". Nothing is trained.
 """
 
 from runners.interrupt import end_at_once
@@ -45,10 +45,10 @@ from runners.report.transition import finished_models
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write what the project knows as one page.
+    """Write all results of the project as one HTML page.
 
     Attributes:
-        studies: folders of your own studies, or their summary.json, to stand in the same tables.
+        studies: folders of your own studies, or their summary.json, to show in the same tables.
         out: folder of results; the page is report/index.html in it.
     """
 

@@ -1,4 +1,4 @@
-"""A user's own studies as cells: what ``runners.mad`` has written of them, and the command that makes them again."""
+"""A user's own studies as cells: the results that ``runners.mad`` has written, and the command that trains them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -23,14 +23,14 @@ YOURS = " (yours)"
 
 
 def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[ProtocolName, list[Cell]]:
-    """Read studies as cells, by the protocol whose task settings they share; leave out those that share none's.
+    """Read studies as cells, grouped by the protocol whose task settings they share; leave out all other studies.
 
     Args:
         paths: folders of studies, or their summary.json.
         say: prints a line that names the studies that are left out.
 
     Raises:
-        ValueError: a study cannot be read, or all are left out; says what to do.
+        ValueError: a study cannot be read, or all are left out; the message says what to do.
     """
     folders = {path.parent if path.name == "summary.json" else path for path in paths}
     summaries = read_summaries(list(paths))
@@ -66,7 +66,7 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
 
 
 def _protocol(summary: Summary) -> ProtocolName | None:
-    """Return the protocol that has a study's task settings, or None."""
+    """Return the protocol with a study's task settings, or None."""
     protocols: tuple[ProtocolName, ...] = ("full", "quick")
     for protocol in protocols:
         if protocol_terms(summary.config["task"], protocol).task_config == terms_of(summary).task_config:
@@ -75,7 +75,7 @@ def _protocol(summary: Summary) -> ProtocolName | None:
 
 
 def _content(summary: Summary, folder: Path) -> dict[str, Any]:
-    """Return what a stored cell would hold, as far as the page reads it."""
+    """Return the fields of a stored cell that the page reads."""
     config, chosen = summary.config, summary.chosen_point
     values = (chosen and chosen.values) or {}
     names = [run_id(summary.study, summary.fingerprint, run) for run in (chosen.runs if chosen else [])]
@@ -120,7 +120,7 @@ def command_of(summary: Summary) -> str:
 
 
 def _defaults(mixer: str) -> Any:
-    """Return a layer's default settings; None for a layer that cannot be imported here."""
+    """Return a layer's default settings; None for a layer that cannot be imported."""
     try:
         return find_mixer(mixer).Config()
     except (ImportError, ValueError):
@@ -128,7 +128,7 @@ def _defaults(mixer: str) -> Any:
 
 
 def _changed(prefix: str, settings: Mapping[str, Any], defaults: Any) -> Iterator[str]:
-    """Yield the options whose values are not the defaults."""
+    """Yield the options whose values differ from the defaults, as the command line spells them."""
     known = asdict(defaults) if is_dataclass(defaults) and not isinstance(defaults, type) else {}
     for name, value in settings.items():
         default = known.get(name)

@@ -3,7 +3,7 @@
     python -m runners.compare
     python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
 
-The reference results of the same task and settings stand beside the studies; ``--reference none`` leaves them out.
+Reference results of the same task and settings are shown beside the studies; ``--reference none`` leaves them out.
 Nothing is trained: all figures are read from the ``summary.json`` that ``runners.mad`` writes for each study.
 """
 
@@ -32,7 +32,7 @@ class Options:
     Attributes:
         studies: folders of studies, or their summary.json; all in the results folder unless given.
         out: folder of results.
-        reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
+        reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
     """
 
     studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
@@ -109,7 +109,7 @@ def read_summaries(paths: Sequence[Path]) -> list[Summary]:
 
 
 def _comparable(path: Path) -> Summary:
-    """Read a summary and check it by a comparison that is not shown.
+    """Read a summary, and check it by a trial comparison.
 
     Raises:
         IncomparableError: values that a comparison needs are missing or wrong.

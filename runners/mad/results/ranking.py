@@ -1,7 +1,7 @@
-"""Where layers stand on a task: ranks, a table and one sentence.
+"""The ranking of layers on a task: ranks, a table and one sentence.
 
-Layers are ranked by mean test accuracy over tokens. Two layers are told apart where their 95% intervals are disjoint;
-a layer whose every grid point diverged is behind all others.
+Layers are ranked by mean test accuracy over tokens. Two layers differ if their 95% intervals are disjoint. A layer
+whose grid points all diverged is last.
 """
 
 import math
@@ -25,7 +25,7 @@ def ranked(standings: Sequence[Standing]) -> list[tuple[int, Standing]]:
 
 
 def interval(standing: Standing) -> Interval:
-    """Return the 95% interval of the token accuracy; a single seed is a point, divergence is below everything."""
+    """Return the 95% interval of the token accuracy: a point for a single seed, minus infinity for divergence."""
     estimate = standing.accuracy("token")
     if estimate is None:
         return -math.inf, -math.inf
@@ -34,7 +34,7 @@ def interval(standing: Standing) -> Interval:
 
 
 def sentence(own: Standing, standings: Sequence[Standing]) -> str:
-    """Say where a layer stands among others.
+    """Return a sentence with the rank of a layer, and the layers from which it differs.
 
     Args:
         own: the layer, one of ``standings``.
@@ -45,7 +45,7 @@ def sentence(own: Standing, standings: Sequence[Standing]) -> str:
     others = [s for _, s in order if s is not own]
     low, high = interval(own)
 
-    # The others behind, beside and before it.
+    # Layers that are worse, not different, and better.
     behind = [s.mixer for s in others if interval(s)[1] < low]
     beside = [s.mixer for s in others if interval(s)[1] >= low and interval(s)[0] <= high]
     before = [s.mixer for s in others if interval(s)[0] > high]
@@ -68,12 +68,12 @@ def ordinal(number: int) -> str:
 
 
 def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]], console: Console) -> None:
-    """Print the layers of each setting by rank, with accuracies and costs, then a sentence on each own layer.
+    """Print the layers of each setting by rank, with accuracies and costs, then a sentence about each own layer.
 
-    A narrow console gets the costs in a table of their own, once for all settings of a preset.
+    On a narrow console, the costs are in a separate table, once for all settings of a preset.
 
     Args:
-        found: all layers of a setting, and one's own among them, for each setting.
+        found: for each setting, all of its layers, and the user's own layers among them.
         console: where to print.
     """
     mine = [s for _, own in found for s in own]

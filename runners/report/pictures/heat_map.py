@@ -24,7 +24,8 @@ def heat_picture(board: Board) -> Picture:
     return Picture(
         name="heat-map",
         title="Heat map",
-        question="Who solves what? Rows stand by family, between ceiling and chance. Grey is not trained, never zero.",
+        question="Which layer solves which task? Rows are sorted by family, between ceiling and chance. Grey means not "
+        "trained, never zero.",
         panels=panels,
         missing="" if panels else "No cell is trained yet.",
         wide=True,
