@@ -61,7 +61,7 @@ def test_equal_means_share_the_smaller_rank() -> None:
         "ahead of a, d, e outside the intervals; within the intervals of b"
     )
     assert sentence(layers[3], layers) == (
-        "d is 4th of 5 on parity: within the intervals of e; behind b, c, a outside the intervals"
+        "d is 4th of 5, level with 1 other, on parity: within the intervals of e; behind b, c, a outside the intervals"
     )
 
 
