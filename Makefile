@@ -21,6 +21,7 @@ lint: $(READY)
 
 # pip refuses to check hashes of the project's own folder and of a PyTorch that is chosen by the machine, hence two steps.
 $(READY): pyproject.toml constraints.txt torch.txt
+	@echo "setting up $(VENV): pip downloads up to 3 GB and prints nothing while it works"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --no-deps --require-hashes --requirement constraints.txt
 	$(PIP) install --quiet --no-build-isolation --constraint torch.txt --editable '.[dev,pretraining]'

@@ -1,4 +1,4 @@
-"""Sequence layers: the registry, one file a layer, and the operations that layers share in ``mixers.ops``.
+"""Sequence layers: the registry, one file per layer, and the operations that layers share in ``mixers.ops``.
 
 layer = build("rt", width=256, heads=8)
 z_BTD = layer(x_BTD)

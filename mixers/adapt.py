@@ -1,4 +1,4 @@
-"""Make a layer out of any ``nn.Module`` that maps (B, T, D) to (B, T, D), or to a tuple that begins with that."""
+"""Make a layer from any ``nn.Module`` that maps (B, T, D) to (B, T, D), or to a tuple that begins with that shape."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from mixers.base import ContractError, Shape
 from mixers.parts import MixerLayer
 
 WIDTH_NAMES = ("d_model", "hidden_size", "dim", "width", "embed_dim", "n_embd")
-"""Names of the argument that takes the model width, the first choice first."""
+"""Names of the argument that takes the model width, in order of preference."""
 OPTION_TYPES = (bool, int, float, str)
 
 
 class AdaptedLayer(MixerLayer):
-    """Pre-norm layer around a module that knows nothing of this project, with the MLP that all layers share."""
+    """Pre-norm layer around a module from outside this project, with the MLP that all layers share."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MixerLayer.Config):
         """Settings of an adapted module: the arguments of its constructor, and which of them takes the model width.
 
         Attributes:
-            width_argument: argument that takes the model width, if it has none of the usual names.
+            width_argument: argument that takes the model width, if it does not have one of the usual names.
         """
 
         width_argument: str | None = None
@@ -58,7 +58,7 @@ class AdaptedLayer(MixerLayer):
 
 
 def adapt(module_class: type[nn.Module]) -> type[AdaptedLayer]:
-    """Return the layer class around a module class; there is one in a process.
+    """Return the layer class around a module class; repeated calls in a process return the same class.
 
     The arguments of the constructor become options. ``*args``, ``**kwargs`` and arguments of types that a command line
     cannot give keep their defaults.
@@ -78,7 +78,7 @@ def _layer_class(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     parameters = _parameters(module_class)
     usual = _usual_width(parameters)
 
-    # Without a usual name, the option ``width_argument`` may name the one argument that has no default.
+    # If no argument has a usual name, the option ``width_argument`` may name the one argument without a default.
     needed = [name for name, parameter in parameters.items() if parameter.default is Parameter.empty and name != usual]
     if len(needed) > (usual is None):
         raise ValueError(
@@ -86,7 +86,7 @@ def _layer_class(module_class: type[nn.Module]) -> type[AdaptedLayer]:
             "takes the model width needs none"
         )
 
-    # The module's own file stands in ``__module__``, so that it belongs to the code version of results.
+    # ``__module__`` names the module's own file, so that its code belongs to the code version of results.
     members = {
         "__module__": module_class.__module__,
         "__qualname__": module_class.__qualname__,
@@ -126,7 +126,7 @@ def _parameters(module_class: type[nn.Module]) -> dict[str, Parameter]:
     _self, *parameters = inspect.signature(module_class.__init__).parameters.values()
     try:
         hints = get_type_hints(module_class.__init__)
-    except Exception:  # a name that exists for type checkers alone
+    except Exception:  # a name that exists only for type checkers
         hints = {}
 
     named = [p for p in parameters if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
@@ -146,7 +146,7 @@ def _config_class(module_class: type[nn.Module], parameters: Mapping[str, Parame
     ]
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        """Pickle by the module class, because another process makes a class of its own."""
+        """Pickle by the module class, because each process creates its own class of options."""
         return _restored, (module_class, {f.name: getattr(self, f.name) for f in fields(self)})
 
     namespace = {"__module__": module_class.__module__, "__reduce__": reduce}
@@ -159,7 +159,7 @@ def _restored(module_class: type[nn.Module], values: dict[str, Any]) -> Any:
 
 
 def _is_option(parameter: Parameter) -> bool:
-    """Return whether a command line can give an argument: numbers, text, choices of them, each also with None."""
+    """Return whether a command line can set an argument: a number, text, or a choice of these, optionally None."""
     if parameter.default is Parameter.empty:
         return False
     kinds = get_args(parameter.annotation) if get_origin(parameter.annotation) in (Union, UnionType) else ()

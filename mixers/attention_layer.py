@@ -58,13 +58,13 @@ class AttentionLayer(Layer):
         return residual_mlp(x, self.out(a), gain_D, up_FD, down_DF, self.shape.residual_scale)
 
     def init_state(self, batch: int) -> State:
-        """Return ``k`` and ``v`` (B, 0, D): no position has been read."""
+        """Return empty ``k`` and ``v`` (B, 0, D)."""
         weight = self.k.weight
         return {name: weight.new_empty(batch, 0, self.shape.width) for name in ("k", "v")}
 
 
 def with_newest(state: State, k_BD: Tensor, v_BD: Tensor) -> State:
-    """Return ``k`` and ``v`` (B, J, D) of a state with the pair of the newest position behind them."""
+    """Return ``k`` and ``v`` (B, J, D) of a state with the newest position's pair appended."""
     return {
         "k": torch.cat([state["k"], k_BD[:, None]], dim=1),
         "v": torch.cat([state["v"], v_BD[:, None]], dim=1),

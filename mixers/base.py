@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 State = dict[str, Tensor]
 
-"""What a layer carries from one position to the next while decoding; every tensor is batch-first.
+"""The tensors that a layer carries from one position to the next while decoding; their first axis is the batch.
 
 The names and shapes of the next state follow from those of the current one, not from values in it.
 """
@@ -26,12 +26,12 @@ The names and shapes of the next state follow from those of the current one, not
 
 NO_RECURRENCE = "no recurrence at this length"
 NO_WINDOW = "window spans the sequence"
-"""Remarks on layers that are plain attention on sequences as short as those of a task (``Layer.remark``)."""
+"""Remarks on layers that equal plain attention on sequences as short as a task's (``Layer.remark``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the model fixes for each of its layers.
+    """The sizes that a model sets for all of its layers.
 
     Attributes:
         width: Model width D.
@@ -51,14 +51,14 @@ class Shape:
 
 @cache
 def log_once(message: str) -> None:
-    """Log a warning the first time that this process meets it."""
+    """Log a warning, once per process."""
     log.warning(message)
 
 
 def switch(off: Any) -> Any:
-    """Return a dataclass field with the default ``off``, at which it is no part of the identity of a result.
+    """Return a dataclass field with the default ``off``. With this value, it is not part of a result's identity.
 
-    A dataclass of settings can gain such a field, and results from before keep their names.
+    If a dataclass of settings gains such a field, earlier results keep their names.
     """
     return field(default=off, metadata={"switch": True})
 
@@ -69,7 +69,7 @@ def switched_off(settings: Any) -> list[str]:
 
 
 class ContractError(ValueError):
-    """A layer does not do what ``Layer`` asks of it."""
+    """A layer does not fulfil the requirements of ``Layer``."""
 
 
 class Layer(nn.Module, ABC):
@@ -91,9 +91,9 @@ class Layer(nn.Module, ABC):
     paper: ClassVar[str] = ""
     """Source that defines the layer, shown beside its results."""
     compiled: ClassVar[bool] = True
-    """Whether diagnostics compile the training step on a GPU; False where kernels of the project do all the work."""
+    """Whether diagnostics compile the training step on a GPU; False if the project's own kernels do all the work."""
     undecayed: ClassVar[tuple[str, ...]] = ()
-    """Starts of the names of parameters that weight decay leaves out, beside those of one axis (``decayed``)."""
+    """Prefixes of the names of parameters without weight decay, in addition to vectors (``decayed``)."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map a whole sequence ``x_BTD`` to ``z_BTD``; position t depends on no position after t."""
+        """Map a whole sequence ``x_BTD`` to ``z_BTD``; outputs at position t do not depend on inputs after t."""
 
     def init_state(self, batch: int) -> State:
         """Return the state before the first position.
@@ -113,7 +113,7 @@ class Layer(nn.Module, ABC):
         raise self._no_step_form()
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one position: ``(z_BD, next state)``, equal to that position of ``forward``.
+        """Decode one position; return ``(z_BD, next state)``, where z equals the output of ``forward`` there.
 
         Raises:
             NotImplementedError: The layer has no step form.
@@ -122,7 +122,7 @@ class Layer(nn.Module, ABC):
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
-        """Return the outputs of the last of several stacked layers; a subclass may choose the order of the work."""
+        """Return the outputs of a stack of layers; a subclass may compute the layers in another order."""
         for layer in layers:
             x_BTD = layer(x_BTD)
         return x_BTD
@@ -134,35 +134,35 @@ class Layer(nn.Module, ABC):
 
     @classmethod
     def growth_period(cls, config: Any) -> int | None:
-        """Return the number of positions after which the state has grown by a fixed amount, if it always grows.
+        """Return the number of positions in which the state grows by a fixed amount, if it always grows.
 
-        After each further period the state has gained as many floats as in the first. None means that the state does
-        not grow for ever, or that nothing is known about it. The answer holds for the class that defines the method
-        alone: a subclass may remember other things, and defines it again.
+        In each further period the state gains as many floats as in the first. None means that the state stops growing,
+        or that its growth is unknown. The answer holds only for the class that defines the method; a subclass with
+        another state must define it again.
         """
         return None
 
     @classmethod
     def loop_period(cls, config: Any) -> int | None:
-        """Return the number of positions in one round, if the plain forward pass loops over positions; else None.
+        """Return the number of positions per iteration, if the plain forward pass loops over positions; else None.
 
-        The operations of the pass, and the bytes it keeps for the backward pass, must be quadratic polynomials in the
-        number of rounds.
+        The operations of the pass, and the bytes that it keeps for the backward pass, must be quadratic polynomials in
+        the number of iterations.
         """
         return None
 
     @classmethod
     def remark(cls, config: Any, length: int) -> str | None:
-        """Return what tables must say beside results on sequences of N positions; None if there is nothing to say.
+        """Return the remark of tables on results with sequences of ``length`` positions; None if there is none.
 
-        A layer whose recurrence or window does nothing on so short a sequence says so, because it is another layer
-        there. A subclass that does other things defines the method again.
+        If the recurrence or the window of a layer has no effect on sequences this short, the remark says so. A subclass
+        that behaves differently must define the method again.
         """
         return None
 
     @classmethod
     def plain_config(cls, config: Any) -> Any:
-        """Return settings of the same layer in plain PyTorch: kernels hide their products from ``FlopCounterMode``."""
+        """Return settings that compute the same layer in plain PyTorch, whose products ``FlopCounterMode`` sees."""
         return config
 
     def _no_step_form(self) -> NotImplementedError:
@@ -170,9 +170,9 @@ class Layer(nn.Module, ABC):
 
 
 def decayed(model: nn.Module) -> list[bool]:
-    """Return for each of a model's parameters, in order, whether weight decay applies to it.
+    """Return for each parameter of a model, in order, whether weight decay applies to it.
 
-    It applies to matrices and embeddings, not to gains, nor to what the model's layers name in ``undecayed``.
+    It applies to matrices and embeddings, except parameters named in the layers' ``undecayed``; not to vectors.
     """
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     left_out = {p for layer in layers for name, p in layer.named_parameters() if name.startswith(layer.undecayed)}

@@ -1,7 +1,7 @@
-"""Checks of what the trainer takes for granted of a layer, on random inputs before the first step.
+"""Checks of the properties of a layer that the trainer relies on, with random inputs before the first step.
 
 They find faults that make results wrong without an error: outputs that depend on later inputs or on other sequences,
-steps that differ from the whole, and parameters that are not trained.
+steps that differ from the parallel form, and parameters that are not trained.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +17,11 @@ from mixers.origin import origin
 
 POSITIONS = 32
 STEPS = 8
-"""Positions that are also decoded one by one, on a CPU alone: decoding is in float32."""
+"""Number of positions that are also decoded one by one. This is checked only on a CPU, because decoding is float32."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Share of the largest output by which rounding may change one; ten times that between steps and the whole."""
+"""Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
 CLOSED = 1e-2
-"""Parameters no larger than this hide what they multiply, as in a gate or an output projection that starts at zero."""
+"""Parameters this small hide faults in what they multiply, for example a gate or an output map that starts at zero."""
 NO_VMAP_RULE = (nn.RNNBase, nn.LSTMCell)
 """Modules that ``torch.func.vmap`` cannot run: nn.LSTM, nn.GRU, nn.RNN and nn.LSTMCell (seen with PyTorch 2.13)."""
 
@@ -30,9 +30,9 @@ def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, 
     """Call ``check_layer`` for a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
 
     Args:
-        mixer: Name of the layer; one with a colon is from outside.
+        mixer: Name of the layer; a name with a colon is a layer from outside.
         build: Builds the layer.
-        device: Where the layer is called.
+        device: Device on which the layer is called.
         positions: Returns the length of the sequences to train on.
     """
     if ":" in mixer:
@@ -43,20 +43,20 @@ def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, 
 def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int = POSITIONS) -> None:
     """Call a layer several times on two sequences, in the precision of training.
 
-    The layer is called as it is, then once more with random values for parameters that are next to zero: it is of no
-    further use. Outputs that are not finite are left to training. Parameters that get no gradient are a warning.
+    The layer is checked as it is, then again with random values for parameters close to zero, so it must not be used
+    afterwards. Outputs that are not finite are left to training. Parameters without a gradient give a warning.
 
     Args:
         mixer: Name of the layer in messages.
         layer: The layer, whose parameters may be overwritten.
-        device: Where it is called.
+        device: Device on which it is called.
         positions: Length of the sequences.
 
     Raises:
         ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
-            or on other sequences; ``step`` gives other outputs, or a state that is no dict of tensors; a parameter is
-            frozen; outputs are float64 or no floats; the layer cannot be called. Errors in the layer's own code are
-            passed on with a note that names the mixer.
+            or on other sequences; ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter
+            is frozen; outputs are float64 or not floats; the layer cannot be called. Errors in the layer's own code are
+            raised again with a note that names the mixer.
     """
     if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
         raise ContractError(
@@ -78,7 +78,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
 
 def explain_vmap_error(model: nn.Module) -> str:
-    """Return what to say of a model that fails under ``torch.func.vmap``: the rules, and modules that break them."""
+    """Return why a model may fail under ``torch.func.vmap``: the rules, and its modules that break them."""
     refused = [
         f"nn.{type(module).__name__} ({name})"
         for name, module in model.named_modules()
@@ -96,7 +96,7 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
     cuts = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)})
 
-    # Outputs of the same inputs twice, of inputs that differ from each cut on, and of single steps.
+    # Outputs of the same inputs twice, of inputs that differ from a cut on, and of single steps.
     after = []
     with product_autocast(device), _naming(mixer, "was called"):
         z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
@@ -143,7 +143,7 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
 def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
     """Return the names of parameters that get no gradient from the outputs."""
     names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
-    anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # some output needs a gradient in any case
+    anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # so that some output always needs a gradient
 
     with _naming(mixer, "was called, and its gradients computed"):
         with product_autocast(x_BTD.device):
@@ -158,7 +158,7 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
     """Add a note that names the mixer to errors of its code.
 
     Raises:
-        ContractError: The error arose outside of that code, from what it has returned or lacks; one line.
+        ContractError: The error arose outside of that code, because of a wrong or missing result; one line.
     """
     try:
         yield
@@ -176,7 +176,7 @@ def _steps(mixer: str, layer: Layer, x_BTD: Tensor) -> list[Tensor]:
     """Return the outputs (B, D) of ``step`` at each position; none for a layer without a step form.
 
     Raises:
-        ContractError: A state is no dict of tensors.
+        ContractError: A state is not a dict of tensors.
     """
     outputs, source = [], "init_state"
     try:

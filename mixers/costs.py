@@ -1,11 +1,10 @@
-"""What one layer costs: parameters, state carried while decoding, and floating point operations of a forward pass.
+"""Costs of one layer: parameters, state carried while decoding, and floating point operations of a forward pass.
 
 All three are counted, none is derived. Parameters and state are counted in the tensors themselves; operations (FLOPs)
 are counted by PyTorch's ``FlopCounterMode`` on the CPU, where layers run in plain PyTorch. That counter sees matrix
-products and convolutions as they are executed, two operations for each multiplication with addition, masked ones
-included (the Transformer's attention counts as a whole square). It sees nothing else: norms, softmax, gates,
-elementwise recurrences, scans, Fourier transforms and triangular solves count nothing. Embedding and readout are no
-part of a layer.
+products and convolutions as they are executed, with two operations per multiply-add, masked entries included (the
+Transformer's attention counts as a full square). All other operations count as zero: norms, softmax, gates, elementwise
+recurrences, scans, Fourier transforms and triangular solves. Embedding and readout are not part of a layer.
 """
 
 import math
@@ -24,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mixers.base import Layer, Shape, State, log_once
 
 LENGTHS = (128, 1024)
-"""Sequence lengths N at which the state is stated; the first is also that of the operations."""
+"""Sequence lengths N for which the state is counted; operations are counted for the first one."""
 FOOTNOTE = (
     f"one layer, one sequence; largest state in floats up to {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs of a "
     f"forward pass over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too: elementwise "
@@ -36,17 +35,17 @@ Figure = Literal["params", "state", "flops"]
 Counted = TypeVar("Counted")
 TOLERANCE = 0.02
 WIDEST = 8
-"""Widths beyond this multiple of the given one are not tried."""
+"""Widths beyond this multiple of the given width are not tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Costs of one layer, for one sequence; None is what could not be counted on the CPU.
+    """Costs of one layer, for one sequence; None if a figure cannot be counted on the CPU.
 
     Attributes:
         parameters: Number of parameters.
-        state_floats: Floats in the largest state up to N positions, by N.
-        flops_per_token: Operations of a forward pass over N positions, divided by N, by N.
+        state_floats: By length N, the number of floats in the largest state up to N positions.
+        flops_per_token: By length N, the operations of a forward pass over N positions, divided by N.
     """
 
     parameters: int
@@ -57,7 +56,7 @@ class Costs:
         """Return the figures in words."""
         parameters, *state, flops = self.cells()
         floats = ", ".join(f"{n} floats after {length} positions" for n, length in zip(state, LENGTHS, strict=True))
-        return f"{parameters} parameters; state {floats}; {flops} FLOPs a token at N = {LENGTHS[0]}"
+        return f"{parameters} parameters; state {floats}; {flops} FLOPs per token at N = {LENGTHS[0]}"
 
     def cells(self, number: Callable[[int], str] = "{:,}".format) -> list[str]:
         """Return parameters, state at each N, and operations as cells of a table; ? marks an unknown figure."""
@@ -77,7 +76,7 @@ _counted: dict[tuple[type[Layer], str, Shape], Costs] = {}
 
 
 def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
-    """Return the costs of one layer; each layer is counted once in a process.
+    """Return the costs of one layer; each layer is counted once per process.
 
     Raises:
         ValueError: The layer cannot be built.
@@ -101,9 +100,9 @@ def count_parameters(module: nn.Module) -> int:
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
     """Count the floats in the largest state that ``step`` has returned up to N positions, for each N of ``lengths``.
 
-    Shapes follow from shapes (see ``mixers.base.State``), so steps that must repeat a known result are left out. Once
-    the shapes of an earlier position come again, everything after that position comes again. A layer with a
-    ``growth_period`` repeats its shapes but for what it gains in each period.
+    The shapes of a state determine the shapes of the next one (see ``mixers.base.State``), so steps whose result is
+    known are not run. When the shapes of an earlier position occur again, the shapes after it repeat as well. A layer
+    with a ``growth_period`` repeats its shapes except for a fixed gain per period.
     """
     x_BD, state = torch.zeros(1, layer.shape.width), layer.init_state(1)
     period = _own_growth_period(layer)
@@ -127,7 +126,7 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
         periods, rest = divmod(length - start, now - start)
         return counts[start + rest] + periods * (counts[now] - counts[start])
 
-    # A state that is emptied now and then, as at the end of a segment, needs room for its largest size.
+    # A state may be emptied, for example at the end of a segment. It needs room for its largest size.
     return {length: max(map(after, range(length + 1))) for length in lengths}
 
 
@@ -136,7 +135,7 @@ def _floats(state: State) -> int:
 
 
 def _own_growth_period(layer: Layer) -> int | None:
-    """Return the layer's ``growth_period``, unless its class inherits it: a subclass may remember other things."""
+    """Return the layer's ``growth_period``, unless its class inherits it, because a subclass may have another state."""
     layer_class = type(layer)
     return layer_class.growth_period(layer.config) if "growth_period" in vars(layer_class) else None
 
@@ -157,11 +156,11 @@ def operations(module: nn.Module, inputs: Tensor) -> int:
 
 
 def from_short(layer_class: type[Layer], config: Any, length: int, measure: Callable[[int], int]) -> int:
-    """Return ``measure(length)``, for a layer with a ``loop_period`` from the measures of three short lengths.
+    """Return ``measure(length)``; for a layer with a ``loop_period``, compute it from three short lengths.
 
-    The result is exact: the measure is a quadratic polynomial in the number of rounds.
+    The result is exact, because the measure is a quadratic polynomial in the number of iterations.
     """
-    period = layer_class.loop_period(config) or length  # other layers take all positions in one round
+    period = layer_class.loop_period(config) or length  # other layers take all positions in one iteration
     shorter = [length % period + rounds * period for rounds in (2, 3, 4)]
     if length <= shorter[-1]:
         return measure(length)
@@ -182,7 +181,7 @@ FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
     "state": (f"state floats at N = {LENGTHS[0]}", lambda layer: count_state(layer, LENGTHS[:1])[LENGTHS[0]]),
     "flops": (f"FLOPs at N = {LENGTHS[0]}", _flops_at_first),
 }
-"""Figures by which layers can be matched: the name of each, and the function that counts it."""
+"""Figures by which layers can be matched: name in messages, and the function that counts it."""
 
 
 def count(figure: Figure, layer_class: type[Layer], config: Any, shape: Shape) -> int:
@@ -195,14 +194,14 @@ def count(figure: Figure, layer_class: type[Layer], config: Any, shape: Shape) -
 
 
 def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, shape: Shape) -> tuple[Shape, int]:
-    """Return the shape at which a layer's figure is nearest to ``target``, and the figure there.
+    """Return the shape at which a layer's figure is nearest to ``target``, and its figure.
 
-    Widths are multiples of the heads, if the layer has any, and also of 8 if such a width meets the target. The MLP
-    keeps its ratio to the width.
+    Widths are multiples of the number of heads, if the layer has heads, and also of 8 if such a width meets the target.
+    The ratio of MLP width to model width is kept.
 
     Raises:
-        ValueError: The layer cannot be built, or no width within reach meets the target to 2%. The message then names
-            the nearest width, how far off it is, and what may come nearer.
+        ValueError: The layer cannot be built, or no width within ``WIDEST`` meets the target to 2%. The message then
+            names the nearest width, its difference from the target, and options that may come nearer.
     """
 
     def scaled(width: int) -> Shape:
@@ -226,7 +225,7 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     heads, widest = max(1, getattr(config, "heads", 1)), WIDEST * shape.width
     candidates: list[int] = []
     for unit in dict.fromkeys((math.lcm(8, heads), heads)):
-        # A layer may refuse some multiples: a unit is doubled until two neighbours in a row can be built.
+        # A layer may refuse some multiples, so the unit is doubled until two neighbours can be built.
         while unit <= widest and not all(builds(unit * (shape.width // unit + more)) for more in (1, 2)):
             unit *= 2
         candidates += filter(builds, _around(target, range(unit, widest + 1, unit), shape.width, figure_at))
@@ -246,9 +245,9 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
 
 
 def _around(target: int, widths: Sequence[int], start: int, figure_at: Callable[[int], int]) -> Sequence[int]:
-    """Return the widths just below and above the target; the figure grows with the width.
+    """Return the widths just below and above the target by bisection; the figure grows with the width.
 
-    The search starts near ``start``, so that few figures of large widths are counted.
+    The search starts near ``start``, so that figures of few large widths are counted.
     """
     low, high = 0, sum(width <= start for width in widths)
     while high < len(widths) and (high == 0 or figure_at(widths[high - 1]) < target):
@@ -261,17 +260,18 @@ def _around(target: int, widths: Sequence[int], start: int, figure_at: Callable[
 
 
 def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
-    """Build a frozen layer to count in; the global generator of random numbers is left as it was."""
+    """Build a frozen layer for counting; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         return layer_class(layer_class.plain_config(config), shape).requires_grad_(False)
 
 
 def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) -> Counted | None:
-    """Return a figure, or log why it is not counted and return None: the layer may need a GPU or have no step form."""
+    """Return a figure; if the layer fails, for example because it needs a GPU, log the error and return None."""
     try:
         return figure()
-    except Exception as error:  # a user's layer may fail in any way, and can still be trained
-        log_once(f"{what} of {layer_class.__name__} not counted: {type(error).__name__}: {error}")
+    except Exception as error:  # a user's layer may raise anything, and can still be trained
+        kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
+        log_once(f"{what} of {layer_class.__name__} not counted: {kind}{error}")
         return None
 
 

@@ -11,7 +11,7 @@ from mixers.transformer import Transformer
 
 
 class DeepLayer(Layer):
-    """A layer that holds ``shape.layers`` layers itself; a model has one of it."""
+    """A layer that contains all ``shape.layers`` layers; a model has a single such module."""
 
 
 class TransformerStack(nn.Module):
@@ -27,12 +27,12 @@ class TransformerStack(nn.Module):
         return x_BTD
 
     def init_state(self, batch: int) -> State:
-        """Return the pairs ``k`` and ``v`` (B, J, L, D) of the J positions read, J = 0."""
+        """Return empty pairs ``k`` and ``v`` (B, J, L, D), J = 0."""
         pairs = cast(Transformer, self.blocks[0]).init_state(batch)
         return {name: y_BJD[:, :, None].expand(-1, -1, len(self.blocks), -1) for name, y_BJD in pairs.items()}
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        """Decode one position: ``(z_BD, next state)``."""
+        """Decode one position; return ``(z_BD, next state)``."""
         after: list[State] = []
         for layer, block in enumerate(self.blocks):
             pairs = {name: y_BJLD[:, :, layer] for name, y_BJLD in state.items()}

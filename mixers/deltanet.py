@@ -13,10 +13,10 @@ from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
 EPS_RATIO = 0.1
-"""What the norms here add to the mean square (1e-6), over what the authors' norm of the outputs adds (1e-5).
+"""Epsilon of the norms in this project (1e-6), divided by the epsilon of the authors' norm of the outputs (1e-5).
 
-The authors read with q / √K and norm with 1e-5. Here the queries are scaled by √(EPS_RATIO / K), so that a norm with
-1e-6 has the same results: both are o / √(mean(o²) + 1e-5 K) of the outputs o of unscaled queries.
+The authors use queries q / √K and a norm with 1e-5. Here queries are scaled by √(EPS_RATIO / K), so that a norm with
+1e-6 gives the same results: both equal o / √(mean(o²) + 1e-5 K) for the outputs o of unscaled queries.
 """
 
 
@@ -25,10 +25,10 @@ class DeltaNet(MixerLayer):
 
     The transition matrix I - β k k^T has the eigenvalue 1 - β on the key, in (0, 1), and 1 elsewhere. With
     ``negative_eigenvalues`` β = 2 sigmoid, and 1 - β is in (-1, 1) (Grazzi et al. 2024, arXiv:2411.12537). Where β is
-    near 2, a write changes the sign of the state along its key, as parity needs.
+    near 2, a write changes the sign of the state along its key, which parity needs.
 
-    Queries, keys and values go through a short causal convolution and SiLU. Positions are told apart by the convolution
-    and by causality. State: for each head a matrix (K, K), and the newest inputs of the convolution.
+    Queries, keys and values go through a short causal convolution and SiLU. The convolution and causality distinguish
+    positions. State: for each head a matrix (K, K), and the newest inputs of the convolution.
 
     Differs from the reference:
         Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/delta_net.py and
@@ -92,7 +92,7 @@ class DeltaNet(MixerLayer):
         q, k, v = rearrange(qkv, "... (n h k) -> n ... h k", n=3, h=self.config.heads)
         q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
-        # Write strength β, on the keys, and decays.
+        # Keys times the write strength β, and decays.
         strength = self.strength(x).sigmoid()
         if self.config.negative_eigenvalues:
             strength = 2 * strength
@@ -101,7 +101,7 @@ class DeltaNet(MixerLayer):
         return q, strong, v, g, -strong if g is None else -g.exp() * strong, k
 
     def _log_decay(self, x: Tensor) -> Tensor | None:
-        """Return the logarithms of the decays (..., H, 1), if there are any."""
+        """Return the logarithms of the decays (..., H, 1); None without decays."""
         return None
 
     def _output(self, x: Tensor, o: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ class GatedDeltaNet(DeltaNet):
     """The delta rule with a decay, S_t = α_t (I - β_t k_t k_t^T) S_{t-1} + β_t k_t v_t^T, and an output gate.
 
     The decays α are parametrised as in Mamba-2. The transition matrix has the eigenvalues α and α (1 - β), the latter
-    in (0, 1), or in (-1, 1) with ``negative_eigenvalues``. All else is as in DeltaNet, the state included. The values
-    are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
+    in (0, 1), or in (-1, 1) with ``negative_eigenvalues``. Everything else is as in DeltaNet, including the state. The
+    values are D wide (the paper's language models have keys of 3/4 D and values of 3/2 D).
 
     Differs from the reference:
         Yang et al. 2024, section 3, and https://github.com/fla-org/flash-linear-attention, fla/layers/gated_deltanet.py

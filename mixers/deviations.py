@@ -1,9 +1,9 @@
-"""Where the layers differ from their references: one table, made of the layers' docstrings.
+"""The table of differences between the layers and their references, made from the layers' docstrings.
 
     python -m mixers.deviations
 
-The docstring of every registered layer ends with a section: the reference, then one point for each difference, which
-begins with its topic. ``main`` writes the table of all points to ``mixers/README.md``.
+The docstring of every registered layer ends with a section that names the reference, then lists one point per
+difference, which begins with its topic. ``main`` writes the table of all points to ``mixers/README.md``.
 """
 
 import re
@@ -34,10 +34,10 @@ This page is made of the layers' docstrings: `python -m mixers.deviations` write
 
 
 class Deviations(NamedTuple):
-    """What a layer's docstring says of its reference.
+    """The section of a layer's docstring about its reference.
 
     Attributes:
-        reference: Paper and code that the layer is compared with.
+        reference: Paper and code with which the layer is compared.
         points: Topic and text of each difference.
     """
 
@@ -55,7 +55,7 @@ def deviations(layer: type[Layer]) -> Deviations:
     if not heading:
         raise ValueError(f"the docstring of {layer.__name__} has no section {HEADING!r}")
 
-    # Paragraphs and points begin where lines do, and go on over several lines.
+    # Paragraphs and points begin at the start of a line, and may span several lines.
     reference, *points = (" ".join(part.split()) for part in re.split(r"^- ", dedent(section), flags=re.MULTILINE))
     if not reference:
         raise ValueError(f"{layer.__name__}: {HEADING!r} must begin with the reference")

@@ -14,9 +14,9 @@ from mixers.parts import MixerLayer, linear
 class DiagonalLayer(MixerLayer):
     """N complex states with constant decays: ``h_t = decay h_{t-1} + gain B x_t``, ``y_t = Re(C h_t) + skip x_t``.
 
-    ``B`` and ``C`` are real maps to and from pairs: real parts of all states, then imaginary parts. For Re(C h) the
-    second half of the weights of ``C`` is minus its imaginary part. A subclass defines decays and gains, initialises
-    ``B`` and ``C``, and may apply an activation to y.
+    ``B`` and ``C`` are real maps to and from pairs: real parts of all states, then imaginary parts. So that the output
+    is Re(C h), the second half of the weights of ``C`` holds the negative imaginary part. A subclass defines decays and
+    gains, initialises ``B`` and ``C``, and may apply an activation to y.
 
     Dimensions beside those of ``mixers.base``: N states.
     """

@@ -17,7 +17,7 @@ from mixers.rt.naive import Weights
 
 
 class FeedbackBlock(nn.Module):
-    """One of the layers: its queries and all that follows attention; keys and values come from the memory."""
+    """One of the layers: its queries, and everything after attention; keys and values come from the memory."""
 
     def __init__(self, config: AttentionLayer.Config, shape: Shape) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class FeedbackTransformer(DeepLayer):
     """Layers that all attend to one memory of earlier positions, which mixes the outputs of every layer.
 
     The memory vector of a position is m = sum_l softmax(w)_l h_l over the model's input (l = 0) and the outputs of its
-    layers. Its key and value are computed from m and are common to all layers as well (section 3.2 of the paper). A
-    position attends to the memory before it, and to a pair of zeros at its own place, so that the first position has a
-    pair to attend to. Positions are told apart by ALiBi. State: the pairs of all positions.
+    layers. Its key and value are computed from m and are shared by all layers (section 3.2 of the paper). A position
+    attends to the memory of earlier positions, and to a pair of zeros at its own position, so that the first position
+    has a pair to attend to. ALiBi distinguishes positions. State: the pairs of all positions.
 
     Differs from the reference:
         Fan et al. 2020, section 3.2, and https://github.com/facebookresearch/transformer-sequential,

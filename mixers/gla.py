@@ -16,8 +16,8 @@ from mixers.parts import MixerLayer, RMSNorm, check_heads, linear
 class GatedLinearAttention(MixerLayer):
     """Linear attention in which every channel of a key decays at a rate that depends on the input.
 
-    The decays are sigmoid(low-rank map of the input)^(1/16). Positions are told apart by the decays and causality
-    alone. State: for each head a matrix (K, V) with H K = D/2 and H V = D.
+    The decays are sigmoid(low-rank map of the input)^(1/16). Only the decays and causality distinguish positions.
+    State: for each head a matrix (K, V) with H K = D/2 and H V = D.
 
     Differs from the reference:
         Yang et al. 2023, section 4, and https://github.com/fla-org/flash-linear-attention, fla/layers/gla.py and

@@ -19,15 +19,15 @@ class Hyena(MixerLayer):
 
     Gates and v are projections of the input after short convolutions. An order N has N gates and, as in the authors'
     code, N - 1 long filters (the first filter of definition 3.1 is the short one). Filters are functions of the
-    distance of two positions; this tells positions apart. State: all inputs of every long convolution, so it grows
-    with the length, and a step at position t costs O(t).
+    distance between two positions, which distinguishes positions. State: all inputs of every long convolution, so it
+    grows with the length, and a step at position t costs O(t).
 
-    The filters are our own, because those of the authors depend on a maximal length N: their network reads shares t / N
-    of it, by sinusoids of at most a few periods in N. Ours reads absolute distances (``ImplicitFilters``). Theirs for
-    associative recall (experiment/synthetics/associative_recall in https://github.com/HazyResearch/safari) also has
-    order 2, a short convolution of 3 and a width of 64 in three sine layers. It reads 5 numbers (here 2 bands), its
-    sines start at frequency 10, because its inputs change slowly, and its window is that of a reach of 1.5 N. There as
-    here, weight decay leaves out the network of the filters.
+    The parametrisation of the filters is our own, because the authors' filters depend on a maximal length N: their
+    network reads the share t / N, by sinusoids of at most a few periods in N. Ours reads absolute distances
+    (``ImplicitFilters``). The authors' model for associative recall (experiment/synthetics/associative_recall in
+    https://github.com/HazyResearch/safari) also has order 2, a short convolution of 3 and a width of 64 in three sine
+    layers. Its network reads 5 numbers (here 2 bands). Its sines start at frequency 10, because its inputs change
+    slowly, and its window corresponds to a reach of 1.5 N. Both exclude the network of the filters from weight decay.
 
     Dimensions beside those of ``mixers.base``: I long filters.
 
@@ -63,8 +63,8 @@ class Hyena(MixerLayer):
             order: number of gates, at least 2; there is one long filter fewer.
             convolution: positions that the short convolution spans.
             filter_width: hidden width of the network that computes the filters.
-            bands: number of frequencies in the network's code of a distance, of periods 4, 8, 16, ...
-            reach: distance at which the slowest channel of a filter has decayed to 1/100; the fastest needs a fifth.
+            bands: number of frequencies that encode a distance, with periods 4, 8, 16, ...
+            reach: distance at which the slowest channel of a filter has decayed to 1/100; the fastest takes a fifth.
             frequency: factor of the sines' arguments at the start of training; greater than 0.
         """
 
@@ -104,7 +104,7 @@ class Hyena(MixerLayer):
         y, newest_BWC = self.convolution.step(self.project(x_BD), state["convolution"])
         v_BD, *gates, last_BD = self._split(at_least_float32(y))
 
-        # Each filter over the inputs kept, and over the newest one.
+        # Apply each filter to the stored inputs and the newest one.
         filters, inputs = self.filters(state["past"].shape[1] + 1), []
         for i, (gate_BD, h_TD, skip_D) in enumerate(zip(gates, filters, self._skips(), strict=True)):
             v_BD = gate_BD * v_BD
@@ -124,7 +124,7 @@ class Hyena(MixerLayer):
         return y.chunk(self.config.order + 1, dim=-1)
 
     def _skips(self) -> tuple[Tensor, ...]:
-        """Return the weights (D,) of the inputs that bypass each filter."""
+        """Return for each filter the weights (D,) of the inputs that bypass it."""
         return self.skip.chunk(self.config.order - 1)
 
 

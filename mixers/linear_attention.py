@@ -16,10 +16,10 @@ from mixers.parts import MixerLayer, check_heads, linear, sinusoids_at
 class LinearAttention(MixerLayer):
     """Attention with the feature map elu + 1 in place of the softmax, normalised by the sum of its weights.
 
-    Positions are told apart by sinusoids, which are added to the mixer's normed input, so that queries, keys and values
-    all read them. The authors add a position code to the embedding, which only a whole model can do; here every layer
-    adds one, and the code does not enter the residual branch. Without a code one layer sees the earlier positions as a
-    set, whatever their order. State: for each head a matrix (K, K) and a vector (K), and the position.
+    Sinusoids distinguish positions. They are added to the mixer's normed input, so that queries, keys and values all
+    read them. The authors add a position code to the embedding, which only a whole model can do; here every layer adds
+    the code, and it does not enter the residual stream. Without a code, one layer sees the earlier positions as a set
+    without order. State: for each head a matrix (K, K) and a vector (K), and the position.
 
     Differs from the reference:
         Katharopoulos et al. 2020, section 3, and https://github.com/idiap/fast-transformers,
@@ -59,7 +59,7 @@ class LinearAttention(MixerLayer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         position_T1 = torch.arange(x_BTD.shape[1], device=x_BTD.device)[:, None]
         q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD, position_T1)
-        # Two gradients of the queries, of the sum and of its normaliser, nearly cancel: bfloat16 would be too coarse.
+        # The queries' gradients through the sum and through its normaliser nearly cancel, so bfloat16 is too coarse.
         a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK, outputs=torch.float32)
         return self.out(normalised(a_BTHK, q_BTHK, k_BTHK.cumsum(1)).flatten(2))
 
@@ -93,11 +93,11 @@ class LinearAttention(MixerLayer):
 
 
 def features(y: Tensor) -> Tensor:
-    """Return elu + 1, at least float32, without the subtraction that would round small features to 0."""
+    """Return elu + 1 in at least float32, without the subtraction of 1, which would round small features to 0."""
     y = at_least_float32(y)
     return torch.where(y > 0, y + 1, y.clamp(max=0).exp())
 
 
 def normalised(a: Tensor, q: Tensor, k_sum: Tensor) -> Tensor:
-    """Return outputs (..., H, K) divided by the sum of their weights, which is 0 if all features of a head vanish."""
+    """Return outputs (..., H, K) divided by the sum of their weights, which may be 0 if all features underflow."""
     return a / (q * k_sum).sum(-1, keepdim=True).clamp(min=1e-6)

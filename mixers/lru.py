@@ -15,9 +15,9 @@ from mixers.parts import check_at_least
 class LRU(DiagonalLayer):
     """Complex diagonal recurrence with decays exp(-exp(nu) + i exp(theta)), inputs scaled by learnable exp(gamma).
 
-    At the start the decays are uniform over a ring of the complex plane, and gamma normalises the states for their
-    moduli (sections 3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Positions are told
-    apart by the rotation and decay of the states. State: N complex numbers.
+    Initially, the decays are uniform over a ring of the complex plane, and gamma normalises the states according to
+    their moduli (sections 3.2 to 3.4). The mixer is linear in its input; the MLP of the layer follows. Rotation and
+    decay of the states distinguish positions. State: N complex numbers.
 
     Differs from the reference:
         Orvieto et al. 2023, arXiv:2303.06349, figure 1 and the code of appendix A.

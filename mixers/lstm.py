@@ -14,7 +14,7 @@ class LSTM(MixerLayer):
     """LSTM with a forget gate, no peepholes and D cells, then a linear map of its outputs.
 
     Gates depend on the previous output, so positions are computed one after the other; products with the inputs are
-    computed for all positions at once. Positions are told apart by the recurrence alone. State: D cells and D outputs.
+    computed for all positions at once. Only the recurrence distinguishes positions. State: D cells and D outputs.
 
     Differs from the reference:
         ``torch.nn.LSTM`` with one layer.

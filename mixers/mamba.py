@@ -17,8 +17,8 @@ DT_MIN, DT_MAX = 0.001, 0.1
 class Mamba(MixerLayer):
     """Selective state-space layer: E channels of N states, whose time steps, inputs and outputs depend on the token.
 
-    Positions are told apart by the short convolution and the decay of the states. State: E N numbers and the newest
-    inputs of the convolution.
+    The short convolution and the decay of the states distinguish positions. State: E N numbers and the newest inputs of
+    the convolution.
 
     Dimensions beside those of ``mixers.base``: E inner width, N states of a channel, K width of the map to the time
     steps.
@@ -67,7 +67,7 @@ class Mamba(MixerLayer):
         dt_E = DT_MIN * (DT_MAX / DT_MIN) ** torch.rand(inner)
         self.dt.bias.data = dt_E.expm1().log()  # inverse of softplus
 
-        # Decays; a vector, because weight decay applies to tensors of two axes.
+        # Decays, stored as a vector, because weight decay applies to tensors of two axes.
         self.A_log = nn.Parameter(torch.arange(1.0, config.state_size + 1).log().repeat(inner))
         self.skip = nn.Parameter(torch.ones(inner))
 

@@ -17,8 +17,8 @@ from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, 
 class ScalarDecay(nn.Module):
     """Step size Δ = softplus(y + b) and logarithm of the decay, -exp(a) Δ, of each head, with parameters a and b.
 
-    At the start softplus(b) is log-uniform in [0.001, 0.1] and exp(a) uniform in [least, 16]: from 1 in the code of
-    Mamba-2, from 0 in that of Gated DeltaNet.
+    Initially, softplus(b) is log-uniform in [0.001, 0.1], and exp(a) is uniform in [least, 16], where least is 1 in the
+    code of Mamba-2 and 0 in the code of Gated DeltaNet.
     """
 
     def __init__(self, heads: int, least: float = 1.0) -> None:
@@ -37,8 +37,8 @@ class Mamba2(MixerLayer):
     """State space duality: h_t = exp(A Δ_t) h_{t-1} + Δ_t B_t x_t^T, y_t = C_t^T h_t + D x_t, with scalars A, Δ_t, D.
 
     B and C are shared by all heads; x, B and C go through a short causal convolution, and y through a gate and an RMS
-    norm. Positions are told apart by the decays and the convolution. State: for each head a matrix (N, 2 D / H), and
-    the newest inputs of the convolution.
+    norm. The decays and the convolution distinguish positions. State: for each head a matrix (N, 2 D / H), and the
+    newest inputs of the convolution.
 
     Differs from the reference:
         Dao & Gu 2024, section 7, and https://github.com/state-spaces/mamba, mamba_ssm/modules/mamba2.py and

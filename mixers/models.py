@@ -20,12 +20,13 @@ from mixers.parts import Embedding, RMSNorm, linear, sinusoids
 class Stack(nn.ModuleList):
     """Stacked layers.
 
-    Layers of one class, none of which has hooks, run by ``Layer.through`` of that class; others run one by one.
+    If all layers have one class and none has hooks, ``Layer.through`` of that class runs them; else they run one by
+    one.
 
     Attributes:
         recompute: Compute activations again in the backward pass (Chen et al. 2016, arXiv:1604.06174), with the
-            parameters that the layers have then. Only the inputs of parts of the stack are kept: parts of about sqrt(L)
-            layers that run at the same time, else single layers.
+            parameters that the layers have then. Only the inputs of parts of the stack are kept. A part has about
+            sqrt(L) layers if these run at the same time, else a single layer.
     """
 
     recompute = False
@@ -60,15 +61,15 @@ class Stack(nn.ModuleList):
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which run only if it is called by itself."""
+    """Return whether a module has hooks, which run only if the module itself is called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)
 
 
 class Backbone(nn.Module, ABC):
-    """Token embedding, L layers of one class, and a final norm; a subclass reads the logits out.
+    """Token embedding, L layers of one class, and a final norm; a subclass computes the logits.
 
-    A ``DeepLayer`` is all L layers in one module.
+    A ``DeepLayer`` contains all L layers in one module.
     """
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
@@ -91,7 +92,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """Return the vectors (B, T, D) from which each position's answer is read; linear probes read them, too."""
+        """Return the vectors (B, T, D) from which the logits are computed; linear probes read them, too."""
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class Backbone(nn.Module, ABC):
 
 
 class LanguageModel(Backbone):
-    """Logits of every position from the output at that position; the readout is not tied to the embedding."""
+    """Logits of each position from the output at that position; the readout is not tied to the embedding."""
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__(layer, config, shape, vocab_size)
@@ -116,7 +117,7 @@ class LanguageModel(Backbone):
         return [layer.init_state(batch) for layer in self.stack]
 
     def step(self, tokens_B: Tensor, states: list[State]) -> tuple[Tensor, list[State]]:
-        """Decode one position: ``(logits (B, V), next states of the layers)``."""
+        """Decode one position; return ``(logits (B, V), next states of the layers)``."""
         x_BD, after = self.embedding(tokens_B), []
         for layer, state in zip(self.stack, states, strict=True):
             x_BD, state = layer.step(x_BD, state)
@@ -126,7 +127,7 @@ class LanguageModel(Backbone):
 
 
 class AutoEncoder(Backbone):
-    """A decoder that reads the last position's output alone (MAD compression task, Poli et al. 2024, arXiv:2403.17844).
+    """A decoder that reads only the last position's output (MAD compression task, Poli et al. 2024, arXiv:2403.17844).
 
     The decoder adds a sinusoidal position code to that vector and applies a two-layer MLP that does not expand.
     """

@@ -1,4 +1,4 @@
-"""Where in a user's code an error arose."""
+"""The place in a user's code where an error arose."""
 
 import sysconfig
 import traceback
@@ -15,11 +15,11 @@ OWN = tuple(f"{ROOT / package}/" for package in ("mixers", "tasks", "runners"))
 def origin(error: BaseException) -> str | None:
     """Return the place of an error in a user's code, as ``file:line, in Class.forward(x (2, 32, 128))``.
 
-    It is the innermost frame in a file that belongs neither to this project nor to a library; or else the innermost
-    call of a module of a library other than PyTorch.
+    The place is the innermost frame in a file that belongs neither to this project nor to a library. Without such a
+    frame, it is the innermost call of a module of a library other than PyTorch.
 
     Returns:
-        The place; None if the error arose without such code.
+        The place; None if no such code was involved.
     """
     frames = [*traceback.walk_tb(error.__traceback__)]
     found = [place for place in frames if _is_users(place[0])] or [place for place in frames if _is_module(place[0])]

@@ -47,8 +47,8 @@ class MLP(nn.Module):
 class ShortConvolution(nn.Module):
     """Causal convolution ``y_t = sum_w weight_w x_{t-W+1+w}`` of each channel, with zeros before the first position.
 
-    With ``silu``, a SiLU follows. Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of white
-    inputs; a bias starts at zero.
+    With ``silu``, a SiLU follows. Weights are normal with standard deviation 1/sqrt(W), which keeps the scale of
+    uncorrelated inputs; a bias starts at zero.
     """
 
     def __init__(self, width: int, size: int = 4, bias: bool = False, silu: bool = False) -> None:
@@ -88,7 +88,7 @@ class MixerLayer(Layer):
 
     @abstractmethod
     def mix(self, x_BTD: Tensor) -> Tensor:
-        """Map normed inputs to the mixer's output (B, T, D); position t depends on no position after t."""
+        """Map normed inputs to the mixer's output (B, T, D); outputs at t do not depend on inputs after t."""
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         """Mix one position: output (B, D) and next state.

@@ -1,4 +1,4 @@
-"""The registered layers, and layers of any other module: found by name, built by name."""
+"""Find and build layers by name: registered layers, and layers of any other module."""
 
 import importlib
 import inspect
@@ -56,30 +56,32 @@ MIXERS: dict[str, type[Layer]] = {
     "lru": LRU,
     "hyena": Hyena,
 }
-"""Layers by name, those of a family side by side."""
+"""Layers by name, grouped by family."""
 
 
 SIZES = ("heads",)
-"""Settings that go with the width of the model, and so are no part of a layer's name."""
+"""Settings that follow from the width of the model, and are therefore not part of a layer's name."""
 
 
 def find_mixer(name: str) -> type[Layer]:
     """Return the layer class of a registered name or of an import path ``package.module:Class``.
 
-    A class that is an ``nn.Module`` but no ``Layer`` is wrapped by ``mixers.adapt``.
+    A class that is an ``nn.Module`` but not a ``Layer`` is wrapped by ``mixers.adapt``.
 
     Raises:
-        ValueError: There is no such layer, or it cannot be used. The message says what there is.
+        ValueError: There is no such layer, or it cannot be used. The message lists the choices, or says why.
     """
     if name in MIXERS:
         return MIXERS[name]
+    if inspect.isclass(name):
+        raise ValueError(f'a layer is given by name: write "{name.__module__}:{name.__qualname__}" for the class')
     if ":" not in name:
         raise ValueError(f"no mixer {name!r}: choose from {', '.join(MIXERS)}, or give package.module:Class")
 
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (Exception, SystemExit) as error:  # importing runs a user's code, which may fail in any way
+    except (Exception, SystemExit) as error:  # importing runs a user's code, which may raise anything
         said = f"{where(error)}{type(error).__name__}: {error}"
         raise ValueError(f"cannot import mixer {name!r}: {said}{_import_advice(name, error)}") from error
 
@@ -103,7 +105,7 @@ def find_mixer(name: str) -> type[Layer]:
 
 
 def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: int = 1, **options: Any) -> Layer:
-    """Build one layer, as a module for a model of one's own.
+    """Build one layer as a module, for use in a model of your own.
 
         layer = build("rt", width=256, heads=8)
         z_BTD = layer(x_BTD)
@@ -119,7 +121,7 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
         **options: Fields of the layer's ``Config`` that differ from their defaults.
 
     Raises:
-        ValueError: There is no such layer or option, or the layer cannot be built so.
+        ValueError: There is no such layer or option, or the layer cannot be built with these options.
     """
     layer_class = find_mixer(name)
     known = [field.name for field in fields(layer_class.Config)]
@@ -136,8 +138,8 @@ def building(mixer: str) -> Iterator[None]:
     """Name the mixer in errors that are raised while its layer is built.
 
     Raises:
-        ValueError: The layer cannot be built; one line. Errors of other kinds are faults of its code: they are passed
-            on with a note.
+        ValueError: The layer cannot be built; one line. Errors of other kinds are faults of its code and are raised
+            again with a note.
     """
     try:
         yield
@@ -149,7 +151,7 @@ def building(mixer: str) -> Iterator[None]:
 
 
 def _import_advice(name: str, error: BaseException) -> str:
-    """Return what to do about a module that cannot be imported; empty where its own code says it."""
+    """Return advice for a module that cannot be imported; empty if the error arose in its own code."""
     module, _, class_name = name.partition(":")
     if "/" in module or module.endswith(".py"):
         return (
@@ -163,15 +165,15 @@ def _import_advice(name: str, error: BaseException) -> str:
 
 
 def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_convolution: int = 0) -> str:
-    """Return the name under which tables and charts show a layer: it names what differs from the defaults.
+    """Return the name of a layer in tables and charts, which includes all settings that differ from the defaults.
 
     ``rt``, ``rt-block-4``, ``rt-no-persistent-norm``, ``transformer-2-layers``, ``rt-block-4+conv4``.
 
     Args:
         mixer: Registered name, or ``package.module:Class``.
-        settings: Those of its ``Config`` that differ from their defaults.
-        layers: Stacked layers.
-        short_convolution: Positions that the convolution before the layer spans; 0 is none.
+        settings: Fields of its ``Config`` that differ from their defaults.
+        layers: Number of stacked layers.
+        short_convolution: Number of positions that the convolution before the layer spans; 0 for none.
     """
     words = [mixer]
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""RetNet: linear attention with rotations and one fixed decay a head."""
+"""RetNet: linear attention with rotations and one fixed decay per head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +14,10 @@ from mixers.parts import MixerLayer, check_heads, linear
 
 
 class RetNet(MixerLayer):
-    """Multi-scale retention: linear attention without a softmax, in which head h decays by 1 - 2^(-5-h) a position.
+    """Multi-scale retention: linear attention without a softmax, in which head h decays by 1 - 2^(-5-h) per position.
 
-    Positions are told apart by that decay and by the rotation of queries and keys, as in xPos. State: for each head a
-    matrix (K, K), and the position.
+    That decay and the rotation of queries and keys, as in xPos, distinguish positions. State: for each head a matrix
+    (K, K), and the position.
 
     Differs from the reference:
         Sun et al. 2023, section 2, and https://github.com/microsoft/torchscale,

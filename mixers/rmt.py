@@ -16,16 +16,16 @@ from mixers.transformer import Transformer
 
 
 class RecurrentMemoryTransformer(DeepLayer):
-    """Transformer layers over one segment at a time with memory tokens before and behind it (section 3.2 of the paper).
+    """Transformer layers over one segment at a time, with memory tokens before and after it (section 3.2 of the paper).
 
-    Both groups of tokens have the memory as their input. The group behind sees the whole segment; its outputs are the
-    memory of the next segment. All tokens attend causally, positions are told apart by ALiBi over the longer sequence,
-    and gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
+    Both groups of tokens have the memory as their input. The group after the segment sees the whole segment; its
+    outputs are the memory of the next segment. All tokens attend causally, with ALiBi over the longer sequence, and
+    gradients flow through the memory. State: the memory, and the pairs of its tokens and of the current segment.
 
-    The paper does not say at what scale the memory comes back. Here an RMS norm with a gain stands before every
-    segment, the first one included: the residual branches of pre-norm layers add to the memory at each segment, and
-    without the norm it grows without bound (to 24 times the scale of the inputs after 32 segments, with the initial
-    weights), so that what a later segment adds is small beside it.
+    The paper does not specify the scale of the memory that enters the next segment. Here an RMS norm with a gain is
+    applied before every segment, including the first. Without it, the memory grows without bound, because the residual
+    branches of pre-norm layers add to it at each segment (to 24 times the scale of the inputs after 32 segments, with
+    the initial weights), so that the contributions of later segments become relatively small.
 
     Differs from the reference:
         Bulatov et al. 2022, section 3.2, and https://github.com/booydar/recurrent-memory-transformer,
@@ -85,12 +85,12 @@ class RecurrentMemoryTransformer(DeepLayer):
             outputs.append(z[:, tokens:-tokens])
             memory_BMD = self.memory_norm(z[:, -tokens:])
 
-        # The last segment, complete or not, needs no memory behind it.
+        # The last segment, complete or not, needs no memory tokens after it.
         outputs.append(self.stack(torch.cat([memory_BMD, last_BCD], dim=1))[:, tokens:])
         return torch.cat(outputs, dim=1)
 
     def _through_one_layer(self, x_BTD: Tensor) -> Tensor:
-        """Return the same as ``forward``: in a single layer, only the memory needs the segments one after another."""
+        """Return the same as ``forward`` for a single layer, where only the memory needs a loop over segments."""
         layer = cast(Transformer, self.stack.blocks[0])
         q_BTD, k_BTD, v_BTD = layer.project(x_BTD)
         size, segments = self.config.segment, -(-x_BTD.shape[1] // self.config.segment)
@@ -112,14 +112,14 @@ class RecurrentMemoryTransformer(DeepLayer):
         return layer.finish(x_BTD, block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ))
 
     def _biases(self, slopes_H: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the biases of attention to the memory, then to the segment: of positions and of tokens behind it."""
+        """Return the biases of attention to memory and segment: of positions, and of the tokens after the segment."""
         tokens, size = self.config.memory, self.config.segment
         place = torch.arange(tokens + size + tokens, device=slopes_H.device)
         distance = place[:, None] - place
         bias = masked_alibi(slopes_H, distance, distance >= 0)
         bias_HCJ, bias_HMJ = bias[:, tokens:-tokens, :-tokens], bias[:, -tokens:, :-tokens]
 
-        # Tokens behind the segment have the pairs of those before it, so that the weights of both add up.
+        # The tokens after the segment have the same pairs as the tokens before it, so the weights of both add up.
         behind_HMM = bias[:, -tokens:, -tokens:]
         both_HMM = torch.logaddexp(bias_HMJ[..., :tokens], behind_HMM)
         return bias_HCJ, torch.cat([both_HMM, bias_HMJ[..., tokens:]], dim=2)
@@ -134,7 +134,7 @@ class RecurrentMemoryTransformer(DeepLayer):
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         z_BD, pairs = self.stack.step(x_BD, {"k": state["k"], "v": state["v"]})
 
-        # The segment ends: its memory tokens behind it are read, and begin the next segment.
+        # At the end of a segment, the memory tokens after it are computed, and begin the next segment.
         if pairs["k"].shape[1] == self.config.memory + self.config.segment:
             return z_BD, self._begin(self._read(state["memory"], pairs)[0])
         return z_BD, {"memory": state["memory"], **pairs}
@@ -145,7 +145,7 @@ class RecurrentMemoryTransformer(DeepLayer):
         return {"memory": memory_BMD, **self._read(memory_BMD, self.stack.init_state(len(memory_BMD)))[1]}
 
     def _read(self, memory_BMD: Tensor, pairs: State) -> tuple[Tensor, State]:
-        """Return the outputs (B, M, D) of the memory tokens behind the pairs, and the pairs with theirs added."""
+        """Return the outputs (B, M, D) of the memory tokens after the pairs, and the pairs with those of the tokens."""
         outputs = []
         for token_BD in memory_BMD.unbind(1):
             z_BD, pairs = self.stack.step(token_BD, pairs)

@@ -16,7 +16,7 @@ from mixers.parts import MixerLayer, check_at_least, check_heads, linear
 
 
 class LowRank(nn.Module):
-    """``bias + f(x A) B``, within about a tenth of its bias at the start (the papers' code starts with A = 0)."""
+    """``bias + f(x A) B``. Initially within about a tenth of its bias (the papers' code starts with A = 0)."""
 
     def __init__(self, bias_D: Tensor, rank: int, f: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class RWKV6(RWKV):
     """Finch: linear attention with a bonus u; decays of key channels and token shifts depend on the input.
 
     o_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T), S_t = diag(exp(-exp(d_t))) S_{t-1} + k_t v_t^T. d is at most 5, where a
-    decay is 0 in float32. Positions are told apart by the decays and the token shift.
+    decay is 0 in float32. The decays and the token shift distinguish positions.
 
     Differs from the reference:
         Peng et al. 2024, section 4, and https://github.com/BlinkDL/RWKV-LM, RWKV-v5/src/model.py (``RWKV_Tmix_x060``).
@@ -151,8 +151,8 @@ class RWKV6(RWKV):
 class RWKV7(RWKV):
     """Goose: a delta rule with a decay w, a removal key κ̂ and a learning rate a of each key channel.
 
-    S_t = (diag(w_t) - (a_t κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = r_t^T S_t, here with keys as rows of S. Positions are
-    told apart by the decays and the token shift. The paper mixes the values of the first layer into those of deeper
+    S_t = (diag(w_t) - (a_t κ̂_t) κ̂_t^T) S_{t-1} + k̃_t v_t^T, o_t = r_t^T S_t, here with keys as rows of S. The decays
+    and the token shift distinguish positions. The paper mixes the values of the first layer into those of deeper
     layers; this is left out, because a single layer has no layer below it.
 
     The transition matrix is similar to the symmetric diag(w) - u u^T with u_i = √a_i κ̂_i. Its eigenvalues are real,
@@ -264,5 +264,5 @@ class RWKV7(RWKV):
 
 
 def shifted(x_BTD: Tensor) -> Tensor:
-    """Return the input before each position, zeros before the first."""
+    """Return for each position the input of the position before it; zeros for the first."""
     return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]

@@ -17,12 +17,12 @@ class S5(DiagonalLayer):
     """One state-space model of D inputs and outputs, diagonal, sampled by zero-order hold; GELU and a gate follow.
 
     ``h' = lambda h + B x``, ``y = Re(C h) + skip x``, with a learnable time step for each state. At the start it is the
-    HiPPO-N system in the basis of its eigenvectors. The eigenvalues are conjugate pairs: one of each is kept, and a
-    factor 2 in ``C`` stands for the other's share of y (section 3). Positions are told apart by the rotation and decay
-    of the states. State: P = N/2 complex numbers.
+    HiPPO-N system in the basis of its eigenvectors. The eigenvalues are conjugate pairs: one of each pair is kept, and
+    a factor 2 in ``C`` accounts for the other one (section 3). Rotation and decay of the states distinguish positions.
+    State: P = N/2 complex numbers.
 
-    Weight decay leaves out ``B``, as in the standard setting of the authors' code; it applies to ``C``. Their learning
-    rate of the state-space parameters is another one than that of the rest; here all parameters have the same.
+    Weight decay applies to ``C`` but not to ``B``, as in the standard setting of the authors' code. Their code has a
+    separate learning rate for the state-space parameters; here all parameters have the same learning rate.
 
     Differs from the reference:
         Smith et al. 2022, section 3, and https://github.com/lindermanlab/S5, s5/ssm.py, ssm_init.py, layers.py

@@ -1,4 +1,4 @@
-"""A short causal convolution before any layer, as a switch: the layer around a given layer class."""
+"""An optional short causal convolution before any layer: a layer that wraps a given layer class."""
 
 from functools import cache
 from typing import Any, ClassVar
@@ -10,18 +10,18 @@ from mixers.deep import DeepLayer
 from mixers.parts import ShortConvolution
 
 NEWEST = "short_convolution.newest"
-"""Name of the convolution's newest inputs in the state, beside the names that the given layer chooses."""
+"""Name of the convolution's newest inputs in the state, beside the names of the wrapped layer."""
 
 
 class ConvolvedLayer(Layer):
     """``z = layer(x + s conv(x))``: a given layer that also reads the newest W - 1 inputs of each channel.
 
-    The convolution is a residual branch of its own, with s = 1/sqrt(L), before the layer and so before the layer's norm
-    ("Canon layers", Allen-Zhu 2025, arXiv:2512.17351, stand behind that norm; H3, Based and Mamba convolve
-    inside the mixer). Before the norm, the switch means the same for every layer, wherever it has its norms and if it
-    has none, and kernels that compute a norm themselves run as they are. A norm before the convolution is not needed:
-    the branch is linear, and the layer's own norm scales the sum. State: that of the layer, and the newest inputs. A
-    ``DeepLayer``, which holds all L layers of a model, has one convolution, before its first layer.
+    The convolution is a residual branch of its own, with s = 1/sqrt(L), before the layer and therefore before its norm
+    ("Canon layers", Allen-Zhu 2025, arXiv:2512.17351, come after that norm; H3, Based and Mamba convolve inside the
+    mixer). In this place the option has the same meaning for every layer, wherever the layer has norms, and kernels
+    that compute a norm themselves need no change. The convolution needs no norm of its own, because the branch is
+    linear and the layer's norm scales the sum. State: the state of the layer, and the newest inputs. A ``DeepLayer``,
+    which contains all L layers of a model, has one convolution, before its first layer.
 
     ``with_short_convolution`` makes the subclasses, whose settings are those of the given layer.
     """
@@ -63,9 +63,9 @@ class ConvolvedLayer(Layer):
 
 @cache
 def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
-    """Return the layer class around ``layer_class`` with a convolution over ``size`` positions; 0 is the class itself.
+    """Return ``layer_class`` with a convolution over ``size`` positions before it; with 0, return the class itself.
 
-    Each class is made once in a process.
+    Each class is made once per process.
     """
     if size == 0:
         return layer_class
@@ -77,7 +77,7 @@ def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
         "family": layer_class.family,
         "paper": layer_class.paper,
     }
-    # A layer answers for its own class alone (``Layer.growth_period``); the newest inputs do not grow.
+    # The wrapped class defines its own ``growth_period``, which stays valid, because the newest inputs do not grow.
     if "growth_period" in vars(layer_class):
         members["growth_period"] = layer_class.growth_period
 

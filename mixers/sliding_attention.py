@@ -12,9 +12,9 @@ from mixers.parts import check_at_least
 
 
 class SlidingAttention(AttentionLayer):
-    """The Transformer layer with attention to the last positions only, the position itself included.
+    """The Transformer layer with attention only to the last positions, the query's own included.
 
-    Positions are told apart by ALiBi. State: the pairs of the window.
+    ALiBi distinguishes positions. State: the pairs of the window.
 
     Differs from the reference:
         Beltagy et al. 2020, section 3.1, and https://github.com/allenai/longformer, longformer/longformer.py

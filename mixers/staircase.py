@@ -13,11 +13,11 @@ from mixers.parts import check_at_least
 
 
 class Staircase(DeepLayer):
-    """The same Transformer layers, passed several times over a moving window of chunks.
+    """The same Transformer layers, applied several times to a moving window of chunks.
 
     A new chunk enters the window before each pass and leaves it after ``steps`` passes. In each pass it attends
-    causally to itself and to the earlier chunks in the window, which have had more passes. Positions are told apart by
-    ALiBi. State: the pairs of all passes that the current chunk takes part in.
+    causally to itself and to the earlier chunks in the window, which have had more passes. ALiBi distinguishes
+    positions. State: the pairs of all passes of the current chunk.
 
     Differs from the reference:
         Ju et al. 2021, and https://github.com/facebookresearch/transformer-sequential, models/staircase.py.
@@ -78,7 +78,7 @@ class Staircase(DeepLayer):
         return NO_RECURRENCE if config.chunk >= length else None
 
     def init_state(self, batch: int) -> State:
-        """Return the pairs ``k0``, ``v0``, ``k1``, ... of the passes, the chunk's first pass first."""
+        """Return empty pairs ``k0``, ``v0``, ``k1``, ... of the passes, in order."""
         pairs = self.stack.init_state(batch)
         return {f"{name}{n}": y for n in range(self.config.steps) for name, y in pairs.items()}
 
@@ -86,7 +86,7 @@ class Staircase(DeepLayer):
         """Take one position through all its passes."""
         steps = self.config.steps
 
-        # A chunk begins: its first pass continues the second pass of the chunk before.
+        # At the start of a chunk, each pass takes over the pairs of the next pass of the chunk before.
         if state[f"k{steps - 1}"].shape[1] == self.config.chunk:
             later = {f"{name}{n}": state[f"{name}{n + 1}"] for n in range(steps - 1) for name in "kv"}
             state = {**self.init_state(len(x_BD)), **later}

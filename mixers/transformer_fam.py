@@ -15,16 +15,18 @@ from mixers.parts import RMSNorm, check_at_least
 
 
 class TransformerFAM(AttentionLayer):
-    """Attention to the current block, some blocks before it, and memory tokens that sum up all earlier blocks.
+    """Attention to the current block, some blocks before it, and memory tokens that summarise all earlier blocks.
 
     At the end of a block the memory tokens pass through the layer as queries to the block and to themselves. Their
-    outputs are the memory that the next block attends to. Positions are told apart by ALiBi: as keys the memory tokens
-    stand at distance 0, as queries at the end of their block. State: the memory and the pairs of the blocks in reach.
+    outputs are the memory to which the next block attends. ALiBi distinguishes positions. Memory tokens have distance 0
+    as keys, and the position at the end of their block as queries. State: the memory and the pairs of the blocks in
+    reach.
 
-    The paper adds the loop to pre-trained layers and does not say at what scale the memory comes back. Here the memory
-    passes through the residual branches as positions do, and an RMS norm with a gain stands before every block, the
-    first one included. Without the norm the memory grows with each block (to 24 times the scale of the inputs after 32
-    blocks, with the initial weights), so that what a later block adds is small beside it. The first memory is learned.
+    The paper adds the loop to pre-trained layers and does not specify the scale of the memory that enters the next
+    block. Here the memory passes through the residual branches like positions, and an RMS norm with a gain is applied
+    before every block, including the first. Without the norm the memory grows with each block (to 24 times the scale of
+    the inputs after 32 blocks, with the initial weights), so that the contributions of later blocks become relatively
+    small. The first memory is learned.
 
     Dimensions beside those of ``mixers.base``: M memory tokens, C positions of a block, J keys, I queries.
 
@@ -74,7 +76,7 @@ class TransformerFAM(AttentionLayer):
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         size, blocks = self.config.block, -(-x_BTD.shape[1] // self.config.block)
 
-        # The memory's pairs for each block: block after block, as each memory needs the one before.
+        # The memory's pairs for each block, in a loop over blocks, because each memory depends on the one before.
         bias_HMJ = self._bias_behind(self.config.memory, size)
         memory_BMD = self._first_memory(len(x_BTD))
         keys, values = [], []
@@ -130,7 +132,7 @@ class TransformerFAM(AttentionLayer):
         return self.memory_norm(self.memory_MD).expand(batch, -1, -1)
 
     def _bias_behind(self, queries: int, count: int) -> Tensor:
-        """Return the bias (H, I, J) of queries at the last of ``count`` positions, to the memory and to these."""
+        """Return the bias (H, I, J) of queries at the last of ``count`` positions, to the memory and to them."""
         distance_J = torch.arange(count - 1, -1, -1, device=self.slopes_H.device)
         distance_IJ = F.pad(distance_J, (self.config.memory, 0)).expand(queries, -1)
         return masked_alibi(self.slopes_H, distance_IJ, distance_IJ >= 0)

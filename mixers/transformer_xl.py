@@ -15,9 +15,8 @@ from mixers.parts import check_at_least, linear, sinusoids
 class TransformerXL(AttentionLayer):
     """Attention inside a segment and to all inputs of the segment before, through which no gradient flows.
 
-    Positions are told apart by the paper's relative encoding (section 3.3): the logit of query i and key j is
-    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. State: the pairs of the segment before and of the current
-    one.
+    The paper's relative encoding (section 3.3) distinguishes positions: the logit of query i and key j is
+    (q_i + u)·k_j + (q_i + v)·(W r_{i-j}) with sinusoids r. State: the pairs of the previous and the current segment.
 
     Differs from the reference:
         Dai et al. 2019, section 3, and https://github.com/kimiyoung/transformer-xl, pytorch/mem_transformer.py
@@ -64,7 +63,7 @@ class TransformerXL(AttentionLayer):
         segment = min(self.config.segment, x_BTD.shape[1])
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
 
-        # As memory, pairs teach their maps, but not the inputs.
+        # The maps get gradients from the pairs of the segment before, but its inputs do not.
         _, far_k_BTD, far_v_BTD = self.project(x_BTD.detach())
 
         near, far, biases = (k_BTD, v_BTD), (far_k_BTD, far_v_BTD), (self.u_D, self.v_D)
@@ -88,7 +87,7 @@ class TransformerXL(AttentionLayer):
             q_BD[:, None], k_BJD, v_BJD, biases, code_JD, self.config.heads, distance_1J, distance_1J >= 0
         )
 
-        # The segment ends, and the one before it is forgotten.
+        # At the end of a segment, the segment before it is dropped from the state.
         if count == 2 * self.config.segment:
             pairs = {name: y_BJD[:, self.config.segment :] for name, y_BJD in pairs.items()}
         return self.finish(x_BD, a_B1D[:, 0]), pairs

@@ -118,6 +118,11 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"--seed {seed} must be 0 or more, and below 2**64")
 
 
+def shown_as(metavar: str | None = None) -> Any:
+    """Return how the help shows a field: under a name for its values, and without its default, which is empty."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
 def check_out(out: Path) -> None:
     """Raise ValueError if ``out`` is a file instead of a folder."""
     if out.exists() and not out.is_dir():
@@ -181,10 +186,18 @@ def applicable(
 
     Returns:
         Options by member.
+
+    Raises:
+        ValueError: an option applies to none of the members.
     """
     for option in values:
-        if lacking := [member for member, config in configs.items() if option not in defaults_of(config)]:
-            say(f"{flag_of(option, group)} does not apply to {group} {', '.join(lacking)}")
+        lacking = [member for member, config in configs.items() if option not in defaults_of(config)]
+        message = f"{flag_of(option, group)} does not apply to {group} {', '.join(lacking)}"
+        if len(lacking) == len(configs):
+            known = dict.fromkeys(flag_of(name, group) for config in configs.values() for name in defaults_of(config))
+            raise ValueError(f"{message}: the options are {', '.join(known) or 'none'}")
+        if lacking:
+            say(message)
 
     return {
         member: {option: value for option, value in values.items() if option in defaults_of(config)}

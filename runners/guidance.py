@@ -16,7 +16,7 @@ COLUMNS = 79
 def texts_of(options_class: type) -> dict[str, str]:
     """Return the texts on a class's fields, from the docstrings of the class and of its base classes."""
     return {
-        param.arg_name: param.description or ""
+        param.arg_name: " ".join((param.description or "").split())
         for ancestor in reversed(options_class.__mro__)
         for param in docstring_parser.parse(ancestor.__doc__ or "").params
     }

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal(BaseJournalBackend):
-    """A file with one record a line, in the format of ``optuna.storages.journal.JournalFileBackend``.
+    """A file with one record per line, in the format of ``optuna.storages.journal.JournalFileBackend``.
 
     Args:
         path: an existing file. The lock is a link to it, which would never be released if the file were missing.

@@ -100,7 +100,7 @@ def _with_nested(base: Any, preset: Any, configs: Mapping[str, dict[str, type]],
         parts.append((f"{group}_options", Annotated[part, tyro.conf.arg(name=group)], field(default_factory=part)))
 
     made = make_dataclass("Options", parts, frozen=True, kw_only=True)
-    made.__doc__ = base.__doc__
+    made.__doc__ = base.__doc__.partition("Attributes:")[0]  # an attribute may be called like a group
     return made
 
 

@@ -44,7 +44,7 @@ def theory() -> None:
 
 
 def report() -> None:
-    """``rt-report``: write what the project knows as one page."""
+    """``rt-report``: write all results as one page."""
     _run("runners.report")
 
 

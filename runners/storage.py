@@ -200,7 +200,7 @@ def _journal_path(storage: str) -> Path:
 
 
 def _check_journal(path: Path) -> None:
-    """Raise ValueError unless a file is an Optuna journal: empty, or one record a line.
+    """Raise ValueError unless a file is an Optuna journal: empty, or one record per line.
 
     The first record may be torn, and blanks may stand in its place, so only its start is compared.
     """

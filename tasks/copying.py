@@ -254,7 +254,7 @@ def _join(width: int, *parts: tuple[Tokens, Mask]) -> tuple[Tokens, Tokens]:
 
 
 def _with_targets(examples_NC: Tokens, ends_N: Tokens, answers_N: Tokens) -> Batch:
-    """Return examples, one a sequence, with their targets: the answer, which ends before the ``.``, and that ``.``.
+    """Return examples, one per sequence, with their targets: the answer, which ends before the ``.``, and that ``.``.
 
     Args:
         examples_NC: tokens of the examples, padded on the right.

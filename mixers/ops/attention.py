@@ -25,7 +25,7 @@ def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor, win
     Args:
         q_BTD, k_BTD, v_BTD: Queries, keys and values.
         slopes_H: Slopes of the heads.
-        window: Positions that a query sees, the last of which is its own; None stands for all.
+        window: Number of positions that a query sees, its own included; None for all earlier positions.
     """
     if runs_fused(q_BTD):
         from mixers.ops.kernels.attention import attention_method, fits_attention
@@ -42,7 +42,7 @@ def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor, win
 
 
 def attention_step(q_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, slopes_H: Tensor) -> Tensor:
-    """Return the newest position (B, D) of ``attention``: its query over J keys, of which its own is the last."""
+    """Return the output (B, D) of ``attention`` at the newest position; its own pair is the last of the J pairs."""
     heads = len(slopes_H)
     q_BHK = rearrange(q_BD, "b (h k) -> b h k", h=heads)
     k_BJHK, v_BJHK = (rearrange(y, "b j (h k) -> b j h k", h=heads) for y in (k_BJD, v_BJD))

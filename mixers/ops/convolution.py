@@ -1,4 +1,4 @@
-"""Causal convolutions over positions, each channel by itself: a short one of few taps, and a long one of any length.
+"""Causal convolutions over positions, separately for each channel: short ones of few taps, and long ones of any length.
 
 Dimensions beside those of ``mixers.base``: W taps.
 """
@@ -11,7 +11,7 @@ from mixers.ops.numerics import at_least_float32, runs_fused
 from mixers.ops.runs import over_runs
 
 DIRECT = 64
-"""Longest sequences convolved by a matrix product, which is causal to the last bit; longer ones take the FFT."""
+"""Largest length for which a matrix product is used, which is causal to the last bit; longer sequences use the FFT."""
 
 
 def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = None, *, silu: bool = False) -> Tensor:
@@ -48,7 +48,7 @@ def short_convolution_step(
 
 
 def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, silu: bool) -> Tensor:
-    """Return the outputs at all positions that have W - 1 others before them."""
+    """Return the outputs at all positions with at least W - 1 positions before them."""
     size = weight_DW.shape[1]
     length = padded_BTD.shape[1] - size + 1
 
@@ -59,7 +59,7 @@ def _filter(padded_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, silu: 
 
 
 def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Tensor) -> Tensor:
-    """Return ``long_convolution(u, h) + skip u`` with ``u = gate v``; in bfloat16 where ``v`` is taken by kernels."""
+    """Return ``long_convolution(u, h) + skip u`` with ``u = gate v``; in bfloat16 if kernels compute it."""
     if runs_fused(v_BTD):
         from mixers.ops.kernels.long_convolution import fits_gated_convolution, gated_convolution_method
 
@@ -72,7 +72,7 @@ def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Ten
 
 
 def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
-    """Return ``y_t = sum_s h_{t-s} x_s`` over s <= t, each channel by itself; at least float32."""
+    """Return ``y_t = sum_s h_{t-s} x_s`` over s <= t, separately for each channel, in at least float32."""
     convolve = direct_convolution if len(h_TD) <= DIRECT else fft_convolution
     with torch.autocast(x_BTD.device.type, enabled=False):
         return convolve(at_least_float32(x_BTD), h_TD)
@@ -86,7 +86,7 @@ def direct_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
 
 
 def fft_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
-    """Convolve by the FFT of twice the length, so that nothing wraps round: O(T log T); causal up to rounding."""
+    """Convolve by an FFT of twice the length, to avoid circular wrap-around: O(T log T); causal up to rounding."""
     length = len(h_TD)
     product = torch.fft.rfft(x_BTD, 2 * length, dim=1) * torch.fft.rfft(h_TD, 2 * length, dim=0)
     return torch.fft.irfft(product, 2 * length, dim=1)[:, :length]

@@ -1,4 +1,4 @@
-"""The scan of complex states with constant decays, on pairs: real parts of all states, then imaginary parts.
+"""The scan of complex states with constant decays, stored as pairs: all real parts, then all imaginary parts.
 
 Dimensions beside those of ``mixers.base``: N states, P = 2 N.
 """
@@ -12,7 +12,7 @@ from mixers.ops.scan import linear_scan
 
 
 def diagonal_scan(x_BTP: Tensor, decay_N: Tensor, gain_N: Tensor) -> Tensor:
-    """Return pairs (B, T, P) of ``h_t = decay h_{t-1} + gain x_t``, from pairs of x.
+    """Return the pairs (B, T, P) of ``h_t = decay h_{t-1} + gain x_t`` from the pairs of x.
 
     Args:
         x_BTP: Inputs.

@@ -10,7 +10,7 @@ from mixers.ops.runs import over_runs
 def embedding(tokens: Tensor, weight_VD: Tensor) -> Tensor:
     """Return the rows (..., D) of a table at tokens (...), which are below V.
 
-    The gradient of a small table repeats bitwise on a GPU, where PyTorch's own adds atomically.
+    On a GPU, the gradient of a small table is bitwise reproducible; PyTorch's own gradient uses atomic additions.
     """
     if runs_fused(weight_VD):
         from mixers.ops.kernels.embedding import embedding_method, fits_embedding

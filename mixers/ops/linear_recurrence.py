@@ -1,4 +1,4 @@
-"""The recurrence of linear-attention layers: a matrix for each head, linear in its past.
+"""The recurrence of linear-attention layers: each head has a matrix as its state, updated linearly.
 
     S_t = diag(exp(g_t)) S_{t-1} + a_t (b_t^T S_{t-1}) + k_t v_t^T          o_t = q_t^T S_t
 
@@ -22,9 +22,9 @@ from mixers.ops.runs import over_runs
 
 CHUNK = 16
 WIDE = 32
-"""Widest heads, in keys and in values, whose state a kernel carries from position to position if it has a choice."""
+"""Largest width of keys and of values for which the kernel that loops over positions is preferred."""
 STRONGEST = -60.0
-"""Logarithm of the strongest decay told apart from zero: running sums of stronger ones would lose the weaker ones."""
+"""Logarithm of the strongest decay that differs from zero. With stronger ones, running sums would lose precision."""
 
 
 def matrix_recurrence(
@@ -44,7 +44,7 @@ def matrix_recurrence(
         q_BTHK: Queries; a single head (B, T, 1, K) is shared by all heads.
         k_BTHK: Keys; with as many heads as the queries.
         v_BTHV: Values.
-        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay a head).
+        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay per head).
         a_BTHK: Left factors of the rank-one part of the transition, if any.
         b_BTHK: Right factors; given together with ``a_BTHK``.
         bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
@@ -60,7 +60,7 @@ def matrix_recurrence(
             a, b = (None if y is None else y.bfloat16() for y in (a_BTHK, b_BTHK))
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
-            # Wide states are slow to walk with; where a head has one decay, products of chunks are exact.
+            # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
             wide = max(q.shape[-1], v.shape[-1]) > WIDE
             if wide and a is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)

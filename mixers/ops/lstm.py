@@ -1,6 +1,6 @@
-"""Long short-term memory over positions, from the share that the inputs have in the gates.
+"""Long short-term memory over positions, given the products of the inputs with their weights.
 
-Dimensions beside those of ``mixers.base``: G = 4D gates, those of input, forget, cell and output in turn.
+Dimensions beside those of ``mixers.base``: G = 4D gates, in the order input, forget, cell and output.
 """
 
 import torch
@@ -12,10 +12,10 @@ from mixers.ops.runs import over_runs
 
 
 def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
-    """Return all outputs h (B, T, D), from zeros.
+    """Return all outputs h (B, T, D), starting from zeros.
 
     Args:
-        inputs_BTG: Share of the inputs in the gates.
+        inputs_BTG: Contribution of the inputs to the gates.
         recurrent_GD: Weight of the previous output.
         bias_G: Bias of the gates.
     """

@@ -29,9 +29,9 @@ def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
 
 
 def branching_rms_norm(x: Tensor, gain_D: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``rms_norm(x)``, which a residual branch reads, and ``x`` for what goes past the branch.
+    """Return ``rms_norm(x)`` for a residual branch, and ``x`` for the residual stream that bypasses it.
 
-    On a GPU, the kernel of the norm's gradient adds both gradients of ``x``; otherwise autograd does.
+    On a GPU, the backward kernel of the norm adds both gradients of ``x``; otherwise autograd adds them.
     """
     if runs_fused(x):
         from mixers.ops.kernels.norm import rms_norm_method
@@ -42,6 +42,6 @@ def branching_rms_norm(x: Tensor, gain_D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def naive_rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
-    """Return what ``rms_norm`` does, in PyTorch's own operation, which the CPU computes in parts."""
+    """Return ``rms_norm`` by PyTorch's own operation."""
     normalise = partial(F.rms_norm, normalized_shape=x.shape[-1:], eps=NORM_EPS)
     return over_batch(normalise, x).type_as(x) * gain_D.type_as(x)

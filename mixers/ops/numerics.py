@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 NORM_EPS = 1e-6
-"""Number that RMS normalisation adds to the mean square."""
+"""Epsilon of RMS normalisation, added to the mean square."""
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products of x: its own, or that of autocast, which leaves float64 alone."""
+    """Return the dtype of matrix products of x: its own, or the dtype of autocast, which does not change float64."""
     device = x.device.type
     if x.dtype == torch.float64 or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return x.dtype
@@ -19,7 +19,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def at_least_float32(y: Tensor | None) -> Any:
-    """Return 16-bit tensors in float32, for statistics and sums over whole sequences; others, and None, as they are."""
+    """Return 16-bit tensors in float32, for statistics and long sums; return other tensors, and None, unchanged."""
     return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y
 
 
@@ -27,7 +27,7 @@ def runs_fused(x: Tensor) -> bool:
     """Return whether an operation on x runs in ``mixers.ops.kernels``: on a GPU under bfloat16 autocast."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     wanted = x.is_cuda and autocast and x.dtype in (torch.float32, torch.bfloat16)
-    return wanted and find_spec("triton") is not None  # Triton is not there on every platform
+    return wanted and find_spec("triton") is not None  # Triton does not exist on every platform
 
 
 def product_precision(device: torch.device) -> str:

@@ -21,14 +21,14 @@ def relative_attention(
     heads: int,
     segment: int,
 ) -> Tensor:
-    """Return softmax attention (B, T, D) to the own segment up to the own position and to the segment before.
+    """Return causal softmax attention (B, T, D) of each position to its own segment and the segment before.
 
     Args:
         q_BTD: Queries.
-        near: Keys and values (B, T, D) as queries of their own segment see them.
-        far: The same as queries of the next segment see them.
+        near: Keys and values (B, T, D) for queries of the same segment.
+        far: Keys and values (B, T, D) for queries of the next segment.
         biases: Vectors u and w (D,), see ``relative_attend``.
-        code_JD: Codes of all distances that occur, from 0 on; there are twice as many as positions in a segment.
+        code_JD: Codes of the distances 0 to J - 1, where J is twice the number of positions of a segment.
         heads: Number of heads, concatenated in all tensors.
         segment: Positions C of a segment.
     """
@@ -80,15 +80,15 @@ def relative_attend(
         biases: Vectors u and w (D,).
         code_JD: Codes of distances from 0 on.
         heads: Number of heads, concatenated in all tensors.
-        distance_IJ: Distances; those seen are below J.
-        seen: True where a query sees a key; it has the shape of the logits (..., H, I, J) or one that expands to it.
+        distance_IJ: Distances; below J where the query sees the key.
+        seen: True where a query sees a key; its shape is (..., H, I, J) or expands to it.
     """
     u_D, w_D = biases
     content, place, k, v, code_HNK = (
         rearrange(y, "... i (h k) -> ... h i k", h=heads) for y in (q + u_D, q + w_D, k, v, code_JD)
     )
 
-    # Logits by content, and by distance: one for each distance, read at that of each pair.
+    # Logits by content, and logits by distance, which are gathered from one logit per query and distance.
     by_distance = place @ code_HNK.mT
     index_IJ = distance_IJ.clamp(0, len(code_JD) - 1)
     logits = content @ k.mT + by_distance.gather(-1, index_IJ.expand_as(by_distance))

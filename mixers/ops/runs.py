@@ -1,8 +1,8 @@
 """Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R.
 
-A compiler must not look into an operation that launches kernels. While ``as_operators`` is in effect, each operation
-enters a trace as the two operators ``mixers::forward`` and ``mixers::backward``, of which a tracer learns the shapes of
-the results only.
+A compiler must not trace into an operation that launches kernels. While ``as_operators`` is in effect, each operation
+appears in a trace as the two operators ``mixers::forward`` and ``mixers::backward``, and the tracer learns only the
+shapes of their results.
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ Optionals = Sequence[Tensor | None]
 
 
 class Method(NamedTuple):
-    """An operation with a backward pass of its own, on tensors that all have a leading run axis.
+    """An operation with its own backward pass, on tensors that all have a leading run axis.
 
-    A method holds no tensor that the model computes, because it outlives the trace in which that tensor appears.
+    A method must not hold a tensor that the model computes, because the method outlives the trace of that tensor.
 
     Attributes:
         forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
             tensors that have none.
         outputs: Number of outputs.
-        label: What runs, for reports; empty for the name of the function that makes the method.
+        label: Name in reports; if empty, the name of the function that makes the method is used.
     """
 
     forward: Callable[..., tuple[Tensors, Tensors]]
@@ -41,12 +41,12 @@ class Method(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``label``, or ``attention`` for a method that ``attention_method`` makes."""
+        """``label``, or else derived from the function: ``attention`` for a method made by ``attention_method``."""
         return self.label or self.forward.__qualname__.partition(".")[0].removesuffix("_method")
 
 
 def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
-    """Return the outputs of ``method`` for tensors of one run, or of all runs under ``vmap``; without autocast."""
+    """Return the outputs of ``method`` for tensors of one run, or of all runs under ``vmap``; autocast is off."""
     if _names is not None:
         _names[method.name] = None
     outputs: Tensors = _OverRuns.apply(method, False, *tensors)
@@ -54,12 +54,12 @@ def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
 
 
 _names: dict[str, None] | None = None
-"""Names of the methods that were met, in order, while ``methods_met`` is in effect."""
+"""Names of the methods called so far, in order, while ``methods_met`` is in effect; else None."""
 
 
 @contextmanager
 def methods_met() -> Iterator[dict[str, None]]:
-    """Collect the names of the methods that ``over_runs`` meets, each once and in order."""
+    """Collect the names of the methods that ``over_runs`` calls, each once, in order."""
     global _names
     _names = {}
     try:
@@ -79,10 +79,10 @@ class _OverRuns(torch.autograd.Function):
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
             outputs, saved = _traced_forward(method, tensors) if _tracing else method.forward(*tensors)
-        if stacked:  # autograd wants a view of a tensor that is handed on, not the tensor
+        if stacked:  # autograd needs a view of an input that is returned, not the input itself
             outputs = tuple(y.view_as(y) if any(y is given for given in tensors) else y for y in outputs)
         else:
-            outputs = tuple(y.squeeze_(0) for y in outputs)  # a view could not be written into by the caller
+            outputs = tuple(y.squeeze_(0) for y in outputs)  # in place, because a caller cannot write into a view
         return *outputs, *saved
 
     @staticmethod
@@ -97,7 +97,7 @@ class _OverRuns(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved_tensors = ctx.saved_tensors  # read once: recomputed activations are handed out a single time
+        saved_tensors = ctx.saved_tensors  # read only once, because checkpointing returns recomputed tensors only once
         tensors, results = saved_tensors[: ctx.inputs], saved_tensors[ctx.inputs :]
         outputs, saved = results[: ctx.method.outputs], results[ctx.method.outputs :]
 
@@ -115,7 +115,7 @@ class _OverRuns(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], method: Method, stacked: bool, *tensors: Tensor | None
     ) -> tuple[Tensors, tuple[int | None, ...]]:
-        """Make the mapped axis the run axis; fold it into one that is there already."""
+        """Make the mapped axis the run axis, or fold it into an existing run axis."""
         dims = in_dims[2:]
         if stacked:
             tensors = tuple(_fold(info.batch_size, y, dim) for y, dim in zip(tensors, dims, strict=True))
@@ -130,7 +130,7 @@ class _OverRuns(torch.autograd.Function):
 
 
 def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
-    """Return tensors with a run axis of one run."""
+    """Return tensors with a run axis of size 1."""
     return tuple(y if y is None else y[None] for y in tensors)
 
 
@@ -140,9 +140,12 @@ def _lowered(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
 
 
 class _Place(NamedTuple):
-    """Where a result of a method lies: in which result of its operator, and how, if it does not fill that alone.
+    """Where to find a result of a method among the results of its operator.
 
-    A negative number counts the operator's tensors from their end: the result is that tensor.
+    Attributes:
+        result: Index of the operator's result. A negative index counts the operator's arguments from their end; the
+            method then returns that argument.
+        layout: Shape, strides and offset in the operator's result; None for the whole result.
     """
 
     result: int
@@ -153,7 +156,7 @@ _METHODS: list[Method] = []
 """Methods of the operators in traces; the operators name them by their index."""
 
 _PLACES: dict[int, list[_Place]] = {}
-"""Where the results of the methods lie, by the same index."""
+"""Places of the methods' results, by the same index."""
 
 _tracing = False
 """Whether ``as_operators`` is in effect."""
@@ -161,7 +164,7 @@ _tracing = False
 
 @contextmanager
 def as_operators() -> Iterator[None]:
-    """Make operations enter a trace as single operators (see the module's docstring)."""
+    """Make operations appear in a trace as single operators (see the module's docstring)."""
     global _tracing
     _tracing = True
     try:
@@ -192,7 +195,7 @@ def _operator(method: Method) -> int:
 
 
 def _placed(number: int, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensors:
-    """Return the results of a method from those of its operator and the tensors that it was given."""
+    """Return the results of a method from the results and arguments of its operator."""
     return tuple(_placed_one(place, results, tensors) for place in _PLACES[number])
 
 
@@ -203,7 +206,7 @@ def _placed_one(place: _Place, results: Sequence[Tensor], tensors: Sequence[Any]
 
 @torch.library.custom_op("mixers::forward", mutates_args=())
 def _forward(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the outputs of a method, then what it saves."""
+    """Return the outputs of a method, then its saved tensors."""
     return _forward_results(method, tensors)
 
 
@@ -215,7 +218,7 @@ def _backward(
     outputs: Sequence[Tensor],
     saved: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the gradients of the tensors, without elements in place of None."""
+    """Return the gradients of the tensors; an empty tensor stands for None."""
     return _backward_results(method, gradients, tensors, outputs, saved)
 
 
@@ -251,10 +254,10 @@ def _backward_results(
 
 
 def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return results that share no memory with the tensors or with each other, as operators must not.
+    """Return results that share no memory with the arguments or with each other, as operators require.
 
-    A tensor that a method hands on is left out. What else shares memory with a tensor is copied. What shares memory
-    with another result becomes one result with it.
+    An argument that a method returns unchanged is left out. Another result that shares memory with an argument is
+    copied. Results that share memory with each other become one result. ``_PLACES`` records where each result is.
     """
     given = {_view(y): n - len(tensors) for n, y in enumerate(tensors) if y is not None}
     taken = {memory for memory, _ in given}
@@ -281,24 +284,24 @@ def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | No
 
 
 def _memory(y: Tensor) -> int:
-    """Return a number that is the same for tensors in the same memory."""
+    """Return a number that identifies a tensor's storage."""
     return int(y.untyped_storage()._cdata)
 
 
 def _layout(y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the arguments of ``as_strided`` that make the tensor from its memory."""
+    """Return the arguments of ``as_strided`` that make the tensor from its storage."""
     return tuple(y.shape), y.stride(), int(y.storage_offset())
 
 
 def _view(y: Tensor) -> tuple[int, Any]:
-    """Return what is the same for tensors that are the same view of the same memory."""
+    """Return a key that identifies a view: storage, layout and dtype."""
     return _memory(y), (_layout(y), y.dtype)
 
 
 @contextmanager
 def _shapes_alone(tensors: Sequence[Tensor | None]) -> Iterator[None]:
-    """Skip the launches of Triton kernels, and let tensors that a method holds itself meet those of a tracer."""
-    import triton  # not there on every platform
+    """Skip the launches of Triton kernels, and let a method combine its own tensors with fake tensors."""
+    import triton  # does not exist on every platform
 
     tracer = next(y for y in tensors if isinstance(y, FakeTensor)).fake_mode
     with (
@@ -309,11 +312,12 @@ def _shapes_alone(tensors: Sequence[Tensor | None]) -> Iterator[None]:
 
 
 def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return ``function(*tensors)``, whose tensors and result all have the batch as their first axis.
+    """Return ``function(*tensors)``, where all tensors and the result have the batch as their first axis.
 
-    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used. Its own
-    batching rules take these kernels apart or, for attention with a bias on CUDA (seen with 2.11), misalign them. The
-    backward pass computes the forward pass once more and saves nothing but the inputs.
+    Under ``torch.func.vmap`` the runs become further batch entries, so that PyTorch's fused kernels are used. PyTorch's
+    own batching rules would run separate operations instead or, for attention with a bias on CUDA, pass misaligned
+    tensors to these kernels (seen with 2.11). The backward pass computes the forward pass again and saves only the
+    inputs.
     """
     result: Tensor = _OverBatch.apply(function, *tensors)
     return result
@@ -353,7 +357,7 @@ def _fold(runs: int, y: Any, dim: int | None) -> Any:
 
 
 def _in_front(runs: int, y: Any, dim: int | None) -> Any:
-    """Return a tensor with its mapped axis as a first one of its own; None stays None."""
+    """Return a tensor with its mapped axis as a new first axis; None stays None."""
     if y is None or dim == 0:
         return y
     return y.expand(runs, *y.shape) if dim is None else y.movedim(dim, 0)

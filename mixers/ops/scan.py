@@ -12,8 +12,8 @@ def linear_scan(a_BTX: Tensor, b_BTX: Tensor) -> Tensor:
 
     Two neighbouring positions make one position of a sequence of half the length,
     ``(a, b), (a', b') -> (a a', a' b + b')``, whose results are every second h (Blelloch 1990, "Prefix sums and their
-    applications"): depth 2 log2(T), work O(T). There are no quotients or logarithms, so decays may be as small as 0.
-    With abs(a) <= 1 nothing overflows.
+    applications"): depth 2 log2(T), work O(T). There are no quotients or logarithms, so decays may be 0, and with
+    abs(a) <= 1 nothing overflows.
 
     Args:
         a_BTX: Decays; axes other than that of positions may have size 1.

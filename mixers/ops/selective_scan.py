@@ -59,7 +59,7 @@ def selective_scan_step(
     dt_bias_E: Tensor,
     h_BEN: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return one position (B, E) of ``selective_scan`` and the states after it, from those before it."""
+    """Return one position (B, E) of ``selective_scan``, and the next states."""
     dt_BE = time_steps(low_BK, dt_EK, dt_bias_E)
     decay_BEN, input_BEN = discretise(u_BE, dt_BE, A_EN, at_least_float32(B_BN))
     h_BEN = decay_BEN * h_BEN + input_BEN

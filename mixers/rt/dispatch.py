@@ -1,7 +1,8 @@
-"""The choice between implementations of the Recurrent Transformer, and one entry to those of its recurrence alone.
+"""The choice between implementations of the Recurrent Transformer, and one entry to implementations of its recurrence.
 
-``naive`` is the oracle, ``tiled`` the published method, and ``fused`` Triton kernels for small models. ``native``, C
-code for CPUs, computes whole layers, and ``wavefront`` whole stacks of wide layers: ``mixers.rt.layer`` calls both.
+Three implementations compute the recurrence inside a layer: ``naive`` is the oracle, ``tiled`` the published method,
+and ``fused`` consists of Triton kernels for small models. Two others are called by ``mixers.rt.layer``: ``native``, C
+code for CPUs, computes whole layers, and ``wavefront`` whole stacks of wide layers.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ WIDEST_OF_FUSED = 256
 
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
-    """Forward and backward of ``tiled`` or ``fused`` as an operation on x, q, k, v and the weights."""
+    """Return forward and backward of ``tiled`` or ``fused`` as an operation on x, q, k, v and the weights."""
     if name == "tiled":
         run_forward, run_backward = tiled_forward, tiled_backward
     else:
@@ -55,9 +56,9 @@ def recurrence(
     block: int,
     implementation: Literal["naive", "tiled", "fused"],
 ) -> Tensor:
-    """Outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
+    """Return the outputs z (B, T, D) of one layer, also under ``torch.func.vmap``; arguments as ``naive_recurrence``.
 
-    Products inside run in the dtype of ``q_BTD`` (bfloat16 under autocast), the residual stream in that of ``x_BTD``.
+    Matrix products run in the dtype of ``q_BTD`` (bfloat16 under autocast), the residual stream in that of ``x_BTD``.
     """
     if implementation == "naive":
         return naive_recurrence(x_BTD, q_BTD, k_BTD, v_BTD, weights, slopes_H, scale, block)
@@ -69,9 +70,10 @@ def recurrence(
 def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, block: int) -> Chosen:
     """Choose the implementation of a layer by device and shape.
 
-    ``auto`` picks the fastest one: on a GPU with products in bfloat16 ``fused`` up to width 256 and ``wavefront``
-    beyond, on a CPU ``native`` for blocks of one position in one precision if there is a C compiler, elsewhere
-    ``tiled``. Where the picked or named one does not take the case, ``tiled`` runs and the log says why, once.
+    ``auto`` picks the fastest one. On a GPU with products in bfloat16, it picks ``fused`` up to width 256 and
+    ``wavefront`` beyond. On a CPU with a C compiler, it picks ``native`` for blocks of one position in a single
+    precision. Otherwise it picks ``tiled``. If the picked or named implementation does not support the case, ``tiled``
+    runs, and the log says why, once.
 
     Args:
         implementation: name of an implementation, or ``auto``.
@@ -101,7 +103,7 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
 
 
 def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, block: int) -> str | None:
-    """Say why an implementation cannot take a case; None if it can."""
+    """Return why an implementation does not support a case; None if it does."""
     if implementation in ("naive", "tiled"):
         return None
     if implementation == "native":
@@ -119,7 +121,7 @@ def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, blo
 
 
 def _unsupported_by_native(x: Tensor, heads: int, block: int) -> str | None:
-    """Say why ``native`` cannot take a case; None if it can."""
+    """Return why ``native`` does not support a case; None if it does."""
     if block > 1:
         return f"blocks of {block} positions (native: 1)"
     if x.device.type != "cpu":

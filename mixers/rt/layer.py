@@ -23,8 +23,8 @@ from mixers.rt.weights import LayerWeights
 class RecurrentTransformer(AttentionLayer):
     """Attention to keys and values computed from the layer's own outputs (paper section 2.2).
 
-    With ``block = 1`` the Recurrent Transformer; with ``block`` at least the sequence length exactly the Transformer
-    layer with the same parameters.
+    ``block = 1`` is the Recurrent Transformer. With ``block`` at least the sequence length, the layer equals the
+    Transformer layer with the same parameters.
 
     Differs from the reference:
         Oncescu et al. 2026, section 2.2, from which the layer with ``block = 1`` does not differ, and the authors'
@@ -115,7 +115,7 @@ class RecurrentTransformer(AttentionLayer):
             and getattr(layer.forward, "__func__", None) is RecurrentTransformer.forward
             for layer in layers
         )
-        # Layers at work at the same time need the memory of all of them. Gradients need it anyway.
+        # Computing all layers at the same time needs memory for all of them. With gradients, it is needed anyway.
         return alike and torch.is_grad_enabled() and first._choose(x_BTD) == "wavefront"
 
     def init_state(self, batch: int) -> State:
@@ -126,7 +126,7 @@ class RecurrentTransformer(AttentionLayer):
         """Decode one position; ``k_block`` and ``v_block`` hold the temporary pairs of the unfinished block."""
         q_BD, k_temp_BD, v_temp_BD = self.project(x_BD)
 
-        # Temporary pairs of the block so far, behind the persistent pairs of earlier blocks.
+        # Persistent pairs of earlier blocks, then temporary pairs of the current block.
         position = state["k"].shape[1]
         inside = position % self.config.block
         earlier = position - inside
@@ -148,20 +148,20 @@ class RecurrentTransformer(AttentionLayer):
         }
 
     def _block(self, x_BTD: Tensor) -> int:
-        """Positions of a block; a longer one than the sequence becomes a power of two, which kernels take."""
+        """Return the positions of a block; a block longer than the sequence becomes a power of two, for the kernels."""
         return min(self.config.block, 1 << (x_BTD.shape[-2] - 1).bit_length())
 
     def _choose(self, x_BTD: Tensor) -> Chosen:
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
 
-        # These compute queries and pairs themselves, but a subclass may have a projection of its own.
+        # Both compute queries and pairs themselves, but a subclass may have its own projection.
         own = type(self).project is not AttentionLayer.project
         return "tiled" if own and chosen in ("native", "wavefront") else chosen
 
     @staticmethod
     def _wavefront(layers: Sequence["RecurrentTransformer"], x_BTD: Tensor) -> Tensor:
-        """Outputs of the last layer; each layer works as soon as the one before it has outputs."""
+        """Return the outputs of the last layer; a layer works on positions as soon as the layer before has finished."""
         # Triton does not exist on every platform.
         from mixers.rt.wavefront.passes import layers_method
         from mixers.rt.wavefront.setup import Setting
@@ -182,7 +182,7 @@ class RecurrentTransformer(AttentionLayer):
         return z_BTD
 
     def _native(self, x_BTD: Tensor) -> Tensor:
-        """Outputs, computed in C."""
+        """Return the outputs, computed in C."""
         setting = Setting(self.slopes_H, self.shape.residual_scale, self.config.persistent_norm)
         (z_BTD,) = over_runs(native_method(setting), x_BTD, *self._weights())
         return z_BTD

@@ -1,8 +1,8 @@
-"""The Recurrent Transformer's recurrence as its equations read: the oracle of every faster implementation.
+"""The Recurrent Transformer's recurrence, directly from its equations: the oracle of every faster implementation.
 
-The layer computes everything that depends on ``x`` alone (queries, temporary pairs) for all positions at once. The
-sequential part is here: attention, output projection, MLP, and the persistent pairs of the layer's own outputs
-(Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
+The layer computes everything that depends only on ``x`` (queries, temporary pairs) for all positions at once. This file
+has the sequential part: attention, output projection, MLP, and the persistent pairs of the layer's own outputs (Oncescu
+et al. 2026, arXiv:2604.21215, section 2.2).
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ class Weights(NamedTuple):
     """Weights inside the recurrence, linear maps as (outputs, inputs).
 
     ``kv_norm_D`` is None in the RMSNorm ablation (paper, appendix "RMSNorm Ablation"): persistent pairs without the
-    RMS on z. ``k_norm_D`` is None where keys are not normalised. With ``share`` (1,), persistent pairs are those of
-    the mixture ``x + share (z - x)`` in place of z: the memory vectors of a Feedback Transformer (arXiv:2002.09402) of
-    one layer. ``naive`` and ``fused`` alone take it.
+    RMS norm of z. ``k_norm_D`` is None if keys are not normalised. With ``share`` (1,), persistent pairs are computed
+    from the mixture ``x + share (z - x)`` instead of z. These are the memory vectors of a Feedback Transformer
+    (arXiv:2002.09402) of one layer. Only ``naive`` and ``fused`` support ``share``.
     """
 
     wo_DD: Tensor
@@ -75,7 +75,7 @@ def naive_recurrence(
         weights: weights inside the recurrence.
         slopes_H: ALiBi slope of each head, added as slope * (j - i).
         scale: factor s of the residual branches.
-        block: b positions that are computed at once. Inside a block a token attends to the temporary pairs of its own
+        block: number b of positions that are computed at once. A position attends to the temporary pairs of its own
             block up to itself, and to the persistent pairs of all earlier blocks (paper, section 9).
     """
     length, heads = x_BTD.shape[1], len(slopes_H)
@@ -104,7 +104,7 @@ def naive_recurrence(
         weights_BHIJ = biased_BHIJ.masked_fill(distance_IJ > 0, -torch.inf).softmax(-1)
         a_BID = torch.einsum("bhij,bjhk->bihk", weights_BHIJ, v_BJHK).flatten(-2)
 
-        # Outputs, and persistent pairs of them.
+        # Outputs, and their persistent pairs.
         z_BID = feed_forward(x_BTD[:, here], a_BID, weights, scale)
         memory_BID = z_BID
         if weights.share is not None:

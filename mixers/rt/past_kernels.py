@@ -22,7 +22,7 @@ Tensors, for N sequences of T positions; scratch memory holds S positions of eac
 Heads are concatenated: D = H * K. Logits are in units of log2. A program serves G heads of one sequence. Its rows are
 (head, position), suffix N; its columns are the E = G * K channels of these heads, suffix E; positions of the other side
 of the attention have the suffix J. Queries are zero outside the channels of their own head, so one product gives the
-logits of all G heads, and head dims below the 16 that ``tl.dot`` needs cost nothing.
+logits of all G heads, and head dims below the 16 that ``tl.dot`` needs cost nothing extra.
 
 Compile-time settings of all kernels:
     D, K: width and head dim. In ``mixers.rt.fused`` a layer's heads may have fewer channels than K and fill less than D
@@ -448,7 +448,7 @@ def query_bwd_kernel(
     """Gradients of the queries of C positions; with TEMPORARY those of the temporary pairs of these positions, too.
 
     1. Find the sequence and the heads of this program, and its positions.
-    2. Read the queries and what their attention left.
+    2. Read the queries with their lse, delta and da.
     3. Add to dq what the persistent pairs before a position's block of BLOCK positions send back, J at a time.
     4. With TEMPORARY and a BLOCK of several positions:
        a. add to dq what the temporary pairs of the block send back;

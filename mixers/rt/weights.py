@@ -1,4 +1,4 @@
-"""Weights of a layer, for the implementations that compute all of it."""
+"""Weights of a whole layer, for the implementations that compute whole layers: ``native`` and ``wavefront``."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,21 @@ from torch import Tensor
 
 
 class LayerWeights(NamedTuple):
-    """All weights of a layer, linear maps as (outputs, inputs); queries' and keys' norms may both be absent.
+    """All weights of a layer, with linear maps as (outputs, inputs); the gains of QK-norm are None without QK-norm.
 
-    Inside an implementation every tensor has a leading axis of runs, or of layers.
+    Inside an implementation, every tensor has a leading axis of runs or of layers.
+
+    Attributes:
+        norm_D: gain of the norm of the inputs, and of the outputs before persistent pairs.
+        wq_DD: map to queries.
+        wk_DD: map to keys, temporary and persistent.
+        wv_DD: map to values, temporary and persistent.
+        q_norm_D: gain of the norm of queries.
+        k_norm_D: gain of the norm of keys.
+        wo_DD: output map of attention.
+        mlp_norm_D: gain of the norm before the MLP.
+        up_FD: first map of the MLP.
+        down_DF: second map of the MLP.
     """
 
     norm_D: Tensor

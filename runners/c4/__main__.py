@@ -89,7 +89,7 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     """Return the configuration of a command line, and the options of the layer that it sets.
 
     Raises:
-        ValueError: something does not fit; the message says what to do.
+        ValueError: an option is invalid; the message says what to do.
     """
     # The preset decides the defaults, so it is read first.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -115,7 +115,7 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
     console = Console(markup=False)
     found = cost(config, options, vocabulary(config.tokenizer))
 
-    # A layer whose activations were counted runs without a GPU.
+    # If its activations could be counted, the layer runs without a GPU.
     if ACTIVATIONS in found.memory:
         check_foreign(config.mixer, lambda: build_layer(config, options), torch.device("cpu"), lambda: config.seq_len)
 
@@ -127,13 +127,13 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
 def print_result(
     result: Result, config: Config, options: dict[str, Any], device: torch.device, console: Console
 ) -> None:
-    """Print the result of a run, and the commands that show more of it.
+    """Print the result of a run, and commands that use the model.
 
     Args:
         result: the result.
         config: configuration of the command.
         options: options of the layer that were set.
-        device: where the layers run.
+        device: device of the layers.
         console: where to print.
     """
     loss = with_bits(result.validation_loss, result.bytes_per_token)
@@ -141,7 +141,7 @@ def print_result(
     if result.downstream:
         print_scores(result.downstream, console)
 
-    # Where to go from here.
+    # Suggest the next commands.
     console.print(f"curves: {result.chart}", soft_wrap=True)
     if _has_steps(config, options, device):
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
@@ -157,7 +157,7 @@ def _has_steps(config: Config, options: dict[str, Any], device: torch.device) ->
         layer = build_layer(config, options).to(device)
         with device:
             layer.step(torch.zeros(1, layer.shape.width), layer.init_state(1))
-    except Exception:  # a user's layer may fail in any way, and its training is done
+    except Exception:  # a user's layer may raise anything, and its training is finished
         return False
     return True
 

@@ -13,14 +13,14 @@ from runners.drawing import label_ends, styles
 from runners.files import write_atomically
 
 FEW = 4
-"""Most runs whose names stand at the ends of their lines, without a legend."""
+"""Largest number of runs that are named at the ends of their lines instead of in a legend."""
 
 
 def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw training and validation losses of runs against the tokens read.
 
     Args:
-        curves: rows of the runs by their names, which begin with the name of the layer.
+        curves: rows of each run by its name, which begins with the name of the layer.
         path: PNG file to write.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -51,7 +51,7 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     axes.set_title(f"loss of {len(curves)} run{'s' * (len(curves) > 1)} of {length} steps", fontsize=10)
     axes.set_xscale("log")
     axes.set_xlabel("tokens")
-    axes.set_ylabel("cross-entropy (nats a token)")
+    axes.set_ylabel("cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
     handles, names = axes.get_legend_handles_labels()
     shown = [pair for pair in zip(handles, names, strict=True) if not few or pair[1] not in curves]
@@ -64,11 +64,11 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
 
 
 def plot_gradients(relative: Mapping[str, NDArray[np.float64]], path: Path) -> None:
-    """Draw the size of the gradient against the distance, with 95% intervals.
+    """Draw the gradient norm against the distance, with 95% intervals.
 
     Args:
-        relative: mean and half width (2, T) at distances 0 to T - 1, relative to the mean at 0, by names of models,
-            which begin with the name of the layer.
+        relative: by name of a model, which begins with the name of the layer: mean and half width (2, T) at distances
+            0 to T - 1, divided by the mean at distance 0.
         path: PNG file to write.
     """
     figure = Figure(figsize=(7, 4.5), layout="constrained")

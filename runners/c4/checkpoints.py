@@ -1,13 +1,13 @@
-"""Checkpoints of a pretraining run: one safetensors file each, whole or absent. The newest intact one is used.
+"""Checkpoints of a pretraining run: one safetensors file each, complete or absent. The newest intact one is used.
 
 The folder of a run holds
 
 - ``run.json``: configuration and corpus,
 - ``tokenizer.json``,
 - ``checkpoints/step-*.safetensors``,
-- ``curve.csv``: one row for each step,
-- ``result.json``, once the run is finished,
-- ``downstream.json``, once it was evaluated on downstream sets.
+- ``curve.csv``: one row per step,
+- ``result.json``, when the run is finished,
+- ``downstream.json``, when the run was evaluated on downstream sets.
 
 A checkpoint holds whole tensors, so any number of processes can read it, sharded or not.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEPT = 2
-"""Number of newest checkpoints that are kept."""
+"""Number of checkpoints that are kept: the newest ones."""
 RANDOM = "random"
 """Name of the tensor that holds the state of the random number generator."""
 MODEL = "model"
@@ -56,15 +56,15 @@ def newest(folder: Path) -> Path | None:
 
 
 def load_newest(folder: Path, load: Callable[[Path], T], first: bool = True) -> T | None:
-    """Load the newest intact checkpoint in a run's folder; a line says if an earlier one replaces a damaged one.
+    """Load the newest intact checkpoint in a run's folder; print a line if a damaged one is skipped.
 
     Args:
         folder: folder of the run.
-        load: loads a checkpoint; raises DamagedFileError if the run cannot continue from there.
+        load: loads a checkpoint; raises DamagedFileError if the run cannot continue from it.
         first: whether this process prints.
 
     Returns:
-        What ``load`` returned; None if there is no checkpoint.
+        The result of ``load``; None if there is no checkpoint.
 
     Raises:
         DamagedFileError: ``load`` raised it for all checkpoints.
@@ -126,8 +126,8 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
     """Put the tensors of a checkpoint into a model and its optimizer.
 
     Args:
-        path: checkpoint file, which errors name.
-        tensors: its tensors.
+        path: checkpoint file, for messages.
+        tensors: tensors of the checkpoint.
         model: the module to train.
         optimizer: its optimizer.
 
@@ -159,10 +159,10 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
 def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
-    Its parameters are the weights that the layers use, in any parametrisation.
+    The parameters are the weights as the layers use them; a parametrisation is folded in.
 
     Args:
-        path: folder of a run, of which the newest intact checkpoint is read, a checkpoint file, or an exported folder.
+        path: folder of a run, whose newest intact checkpoint is read; a checkpoint file; or an exported folder.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -276,8 +276,8 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool) -
 
     Args:
         model: the trained module.
-        optimizer: of its parameters.
-        whole: gather shards in the first process, on the CPU, and return nothing in the others.
+        optimizer: optimizer of its parameters.
+        whole: gather shards on the CPU of the first process; the other processes return nothing.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict  # takes a second to import
 

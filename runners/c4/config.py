@@ -31,7 +31,7 @@ heads of the deepest ones follow from the paper's head width of 64."""
 
 
 OF_THE_MODEL = ("heads",)
-"""Options of layers that follow from the size of the model, so that they are options of the program alone."""
+"""Options of layers that follow from the size of the model, so that they are options only of the program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class Config:
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
         parametrisation: the paper's, or that of the authors' code (layer norms, other scales) for rt and transformer.
         seq_len: target tokens of a sequence.
-        batch_size: sequences a step, of all processes together.
-        micro_batch_size: sequences of one forward pass in a process; unless given, its whole share of a step.
-        steps: optimizer steps; 25,000 are the paper's for 300M, its 150M models read about half the tokens.
+        batch_size: sequences per step, of all processes together.
+        micro_batch_size: sequences per forward pass in a process; unless given, the process's whole share of a step.
+        steps: optimizer steps; the paper takes 25,000 for 300M, its 150M models read about half the tokens.
         lr: peak learning rate.
         beta1: decay of AdamW's first moment.
         beta2: decay of AdamW's second moment.
         eps: number added to the root of AdamW's second moment.
         weight_decay: AdamW's weight decay of matrices.
-        clip: largest norm of the gradient; a longer gradient is scaled down to it.
+        clip: largest norm of the gradient; a larger gradient is scaled down to it.
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
         seed: seed of the initial parameters and of the order of the data.
@@ -68,10 +68,10 @@ class Config:
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
-        evaluations: evaluations during training, at log-spaced steps, the last step among them.
+        evaluations: number of evaluations during training, at log-spaced steps including the last step.
         downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
-        parallel: in each of several processes, ddp keeps the whole model and fsdp a part.
+        parallel: with several processes, ddp keeps the whole model in each process, and fsdp a part of it.
         device: auto takes the GPU if there is one.
         out: folder of results.
         checkpoint_every: steps between checkpoints.
@@ -131,7 +131,7 @@ class Config:
 
     @property
     def tracking(self) -> Tracking:
-        """Where curves are logged."""
+        """Settings of Weights & Biases."""
         return Tracking(
             mode=self.wandb,
             folder=self.out,
@@ -171,7 +171,8 @@ class Config:
         """Check every option.
 
         Raises:
-            ValueError: ``world_size`` processes cannot train this; the message is one line and says what to do.
+            ValueError: ``world_size`` processes cannot train this configuration; the message is one line and says what
+                to do.
         """
         self._check_values()
         self.shape()
@@ -199,10 +200,10 @@ class Config:
             )
 
     def _check_values(self) -> None:
-        """Check each option by itself.
+        """Check each option on its own.
 
         Raises:
-            ValueError: a value is not one of the possible ones.
+            ValueError: a value is not allowed.
         """
         # Choices.
         for name, hint in get_type_hints(Config).items():
@@ -263,9 +264,9 @@ _MOST = {
     "micro_batch_size": 10**7,
     "seq_len": 10**7,
 }
-"""Largest values of options that would take years, lists of as many entries, or more memory than any machine has."""
+"""Largest values of options whose larger values would take years, or more memory than any machine has."""
 _LARGEST = 10**12
-"""Largest value of the other whole numbers; ``runners.c4.pretraining.check_memory`` refuses what does not fit."""
+"""Largest value of the other whole numbers; ``runners.c4.pretraining.check_memory`` refuses models that do not fit."""
 _SMALLEST = math.ulp(0.0)
 _POSITIVE = (_SMALLEST, math.inf, "a positive number")
 _FRACTION = (0.0, 1.0, "at least 0 and below 1")
@@ -279,7 +280,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_fraction": _FRACTION,
     "final_lr_fraction": (0.0, math.nextafter(1.0, 2.0), "between 0 and 1"),
 }
-"""By option that is a real number: the least value, the bound that it must stay below, and both in words."""
+"""For each real-valued option: its least value, the value that it must stay below, and both limits in words."""
 
 
 def _option(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Cost of training a language model: parameters, operations and memory, computed without allocating all of it."""
+"""Cost of training a language model: parameters, operations and memory, computed without allocating the model."""
 
 import logging
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}
-"""Vocabularies that are known without loading the tokenizer: a dry run of the paper's models needs no network."""
+"""Vocabulary sizes of known tokenizers, so that a dry run of the paper's models needs no network."""
 ACTIVATIONS = "activations kept by plain PyTorch"
-"""Name of the memory that activations take."""
+"""Key of the activations in ``Cost.memory``."""
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +35,17 @@ class Cost:
     """Cost of training a model.
 
     The paper's sizes are ``non_embedding`` parameters ("300m non-embedding parameter transformer", appendix "C4
-    pretraining experiments"): its models of width 2048 and 1024 are within 1% of their names, those of width 1408 are
-    4.8% below, and no count of embedding or readout brings these nearer.
+    pretraining experiments"). The paper's models of width 2048 and 1024 are within 1% of their names; the models of
+    width 1408 are 4.8% below, and counting embedding or readout does not bring them nearer.
 
     Attributes:
         parameters: all parameters, with the padded vocabulary.
         non_embedding: parameters without the embedding and readout matrices.
-        flops_per_token: as the function of that name returns it.
+        flops_per_token: result of the function of that name.
         memory: bytes by part, in one process that holds the whole model and trains ``micro_batch_size`` sequences at a
             time. Temporary tensors inside a layer and its backward pass are not counted. Activations are missing if
-            the layer cannot be traced. The forms in plain PyTorch are counted; fused kernels, of layers and of the
-            readout, keep less (RT 300M, 12 layers, 512 sequences: 115 GiB in all on an H200, counted as 160).
+            the layer cannot be traced. The count is for layers and readout in plain PyTorch; fused kernels keep less
+            (RT 300M, 12 layers, 512 sequences: 115 GiB measured in all on an H200, counted as 160).
     """
 
     parameters: int
@@ -66,7 +66,7 @@ def vocabulary(tokenizer: str) -> int:
 
 
 def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
-    """Count parameters, operations and memory of training; at most two layers are allocated.
+    """Count parameters, operations and memory of training; this allocates at most two layers.
 
     Args:
         config: configuration of the run.
@@ -80,7 +80,7 @@ def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
     rows = padded_vocab(vocab_size)
     low = _low_bytes(config)
 
-    # Logits of tokens that are in memory at once, in low precision and in float32.
+    # The logits of a chunk of tokens are in memory in low precision and in float32.
     at_once = min(max(1, LOGITS // rows), _sequences(config) * config.seq_len)
     memory = {
         "parameters": 4 * parameters,
@@ -104,10 +104,10 @@ def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
 
 
 def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) -> int:
-    """Count the operations of training for each target token: three times those of the forward pass with readout.
+    """Count the operations of training per target token: three times the operations of the forward pass with readout.
 
-    ``mixers.costs`` counts the operations of the layers (the Transformer's masked attention as a whole square). A layer
-    that cannot be traced is assumed to take two operations a parameter. Recomputed operations do not count.
+    ``mixers.costs`` counts the operations of the layers; masked attention counts as a full square. A layer that cannot
+    be traced is assumed to take two operations per parameter. Recomputed operations do not count.
 
     Args:
         config: configuration of the run.
@@ -144,7 +144,7 @@ def describe(cost: Cost, config: Config) -> Table:
     table.add_row("width / MLP", f"{shape.width:,} / {shape.mlp_width:,}")
     table.add_row("parameters", f"{cost.parameters:,}")
     table.add_row("without embeddings", f"{cost.non_embedding:,}{against}")
-    table.add_row("FLOPs a token, training", f"{cost.flops_per_token:,}", end_section=True)
+    table.add_row("FLOPs per token, training", f"{cost.flops_per_token:,}", end_section=True)
 
     # Memory.
     for part, size in cost.memory.items():
@@ -157,7 +157,7 @@ def describe(cost: Cost, config: Config) -> Table:
 
     # The whole run.
     table.add_row("steps", f"{config.steps:,}")
-    table.add_row("tokens a step", f"{tokens:,}")
+    table.add_row("tokens per step", f"{tokens:,}")
     table.add_row("tokens", f"{config.steps * tokens:,}")
     table.add_row("FLOPs", f"{config.steps * tokens * cost.flops_per_token:.3g}")
     return table
@@ -169,17 +169,17 @@ def _memory(size: int) -> str:
 
 
 def _sequences(config: Config) -> int:
-    """Return the sequences of a forward pass."""
+    """Return the number of sequences per forward pass."""
     return config.micro_batch_size or config.batch_size
 
 
 def _precision(config: Config) -> str:
-    """Return the precision of matrix products on a GPU, which need not be here, unless ``device`` is ``cpu``."""
+    """Return the precision of matrix products: that of a GPU, even if none is present, unless ``device`` is ``cpu``."""
     return product_precision(torch.device("cpu" if config.device == "cpu" else "cuda"))
 
 
 def _low_bytes(config: Config) -> int:
-    """Return the bytes of a number in matrix products."""
+    """Return the bytes per number in matrix products."""
     return 2 if _precision(config) == "bfloat16" else 4
 
 
@@ -192,7 +192,7 @@ def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -
         model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
         return count_parameters(model) - 2 * config.shape().width
 
-    # Without memory, if the layer can be built so; else from models of one layer and of two.
+    # Build the model on the meta device if the layer allows it; else extrapolate from models of one and two layers.
     try:
         with torch.device("meta"):
             others = of_layers(config.layers)
@@ -205,7 +205,7 @@ def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -
 
 
 def _activations(config: Config, options: dict[str, Any]) -> int:
-    """Count the bytes that the forward pass keeps for the backward, from the tokens to the normalised outputs."""
+    """Count the bytes that the forward pass keeps for the backward pass, from the tokens to the normalised outputs."""
     layer, layer_config = layer_of(config, options)
     measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
     first, further = _first_and_further(layer, layer_config, config.shape(), config.seq_len, measure)
@@ -218,7 +218,7 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
 
 @cache  # the runs of a campaign ask again for the same layer
 def _flops_of_layers(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
-    """Count the operations of a forward pass of all layers for each token of a sequence."""
+    """Count the operations per token of a forward pass of all layers."""
     first, further = _first_and_further(layer, layer_config, shape, length, partial(_flops, layer, layer_config))
     return round((first + (shape.layers - 1) * further) / length)
 
@@ -226,9 +226,9 @@ def _flops_of_layers(layer: type[Layer], layer_config: Any, shape: Shape, length
 def _first_and_further(
     layer: type[Layer], layer_config: Any, shape: Shape, length: int, measure: Callable[[Shape, int], int]
 ) -> tuple[int, int]:
-    """Return ``measure(shape, length)`` of a model of one layer, and the increase with each further layer.
+    """Return ``measure(shape, length)`` of a model of one layer, and its increase per further layer.
 
-    A ``DeepLayer`` may compute a single layer in another way; then the first figure is that of the common way.
+    A ``DeepLayer`` may compute a single layer in a special way; the first figure then describes the usual way.
     """
     least = 2 if issubclass(layer, DeepLayer) and shape.layers > 1 else 1
     fewer, more = (
@@ -243,11 +243,11 @@ def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> 
     """Count the operations of a forward pass of all layers over one sequence."""
     with FakeTensorMode():
         model = LanguageModel(layer, layer.plain_config(layer_config), shape, 1).requires_grad_(False)
-        return len(model.stack) * count_flops(model.stack[0], length)  # layers are alike; a ``DeepLayer`` stands alone
+        return len(model.stack) * count_flops(model.stack[0], length)  # equal layers, or a single ``DeepLayer``
 
 
 def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, shape: Shape, length: int) -> int:
-    """Count the bytes that a forward pass of embedding, layers and norm keeps for the backward, and its output."""
+    """Count the bytes of the output of embedding, layers and norm, and of all that they keep for the backward pass."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The curve of a run: one row for each optimizer step, in ``curve.csv``.
+"""The curve of a run: one row per optimizer step, in ``curve.csv``.
 
-Rows are appended one by one, so each has a checksum of its own. The steps are consecutive, so a lost row is noticed.
+Rows are appended one by one, so each has its own checksum. The steps are consecutive, so a lost row is noticed.
 """
 
 import csv
@@ -19,14 +19,14 @@ class Row:
     Attributes:
         step: number of steps done.
         tokens: target tokens read so far by all processes together.
-        loss: mean cross-entropy of the step's batch, in nats a token.
+        loss: mean cross-entropy of the step's batch, in nats per token.
         lr: learning rate of the step.
         grad_norm: norm of the gradient before clipping.
         tokens_per_second: speed of all processes together.
-        mfu: the model's operations a second as a share of the GPUs' peak; None if the peak is not known.
-        memory_gib: largest memory that this process has held on its GPU, in GiB.
-        seconds: wall time of all training steps so far, also those before an interruption.
-        validation_loss: validation cross-entropy in nats a token; None if it was not measured at this step.
+        mfu: the model's operations per second as a share of the GPUs' peak; None if the peak is not known.
+        memory_gib: largest GPU memory that this process has held, in GiB.
+        seconds: wall time of all training steps so far, including those before an interruption.
+        validation_loss: validation cross-entropy in nats per token; None if it was not measured at this step.
     """
 
     step: int
@@ -49,15 +49,15 @@ def read_curve(folder: Path, steps: int | None = None) -> list[Row]:
 
     Args:
         folder: folder of the run.
-        steps: number of first steps whose rows are read. Unless given, all rows are read, without a last line that a
-            kill cut short.
+        steps: how many steps to read, from the first one. Unless given, all rows are read, except a last line that a
+            kill has cut short.
 
     Raises:
         DamagedFileError: one of these rows is damaged or missing.
     """
     path = folder / "curve.csv"
     try:
-        # A whole line ends with a newline.
+        # A complete line ends with a newline.
         text = path.read_text() if path.exists() else ""
         header, *lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] or [""]
         rows = _rows(header, lines[:steps])
@@ -111,7 +111,7 @@ def _unseal(line: str) -> str:
     """Return a line without its checksum.
 
     Raises:
-        ValueError: the checksum is another.
+        ValueError: the checksum does not match.
     """
     text, _, found = line.rstrip("\n").rpartition(",")
     if found != checksum(text.encode()):

@@ -1,4 +1,4 @@
-"""The processes that train together: those that ``torchrun`` started, or a single one without it."""
+"""The processes that train together: those started by ``torchrun``, or a single process without it."""
 
 import os
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from runners.device import find_devices
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among those that train together.
+    """This process, and the number of processes that train together.
 
     Attributes:
-        rank: number of this process.
+        rank: index of this process.
         size: number of processes.
         device: device of this process.
     """
@@ -31,7 +31,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes for all."""
+        """Whether this process prints and writes on behalf of all."""
         return self.rank == 0
 
     def mean(self, values: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class World:
         return values
 
     def wait(self) -> None:
-        """Return when all processes have called this."""
+        """Block until all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
@@ -62,7 +62,7 @@ def world(device: str) -> Iterator[World]:
     local = int(os.environ.get("LOCAL_RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
 
-    # Each process takes a GPU of its own.
+    # Each process takes its own GPU.
     if on_gpu and local >= len(places):
         here = len(places)
         raise ValueError(f"process {local} finds no GPU ({here} here): lower --nproc-per-node or give --device cpu")
@@ -89,21 +89,21 @@ def distribute(
     world: World,
     parallel: Literal["ddp", "fsdp"],
 ) -> nn.Module:
-    """Return the objective as a process calls it: layers as CUDA graphs on a GPU, gradients shared between processes.
+    """Return the objective with layers captured as CUDA graphs on a GPU, and gradients averaged over processes.
 
     Args:
         objective: the module to train, which calls ``model``.
         model: its language model.
-        batch: sequences of a forward pass and their length, the same in every call in training. Calls in evaluation
-            mode run without graphs.
+        batch: number of sequences per forward pass and their length, the same in every call in training. Calls in
+            evaluation mode run without graphs.
         world: the processes.
-        parallel: ``ddp`` if each process holds the whole model, ``fsdp`` if it holds a part; a part is not captured.
+        parallel: ``ddp`` if each process holds the whole model; ``fsdp`` if it holds a part, which is not captured.
     """
     sharded = world.size > 1 and parallel == "fsdp"
     if world.device.type == "cuda" and not sharded:
         _graph(model, *batch)
 
-    # Shard each layer by itself, then the rest.
+    # Shard each layer separately, then the rest.
     if sharded:
         from torch.distributed.fsdp import fully_shard  # takes a second to import
 
@@ -148,7 +148,7 @@ def gradients_together(objective: nn.Module, last: bool) -> Iterator[None]:
 
 
 def gathered(value: Tensor) -> Tensor:
-    """Return a tensor of which each process holds a part as a whole one, and any other tensor as it is."""
+    """Return a sharded tensor as a whole tensor; return any other tensor unchanged."""
     from torch.distributed.tensor import DTensor  # takes half a second to import
 
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -8,7 +8,7 @@ class RunError(RuntimeError):
 
 
 class DivergedError(RunError):
-    """Loss or gradient of a run were not finite."""
+    """The loss or the gradient of a run was not finite."""
 
 
 class BusyError(RunError):
@@ -16,7 +16,7 @@ class BusyError(RunError):
 
 
 class EvaluationStoppedError(StoppedError):
-    """Ctrl-C while a trained run answered downstream questions."""
+    """Ctrl-C while a trained run was evaluated on downstream sets."""
 
     def __str__(self) -> str:
         return "interrupted: the run is trained, the same command continues with the downstream sets"

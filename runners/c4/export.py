@@ -1,19 +1,20 @@
-"""Export a trained model for use elsewhere: its weights, a configuration that can be read, its tokenizer.
+"""Export a trained model for use elsewhere: its weights, a readable configuration, and its tokenizer.
 
     python -m runners.c4 export results/c4/<run> my_model
 
-``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` take the folder in place of a run.
+``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` accept the folder in place of a run.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from runners.c4.checkpoints import find_checkpoint, load_model
 from runners.c4.exported import TOKENIZER, write_exported
-from runners.cli import cli, user_errors
+from runners.cli import cli, shown_as, user_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +22,12 @@ class Options:
     """Export a trained model: weights, configuration and tokenizer, without the state of the training.
 
     Attributes:
-        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
+        checkpoint: folder of a run, whose newest checkpoint is read, or a checkpoint file.
         folder: folder to write, which must not exist.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
-    folder: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], shown_as("MODEL")]
+    folder: Annotated[tyro.conf.Positional[Path], shown_as("FOLDER")]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,7 +43,7 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     """Write the model of a checkpoint into a new folder.
 
     Args:
-        checkpoint: folder of a run, of which the newest intact checkpoint is read, or a checkpoint file.
+        checkpoint: folder of a run, whose newest intact checkpoint is read, or a checkpoint file.
         folder: folder to write.
 
     Raises:

@@ -1,10 +1,10 @@
-"""A trained model in a folder of its own, to be used elsewhere: weights, configuration and tokenizer.
+"""A trained model in its own folder, for use elsewhere: weights, configuration and tokenizer.
 
-- ``model.safetensors``: the weights that the layers use by the names of ``mixers.models.LanguageModel``, in float32,
+- ``model.safetensors``: the weights as the layers use them, in float32, by the names of ``LanguageModel``,
 - ``config.json``: layer, shape and training of the model,
 - ``tokenizer.json``.
 
-Any library reads these formats. ``runners.c4.load_model`` makes the model of them.
+Many libraries read these formats. ``runners.c4.load_model`` builds the model from them.
 """
 
 import tempfile
@@ -31,12 +31,12 @@ EXPORT_AGAIN = "export the run again"
 
 
 def is_exported(path: Path) -> bool:
-    """Return whether ``path`` is a folder that ``write_exported`` has written."""
+    """Return whether ``path`` is a folder written by ``write_exported``."""
     return (path / CONFIG).is_file()
 
 
 def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes, info: Mapping[str, Any]) -> None:
-    """Write an exported model; the folder is complete or absent.
+    """Write an exported model; after an error the folder does not exist.
 
     Args:
         folder: a folder that does not exist.
@@ -51,7 +51,7 @@ def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
 
-    # Paths and the like mean nothing elsewhere. Options of the layer are written out, since defaults may change.
+    # Leave out paths, which mean nothing elsewhere. Write all options of the layer, because defaults may change.
     values = {name: value for name, value in info["config"].items() if name not in INCIDENTAL}
     config = Config(**values)
     description = {

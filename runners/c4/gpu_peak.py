@@ -1,4 +1,4 @@
-"""Peak speeds of GPUs, to which model FLOPs utilisation (MFU) refers."""
+"""Peak speeds of GPUs, from which model FLOPs utilisation (MFU) is computed."""
 
 import re
 
@@ -15,11 +15,11 @@ PEAK_FLOPS = {
     "H100": 989e12,
     "A100": 312e12,
 }
-"""Dense bfloat16 operations a second, by words in the GPU's name (vendor's data sheets); the first match counts."""
+"""Dense bfloat16 operations per second, by words in the GPU's name (vendor's data sheets); the first match counts."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of bfloat16 products in operations a second; None if it is not known."""
+    """Return the peak of bfloat16 products in operations per second; None if it is not known."""
     if device.type != "cuda":
         return None
 

@@ -15,12 +15,15 @@ INCIDENTAL = (
     *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
     *("recompute", "data", "tokenizer", "downstream", "wandb_project", "wandb_entity", "wandb_tags"),
 )
-"""Options that do not make another run: where and how it is computed and evaluated. The corpus stands for its data."""
+"""Options that do not change a run's identity: where and how it is computed and evaluated.
+
+``data`` and ``tokenizer`` are among them because the hash of the corpus covers both.
+"""
 DECIDING = tuple(
     f"runners.c4.{name}"
     for name in ("model", "parametrisation", "corpus.windows", "distributed", "step", "evaluation.evaluate")
 )
-"""Modules that decide a run's numbers. They import others that do not, such as those of the command line."""
+"""Modules that decide a run's numbers; they count without their imports, for example those of the command line."""
 
 
 def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
@@ -31,7 +34,7 @@ def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
         options: options of the layer that were set.
         corpus: corpus of the run.
     """
-    # The digest tells runs apart; the rest of the name tells a reader what they are.
+    # The digest identifies the run; the rest of the name describes it to a reader.
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     identity = [values, options, corpus.folder.name]
     digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -42,7 +45,7 @@ def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
 
 
 def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON-able description of a run and the version of its code, as every checkpoint holds it.
+    """Return the JSON-able description of a run with the version of its code; every checkpoint contains it.
 
     Args:
         config: configuration of the run.

@@ -1,10 +1,10 @@
 """The training loop of one run, from its newest checkpoint to its result.
 
 The paper's recipe (section "C4 pretraining experiments"): AdamW, gradient clipping, linear warm-up over 40% of the
-steps, then a cosine to 10% of the peak. On a GPU, products are bfloat16 and master weights float32. The layers run as
-two CUDA graphs, forward and backward, captured before the first step: a Recurrent Transformer layer is about ten
-thousand small kernels, which no Python loop launches fast enough. Step k reads the same tokens with any number of
-processes.
+steps, then a cosine to 10% of the peak. On a GPU, matrix products are in bfloat16 and master weights in float32. The
+layers run as two CUDA graphs, forward and backward, captured before the first step, because a Recurrent Transformer
+layer consists of about ten thousand small kernels, which a Python loop launches too slowly. Step k reads the same
+tokens with any number of processes.
 """
 
 import math
@@ -40,7 +40,7 @@ from runners.interrupt import StoppedError, asked_to_stop
 from runners.provenance import versions
 
 NAMED_DOCUMENTS = 8
-"""Documents that the message of a diverged run names."""
+"""Largest number of documents named in the message of a diverged run."""
 
 
 class Loop:
@@ -80,7 +80,7 @@ class Loop:
         torch.manual_seed(config.seed)
         self.stepper = Stepper(model, config, world)
 
-        # Operations of a token, and the peak to compare them with.
+        # Operations per token, and the GPU's peak speed, for the utilisation.
         self.peak = peak_flops(world.device)
         self.flops = 0 if self.peak is None else flops_per_token(config, options, vocab_size)
 
@@ -94,7 +94,7 @@ class Loop:
         self.stepper.keep_gradients()
 
     def finish(self) -> dict[str, Any]:
-        """Train the remaining steps; return and store the result.
+        """Train the remaining steps; store the result and return it.
 
         Raises:
             DivergedError: a loss or a gradient is not finite.
@@ -128,7 +128,7 @@ class Loop:
         return result
 
     def _describe(self, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-        """Return the description of the run; write it and the tokenizer if the run is new or they are lost."""
+        """Return the description of the run; write it and the tokenizer if the run is new or the files are lost."""
         config, path = self.config, self.folder / "tokenizer.json"
         described: dict[str, Any] | None = read_json(self.folder / "run.json")
         self.world.wait()  # before the first process writes
@@ -219,7 +219,7 @@ class Loop:
                 watcher.stepped(row)
 
     def _diverged(self, what: str, step: int) -> DivergedError:
-        """Write down that ``what`` is not finite at ``step``; return the error."""
+        """Record in a file that ``what`` is not finite at ``step``; return the error."""
         last = checkpoints.newest(self.folder)
         documents = self.windows.documents(step - 1, self.config.batch_size)
         named = ", ".join(documents[:NAMED_DOCUMENTS])
@@ -258,7 +258,7 @@ class Loop:
 
 
 def _is_intact(tokenizer: Path, described: dict[str, Any] | None) -> bool:
-    """Return whether the tokenizer of a described run is there and undamaged."""
+    """Return whether the tokenizer file of a described run exists and is undamaged."""
     if described is None or not tokenizer.is_file():
         return False
 

@@ -1,4 +1,4 @@
-"""The language model of a pretraining run: how it is built, and its cross-entropy in parts."""
+"""The language model of a pretraining run, and its cross-entropy, computed in chunks of tokens."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,7 +20,7 @@ from runners.c4.parametrisation import LAYERS, to_authors
 from runners.cli import override
 
 LOGITS = 2**28
-"""Logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""
+"""Number of logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""
 VOCAB_UNIT = 128
 """Rows of embedding and readout are a multiple of this number, which suits matrix products on a GPU."""
 
@@ -33,8 +33,8 @@ def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]
         options: options of the layer that were set; they override the others.
 
     Raises:
-        ValueError: no such layer, no such model in the table, a layer that the parametrisation is not defined for, or
-            an option is not a finite number.
+        ValueError: there is no such layer or no such model in the table, the parametrisation is not defined for the
+            layer, or an option is not a finite number.
     """
     layer = find_mixer(config.mixer)
     if config.parametrisation == "authors" and layer not in LAYERS:
@@ -48,12 +48,12 @@ def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]
 
 
 def padded_vocab(size: int) -> int:
-    """Return the rows of embedding and readout for ``size`` tokens: the next multiple of ``VOCAB_UNIT``."""
+    """Return the number of rows of embedding and readout for ``size`` tokens: the next multiple of ``VOCAB_UNIT``."""
     return -(-size // VOCAB_UNIT) * VOCAB_UNIT
 
 
 def build(config: Config, options: dict[str, Any], vocab_size: int) -> LanguageModel:
-    """Build the untrained model of ``config.seed``; the global random state stays as it was.
+    """Build the untrained model with the seed ``config.seed``; the global random state is restored.
 
     Args:
         config: configuration of the run.
@@ -118,8 +118,8 @@ def _readout(model: LanguageModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor, T
 def _liger() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """Return Liger-Kernel's mean cross-entropy of weights (V, D), hidden vectors (N, D) and targets (N,).
 
-    The gradient of the weights is added up in float32: in bfloat16, a sum over 64 chunks of tokens has three times the
-    error.
+    The gradient of the weights is accumulated in float32, because the error of a sum over 64 chunks of tokens would be
+    three times as large in bfloat16.
 
     Returns:
         The function, or None if Liger-Kernel is not installed.
@@ -132,10 +132,10 @@ def _liger() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
 class _ReadoutLosses(torch.autograd.Function):
     """Cross-entropies (N,) of the readout of hidden vectors, a chunk of tokens at a time.
 
-    The backward pass computes the logits of a chunk again. Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024,
-    arXiv:2410.10989) saves that product by computing gradients in the forward pass, but needs every token's weight in
-    the loss beforehand. ``torch.utils.checkpoint`` around each chunk would read the logits six times in float32; this
-    backward pass reads them twice in their own dtype.
+    The backward pass recomputes the logits of each chunk. Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024,
+    arXiv:2410.10989) saves this product by computing gradients in the forward pass, but it must know the weight of each
+    token in the loss beforehand. ``torch.utils.checkpoint`` around each chunk would read the logits six times in
+    float32; this backward pass reads them twice in their own dtype.
     """
 
     @staticmethod
@@ -162,7 +162,7 @@ class _ReadoutLosses(torch.autograd.Function):
             parts = (dhidden_ND, low_ND, targets_N, losses_N, gradient_N[:, None])
             for dx, x, target, loss, gradient in zip(*(y.split(ctx.rows) for y in parts), strict=True):
                 dlogits = torch.softmax(x @ low_VD.mT, dim=1)
-                # p - 1 of the target: a difference of rounded numbers would lose it for p close to 1.
+                # Compute p - 1 of the target directly, because rounding would cancel it for p close to 1.
                 dlogits.scatter_(1, target[:, None], torch.expm1(-loss)[:, None].to(dlogits))
                 dx.copy_((dlogits @ low_VD) * gradient)
                 dweight_VD += dlogits.mT @ (x * gradient).to(x)

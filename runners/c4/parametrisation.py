@@ -1,26 +1,26 @@
-"""The parametrisation of the authors' code, which is not that of their paper.
+"""The parametrisation of the authors' code, which differs from their paper.
 
 Oncescu et al. 2026 (arXiv:2604.21215) define the Transformer and the Recurrent Transformer in section 2. Their code,
 https://github.com/geniucos/recurrent-transformer (olmo/model.py, configs/kempner/base-c4-t5.yaml), differs:
 
-- Layer norms with gains and without biases stand in place of all RMS norms, those of queries and keys included.
+- Layer norms with gains and without biases replace all RMS norms, including the norms of queries and keys.
 - There is no factor 1/sqrt(L) on the residual branches.
-- The maps out of attention and MLP start with standard deviation 1/sqrt(2 inputs (l + 1)) in layer l = 0, 1, ...
+- The output maps of attention and MLP start with standard deviation 1/sqrt(2 inputs (l + 1)) in layer l = 0, 1, ...
 - Embeddings start with standard deviation 1/sqrt(D).
 - The learning rate rises from a tenth of its peak, not from zero.
 
-Theirs also cuts normal distributions off at three standard deviations, and adds 1e-5 in norms; ours does not cut, and
-adds 1e-6 as everywhere.
+Two differences are not reproduced: their code truncates the normal distributions of initial weights at three standard
+deviations, and uses an epsilon of 1e-5 in norms. Ours does not truncate, and uses 1e-6 as in all other layers.
 
-A model with layer norms is a model with RMS norms and other weights (Jiang et al. 2023, arXiv:2305.14858).
-Whatever reads the residual stream subtracts the mean of each row first, so the logits do not depend on that mean.
-Embeddings without means, and branches that add none, therefore give the same logits, and there the layer norm of a row
-is its RMS norm. Queries and keys go to their norms alone, so their maps lose their means, too. The removed factor of
-the residual branches is a factor of the maps that end the branches. Layers and kernels stay as they are, and gradients
-are those of the model with layer norms.
+A model with layer norms equals a model with RMS norms and other weights (Jiang et al. 2023, arXiv:2305.14858). Every
+layer norm subtracts the mean over the channels, so the logits do not depend on the mean of the residual stream. If
+embeddings and the outputs of all branches have zero mean, the logits are the same, and the layer norm of the stream is
+its RMS norm. Queries and keys are read by their norms only, so the mean is removed from their maps, too. The removed
+factor of the residual branches is folded into their output maps. Layers and kernels stay unchanged, and the gradients
+equal those of the model with layer norms.
 
-One case remains a choice: without ``persistent_norm``, persistent pairs read rows of the stream without a norm. Here
-these rows have no mean; only the division is left out.
+One case remains a choice: without ``persistent_norm``, persistent pairs read the residual stream without a norm. Here
+the stream has zero mean, so that only the division by the standard deviation is left out.
 """
 
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ from mixers.transformer import Transformer
 from runners.c4.config import Parametrisation
 
 WARMUP_FROM: dict[Parametrisation, float] = {"paper": 0.0, "authors": 0.1}
-"""Fraction of the peak from which the learning rate rises."""
+"""Learning rate at the start of the warm-up, as a fraction of its peak."""
 LAYERS = (Transformer, RecurrentTransformer)
-"""Layers that the authors' code has."""
+"""Layers of the authors' code."""
 
 
 class MeanFree(nn.Module):
-    """Subtract the mean over ``axis`` from a matrix, and multiply the rest by ``factor``."""
+    """Subtract the mean over ``axis`` from a matrix, and multiply the result by ``factor``."""
 
     def __init__(self, axis: int, factor: float = 1.0) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class MeanFree(nn.Module):
 
 @torch.no_grad()
 def to_authors(model: LanguageModel) -> None:
-    """Turn an untrained model of the paper, with layers of ``LAYERS``, into one of the authors' code, in place.
+    """Change an untrained model with layers of ``LAYERS`` from the paper's parametrisation to the authors', in place.
 
-    The parameters that are trained become ``parametrizations.weight.original`` of the maps that change.
+    The trained parameter of each changed map becomes its ``parametrizations.weight.original``.
     """
     shape = model.stack[0].shape
     model.embedding.weight *= shape.width**-0.5
@@ -74,7 +74,10 @@ def to_authors(model: LanguageModel) -> None:
 
 
 def fold(model: LanguageModel) -> None:
-    """Make the weights that the layers use the parameters of a model, in place; they cannot be trained any further."""
+    """Replace the parametrised weights of a model by plain parameters of equal value, in place.
+
+    Training the model further would no longer follow the authors' parametrisation.
+    """
     for module in list(_parametrised(model)):
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 

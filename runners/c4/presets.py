@@ -51,7 +51,7 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
 
     Args:
         preset: name of the preset.
-        values: by option, its value: for ``data`` a path or several, for options that are real numbers any number.
+        values: values by option. ``data`` takes one path or several; a real-valued option takes any number.
 
     Raises:
         ValueError: there is no such preset or option.

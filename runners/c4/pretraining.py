@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished run; of a search, its best run.
+    """A finished run; after a search, its best run.
 
     Attributes:
         folder: folder of the run's files.
-        validation_loss: validation cross-entropy after the last step, in nats a token.
-        bytes_per_token: bytes of validation text that a token stands for; None if that is not known.
-        downstream: by downstream set, its ``runners.c4.evaluation.downstream.Scores`` as a dict.
-        chart: chart of the curves of all runs on the same corpus.
+        validation_loss: validation cross-entropy after the last step, in nats per token.
+        bytes_per_token: mean bytes of validation text per token; None if unknown.
+        downstream: ``runners.c4.evaluation.downstream.Scores`` as a dict, by name of the downstream set.
+        chart: PNG file with the curves of all runs on the same corpus.
         config: configuration of the run.
     """
 
@@ -65,7 +65,7 @@ class Result:
     config: Config = field(repr=False)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one dict for each step, with the attributes of ``runners.c4.curve.Row`` as keys.
+        """Return one dict per step, with the attributes of ``runners.c4.curve.Row`` as keys.
 
         ``pandas.DataFrame(result.curve())`` makes a table of it.
         """
@@ -100,13 +100,13 @@ def pretrain(
 ) -> Result:
     """Pretrain a language model; continue an interrupted run; return the result of a finished one.
 
-    The run is that of the command ``python -m runners.c4`` with the same options.
+    The command ``python -m runners.c4`` with the same options trains the same run.
 
     Args:
         mixer: layer to train, a registered name or ``package.module:Class``.
-        layers: number of stacked layers; unless given, that of the preset.
+        layers: number of stacked layers; unless given, the preset's number.
         data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
-        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, that of the preset.
+        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, the preset's tokenizer.
         preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
             (``runners.c4.reference``).
         out: folder of results.
@@ -115,18 +115,18 @@ def pretrain(
         **options: other attributes of ``runners.c4.config.Config``, such as ``steps`` or ``lr``.
 
     Raises:
-        ValueError: an option does not fit, or data or tokenizer are not available; the message says what to do.
+        ValueError: an option is invalid, or data or tokenizer are not available; the message says what to do.
         RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
-        StoppedError: Ctrl-C or SIGTERM came in training; the state is saved, and the same call continues the run.
+        StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
-    # What the caller set, on top of the preset.
+    # Put the caller's options on top of the preset.
     given = {"layers": layers, "data": data, "tokenizer": tokenizer}
     values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
     config = configure(preset, values | options)
 
     # Refuse options that the layer does not have.
     layer_options = mixer_options or {}
-    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, _refuse)
+    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
     check(config, layer_options, options)
 
     # Without ipywidgets, a notebook shows plain lines.
@@ -136,12 +136,8 @@ def pretrain(
         return run(config, layer_options, here, console)
 
 
-def _refuse(message: str) -> None:
-    raise ValueError(message)
-
-
 def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:
-    """Check what can be checked before anything is written.
+    """Check everything that can be checked before a file is written.
 
     Args:
         config: configuration of the run.
@@ -149,7 +145,7 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
         given: names of the options that the caller set.
 
     Raises:
-        ValueError: something does not fit; the message says what to do.
+        ValueError: an option is invalid; the message says what to do.
     """
     config.check()
     if config.search and {"lr", "beta2"}.intersection(given):
@@ -161,7 +157,7 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     if "heads" in given and "heads" not in {field.name for field in fields(find_mixer(config.mixer).Config)}:
         raise ValueError(f"--heads does not apply to mixer {config.mixer}: leave it out")
 
-    # Build the model without memory, to see whether it can be built.
+    # Build the model on the meta device, without memory, to find out whether it can be built.
     try:
         with torch.device("meta"):
             build(config, options, 1)
@@ -174,23 +170,23 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
 
 
 def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
-    """Refuse a run that cannot fit into memory, before any of it is built.
+    """Refuse a run that cannot fit into memory, before anything is allocated.
 
     Raises:
-        ValueError: the tokens of a step, the model or the activations take more memory than there is.
+        ValueError: the tokens of a step, the model or the activations take more memory than the device has.
     """
     # Tokens of a step are numbers of 8 bytes.
     shape, share = config.shape(), config.batch_size // world.size
     tokens = 8 * share * config.seq_len
     require_memory(tokens, torch.device("cpu"), "the tokens of a step", "lower --batch-size or --seq-len")
 
-    # A parameter is four floats: itself, its gradient, two moments.
+    # Each parameter takes four floats: itself, its gradient, and two moments.
     model = 16 * model_parameters(config, options, 1)[0]
     parts = world.size if config.parallel == "fsdp" else 1
     advice = "lower --width, --mlp-width or --layers"
     require_memory(model // parts, world.device, "the model with AdamW's moments", advice)
 
-    # A layer keeps at least its inputs for the backward pass, in 16 bits or more.
+    # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     layers = 1 if config.recompute else shape.layers
     kept = 2 * (config.micro_batch_size or share) * config.seq_len * shape.width * layers
     advice = "lower --batch-size or --seq-len, or give --micro-batch-size"
@@ -198,7 +194,7 @@ def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
 
 
 def build_layer(config: Config, options: dict[str, Any]) -> Layer:
-    """Build one layer of the model; the global random state stays as it was.
+    """Build one layer of the model; the global random state is restored.
 
     Args:
         config: configuration of the run.
@@ -249,7 +245,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         else:
             result = train(config, options, corpus, world, [bar, wandb])
 
-    # A chart with all runs on the corpus.
+    # Draw a chart of all runs on the corpus.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
@@ -267,19 +263,19 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
 
 
 def corpus_of(config: Config, console: Console) -> Corpus:
-    """Return the corpus of a run; what it needs and was not tokenised is tokenised first.
+    """Return the corpus of a run; tokenise it as far as the run needs.
 
     Raises:
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
     """
-    # Each split has one token more than targets.
+    # Each split needs one token more than it has targets.
     train_tokens = config.steps * config.batch_size * config.seq_len + 1
     validation_tokens = config.validation_tokens + 1
     return prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len)
 
 
 def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Return what is known of a model before its training, for the tables of Weights & Biases."""
+    """Return the figures of a model that are known before its training, for the tables of Weights & Biases."""
     vocab_size = corpus.manifest.vocab_size
     parameters, tables = model_parameters(config, options, vocab_size)
     return {
@@ -308,11 +304,11 @@ def _search(
 
 
 def _curves_on(corpus: Corpus, out: Path, console: Console) -> dict[str, list[Row]]:
-    """Return the curves of all runs on a corpus by their names; a line names each damaged one, which is left out."""
+    """Return the curves of all runs on a corpus by name; leave out damaged curves, and print a line for each."""
     curves = {}
     for path in sorted((out / "c4").glob("*/run.json")):
         try:
-            # A finished run has a row for each step.
+            # A finished run has one row per step.
             if read_json(path)["corpus"]["folder"] == corpus.folder.name:
                 finished = read_json(path.with_name("result.json")) or {}
                 curves[path.parent.name] = read_curve(path.parent, finished.get("step"))

@@ -39,7 +39,7 @@ def search(
 ) -> list[tuple[Config, dict[str, Any] | None]]:
     """Train all points of the grid (paper, section "C4 pretraining experiments").
 
-    Several commands may run one search: each takes points that no other is training.
+    Several commands may share one search: each trains points that no other command is training.
 
     Args:
         config: configuration that the points share.
@@ -50,7 +50,7 @@ def search(
         store: storage of the study.
 
     Returns:
-        For each point its configuration and its result; None for a run that diverged.
+        Configuration and result of each point; the result is None for a run that diverged.
     """
     points = points_of(config)
     study = _open(config, options, corpus, store) if world.is_first else None
@@ -61,7 +61,7 @@ def search(
             if point in results:
                 continue
 
-            # Train the point, unless another process does so now.
+            # Train the point, unless another process is training it.
             trial = _Trial(study, point, run_folder(point, options, corpus).name, store)
             try:
                 results[point] = train(point, options, corpus, world, [*watchers, trial])
@@ -80,15 +80,15 @@ def search(
 
 
 def best(results: Sequence[tuple[Config, dict[str, Any] | None]]) -> tuple[Config, dict[str, Any]] | None:
-    """Return the point of least validation cross-entropy with its result; None if all diverged."""
+    """Return the point with the lowest validation cross-entropy, and its result; None if all points diverged."""
     finite = [(point, result) for point, result in results if result is not None]
     return min(finite, key=lambda pair: float(pair[1]["validation_loss"]), default=None)
 
 
 def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], console: Console) -> None:
-    """Print a table with a row for each point, and an arrow at the best one."""
+    """Print a table with one row per point, and an arrow at the best point."""
     chosen = best(results)
-    table = Table(title="validation cross-entropy (nats a token)", title_justify="left")
+    table = Table(title="validation cross-entropy (nats per token)", title_justify="left")
     for heading in ("", "lr", "beta2", "validation", "last loss", "tokens/s"):
         table.add_column(heading, justify="right")
 
@@ -106,7 +106,7 @@ def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], conso
 
 def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store) -> optuna.Study:
     """Open the study of a search, or create it."""
-    # The study is named after the folder of the first point, without the values that the points differ in.
+    # The study has the name of the first point's run folder, without the values in which the points differ.
     name = run_folder(replace(config, lr=LRS[0], beta2=BETA2S[0], search=False), options, corpus).name
     kind = name.partition("-lr")[0]
     digest = name.rpartition("-")[2]
@@ -135,7 +135,7 @@ def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store)
 
 
 class _Trial(Watcher):
-    """The trial of one point, as a watcher of its run; without a study (not the first process) it does nothing."""
+    """The trial of one point, as a watcher of its run. Only the first process has a study; the others do nothing."""
 
     def __init__(self, study: optuna.Study | None, point: Config, name: str, store: Store) -> None:
         self.study = study
@@ -145,11 +145,11 @@ class _Trial(Watcher):
         self._trial: Trial | None = None
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
-        """Take the trial of the point."""
+        """Begin the trial of the point, or take it over."""
         self._take()
 
     def _take(self) -> None:
-        """Take over the trial that a killed process left, or begin one."""
+        """Take over the trial that a killed process left, or begin a trial."""
         if self.study is None:
             return
 
@@ -169,11 +169,11 @@ class _Trial(Watcher):
             self._trial.report(row.validation_loss, row.step)
 
     def tell(self, result: dict[str, Any] | None) -> None:
-        """Store the value of the point once; None stands for a run that diverged."""
+        """Store the value of the point once; the result None means that the run diverged."""
         if self.study is None:
             return
 
-        # A run that was finished before has not taken a trial now.
+        # A run that was already finished has not begun a trial in this process.
         if self._trial is None:
             with self.store.exclusive():
                 known = [trial for trial in self.study.get_trials(deepcopy=False) if params_of(trial) == self._params]

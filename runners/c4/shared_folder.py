@@ -1,4 +1,4 @@
-"""The results folder that all processes of a run must share, also those on other machines."""
+"""Check that all processes of a run share one results folder, including processes on other machines."""
 
 import socket
 from pathlib import Path
@@ -10,9 +10,9 @@ from runners.c4.distributed import World
 
 
 def require_shared(folder: Path, world: World) -> None:
-    """Check that all processes see one results folder: the first writes a file there, and the others look for it.
+    """Check that all processes see the same results folder: the first writes a file, and the others look for it.
 
-    The corpus and the checkpoints lie there. A process that saw another folder would resume from another step.
+    The folder holds the corpus and the checkpoints. A process that saw another folder would resume from another step.
 
     Args:
         folder: results folder.
@@ -24,7 +24,7 @@ def require_shared(folder: Path, world: World) -> None:
     if world.size == 1:
         return
 
-    # A new name, because network file systems remember for a while which files they did not find.
+    # Use a new name, because network file systems cache for a while which files do not exist.
     name = [f".shared-{uuid4().hex}"]
     dist.broadcast_object_list(name)
     mark = folder / name[0]

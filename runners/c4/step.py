@@ -34,8 +34,8 @@ class Stepper:
         world: the processes.
 
     Attributes:
-        micro: sequences of a forward pass.
-        objective: the model's loss as this process calls it.
+        micro: sequences per forward pass.
+        objective: the loss of the model, as this process calls it.
         optimizer: the optimizer; the caller sets its learning rate before each step.
     """
 
@@ -48,9 +48,10 @@ class Stepper:
         self._autocast = product_autocast(world.device)
 
     def keep_gradients(self) -> None:
-        """Give each parameter a gradient tensor of its own, so that none is a buffer of a CUDA graph.
+        """Give each parameter its own gradient tensor, so that no gradient is a buffer of a CUDA graph.
 
-        Call this once before the first step, after restoring a checkpoint, which needs parameters without gradients.
+        Call this once before the first step. Restoring a checkpoint needs parameters without gradients, so it must come
+        before.
         """
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -67,7 +68,7 @@ class Stepper:
         loss = torch.zeros((), device=tokens_BT.device)
         parts = tokens_BT.split(self.micro)
 
-        # Gradients add up over the parts of the batch.
+        # Accumulate gradients over the parts of the batch.
         for i, part in enumerate(parts):
             with gradients_together(self.objective, i == len(parts) - 1):
                 with self._autocast:
@@ -82,7 +83,7 @@ class Stepper:
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """Return AdamW with weight decay where ``mixers.base.decayed`` says so."""
+    """Return AdamW, with weight decay for the parameters that ``mixers.base.decayed`` selects."""
     pairs = list(zip(model.parameters(), decayed(model), strict=True))
     matrices = [p for p, decays in pairs if decays]
     others = [p for p, decays in pairs if not decays]
@@ -97,7 +98,7 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Return the learning rate of step ``step``, from 0: linear warm-up, then a cosine to the final fraction."""
+    """Return the learning rate of a step, counted from 0: linear warm-up, then a cosine to the final fraction."""
     warmup = round(config.warmup_fraction * config.steps)
     if step < warmup:
         start = WARMUP_FROM[config.parametrisation]

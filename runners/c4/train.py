@@ -42,7 +42,7 @@ def train(
     Raises:
         RunError: the run diverged (now or before), another process trains it, it was begun with other code, or memory
             or disk are full.
-        StoppedError: the process was asked to stop, in training or after it.
+        StoppedError: the process was asked to stop, during training or after it.
         ValueError: the downstream items cannot be read.
     """
     folder = identity.run_folder(config, options, corpus)
@@ -71,7 +71,7 @@ def train(
 
 
 def _micro_batch_size(config: Config, world: World) -> int:
-    """Return the sequences of one forward pass in a process."""
+    """Return the number of sequences per forward pass in a process."""
     return config.micro_batch_size or config.batch_size // world.size
 
 
@@ -79,7 +79,7 @@ def _result(
     folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
     """Return the stored result of a run; train the run if there is none."""
-    # Runs of other code are not comparable.
+    # Results of different code are not comparable.
     begun = read_json(folder / "run.json")
     if begun is not None and begun["code"] != identity.run_code(config):
         raise RunError(
@@ -87,7 +87,7 @@ def _result(
             "folder or give another --out to train again, or take the old code back"
         )
 
-    # A run that ended before, with a result or without.
+    # The run ended before, with a result or by divergence.
     if (result := read_json(folder / "result.json")) is not None:
         return dict(result)
     if (diverged := read_json(folder / "diverged.json")) is not None:
@@ -98,8 +98,8 @@ def _result(
 def _downstream(
     folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
-    """Return the scores of the last checkpoint by set; stored scores of the same questions and figures are reused."""
-    # The digest changes with the questions and with the figures of the scores.
+    """Return the scores of the last checkpoint by set; reuse stored scores if questions and fields are the same."""
+    # The digest changes with the questions and with the fields of the scores.
     path = folder / "downstream.json"
     figures = [field.name for field in fields(Scores)]
     digest = sha256(repr((figures, items)).encode()).hexdigest()
@@ -118,7 +118,7 @@ def _downstream(
 def _evaluate(
     folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
-    """Evaluate the last checkpoint on each set of questions; an earlier one would answer otherwise."""
+    """Evaluate the last checkpoint on each set of questions; an earlier checkpoint would give other scores."""
     model, tokenizer = checkpoints.load_model(checkpoints.newest(folder) or folder)
     model.to(world.device)
     batch = _micro_batch_size(config, world)
@@ -151,7 +151,7 @@ def _only_one(folder: Path, world: World) -> Iterator[None]:
             except Timeout:
                 busy = 1.0
 
-        # The other processes learn it from the first.
+        # The first process tells the others.
         if world.mean(torch.tensor(busy, device=world.device)) > 0:
             raise BusyError(f"another process is training {folder}: wait for it, or give another --seed or --out")
         yield

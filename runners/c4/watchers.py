@@ -15,11 +15,11 @@ from runners.tracking import Tracking
 
 PROJECT = "c4"
 RECENT = 50
-"""Steps over whose mean the training loss and the speed are shown."""
+"""Number of steps over which the displayed training loss and speed are averaged."""
 
 
 class Watcher:
-    """Learns what a run does, in the first process. By default nothing happens."""
+    """Receives the events of a run, in the first process. The methods of this base class do nothing."""
 
     def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
         """A run begins, or continues after ``row``."""
@@ -28,16 +28,16 @@ class Watcher:
         """A step is done."""
 
     def evaluating(self, name: str, number: int, sets: int) -> None:
-        """The run is trained and begins a downstream set, the ``number``-th of ``sets``."""
+        """Training is finished, and the evaluation of a downstream set begins, the ``number``-th of ``sets``."""
 
     def finished(self, result: dict[str, Any]) -> None:
-        """The run is done and its result stored."""
+        """The run is finished and its result is stored."""
 
 
 class Bar(Watcher):
-    """A progress bar with the figures of the last steps; each evaluation prints a line.
+    """A progress bar with figures of the last steps; each evaluation prints a line.
 
-    Without a terminal a line is also printed every ``SECONDS_BETWEEN_LINES``.
+    Without a terminal, a line is also printed every ``SECONDS_BETWEEN_LINES``.
     """
 
     def __init__(self, console: Console) -> None:
@@ -71,7 +71,7 @@ class Bar(Watcher):
         if row.validation_loss is not None:
             figures += f", validation {with_bits(row.validation_loss, self._bytes_per_token)}"
 
-        # Speed and time left, as of the last steps.
+        # Speed and time left, from the last steps.
         tokens = row.tokens / row.step
         seconds = fmean(tokens / recent.tokens_per_second for recent in self._recent)
         left = spell(seconds * (self._steps - row.step))
@@ -110,17 +110,17 @@ class Bar(Watcher):
 
 
 def with_bits(loss: float, bytes_per_token: float | None) -> str:
-    """Return a loss in nats a token, and in bits a byte of text if the bytes of a token are known."""
-    nats = f"{loss:.4f} nats a token"
-    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.4f} bits a byte"
+    """Return a loss in nats per token, and in bits per byte if the mean bytes per token are known."""
+    nats = f"{loss:.4f} nats per token"
+    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.4f} bits per byte"
 
 
 class Wandb(Watcher):
-    """Curves in Weights & Biases; with mode ``disabled`` it does nothing.
+    """Curves in Weights & Biases; mode ``disabled`` logs nothing.
 
     Args:
-        tracking: where curves are logged.
-        facts: what is known of the model beforehand; called if a run is logged.
+        tracking: settings of Weights & Biases.
+        facts: returns figures of the model that are known before training; called if a run is logged.
     """
 
     def __init__(self, tracking: Tracking, facts: Callable[[], dict[str, Any]]) -> None:
@@ -133,7 +133,7 @@ class Wandb(Watcher):
         if self.tracking.mode == "disabled":
             return
 
-        # Seeds and the points of a search gather in the group of their model and length.
+        # Seeds and the points of a search form a group, named after model and number of steps.
         config = description["config"]
         kind = name.partition("-lr")[0]
         group = f"{kind} {config['steps']} steps of {config['batch_size']} × {config['seq_len']}"

@@ -1,4 +1,4 @@
-"""Train single layers on diagnostic tasks and tabulate what they reach.
+"""Train single layers on diagnostic tasks and tabulate their accuracies.
 
     python -m runners.mad --mixer rt --task compression
     python -m runners.mad --mixer rt transformer --task all --seeds 5
@@ -9,9 +9,9 @@
     python -m runners.mad --mixer all --task all --dry-run
     python -m runners.mad --list
 
-By default the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic experiments") at the task's
-baseline setting. The same command again resumes where it stopped. The reference results of the same task and settings
-stand beside yours; ``--reference none`` leaves them out.
+By default, a layer is trained at the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic
+experiments") on the task's baseline setting. The same command resumes an interrupted training. Reference results of the
+same task and settings are shown beside yours; ``--reference none`` leaves them out.
 """
 
 from runners.interrupt import end_at_once
@@ -54,7 +54,7 @@ from runners.tracking import check_login
 from tasks.base import SplitOverlapError
 
 FEW_STEPS = 100
-"""Trainings of fewer steps are not announced."""
+"""The duration of trainings with fewer steps is not announced."""
 LONGEST_NAME = 100
 """Characters of a chart's file name taken from the command line; file systems take 255 bytes."""
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def beside_another(arguments: Sequence[str], mixer: str) -> str:
-    """Return the command line with a second layer beside the only one: the Transformer, or RT beside that."""
+    """Return the command line with a second layer: the Transformer, or RT if the only layer is the Transformer."""
     words, other = list(arguments), "rt" if mixer == "transformer" else "transformer"
     if "--mixer" not in words:
         return f"the same command with --mixer {mixer} {other}"
@@ -98,7 +98,7 @@ def beside_another(arguments: Sequence[str], mixer: str) -> str:
 
 
 def train(options: Options, experiments: Sequence[Experiment], console: Console, following: str | None = None) -> None:
-    """Train what is missing; print each study's table, a comparison of all, and the command ``following`` this one."""
+    """Train missing runs; print each study's table, a comparison of all, and the suggested command ``following``."""
     say, settings, summaries = partial(console.print, soft_wrap=True), options.settings, []
     try:
         with user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError):
@@ -155,9 +155,10 @@ def _clock(options: Options) -> Clock:
 
 
 def announce(options: Options, experiments: Sequence[Experiment], say: Callable[[str], None]) -> None:
-    """Say how long the training will take; a training of few steps is over before its steps are timed.
+    """Print how long the training will take, unless it has few steps.
 
-    On a GPU nothing is timed: the first step of many layers is compiled, which takes longer than all that is said here.
+    On a GPU nothing is timed, because the first step of many layers is compiled, which takes longer than the timing
+    is worth.
     """
     if any(e.protocol.total_steps(e.task_config.train_examples) < FEW_STEPS for e in experiments):
         return
@@ -173,7 +174,7 @@ def announce(options: Options, experiments: Sequence[Experiment], say: Callable[
 
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
-    """The options as far as they fit into a file name, and a digest of all settings."""
+    """Return a file name from the options, cut to the limit of file systems, and a digest of all settings."""
     found = list(dict.fromkeys(experiment.difficulty for experiment in experiments))
     difficulties = options.difficulty if "all" in options.difficulty else found
     layers = options.mixer if "all" in options.mixer else dict.fromkeys(e.label for e in experiments)

@@ -49,14 +49,14 @@ def study(
     reference: str | Path = Options.reference,
     quiet: bool = False,
 ) -> Study:
-    """Train one layer on one task over a grid, or read what an earlier call or command has trained of it.
+    """Train one layer on one task over a grid; reuse runs that earlier calls or commands have trained.
 
     >>> result = study("rt", "compression", lr=[1e-3], seeds=2, steps=2000, mixer_options={"heads": 8})
 
-    What is not given has the value of the preset.
+    Arguments that are not given have the values of the preset.
 
     Args:
-        mixer: registered name, or ``package.module:Class``.
+        mixer: registered name, or ``package.module:Class``; ``__main__:Class`` in a notebook.
         task: registered name.
         preset: ``grid`` is the published protocol, ``quick`` a small setting of each task.
         grid: ``paper`` or ``wide``.
@@ -67,30 +67,35 @@ def study(
             point.
         steps: optimizer steps, in place of epochs.
         epochs: passes over the training split, in place of steps.
-        batch_size: sequences a step.
+        batch_size: sequences per step.
         evaluations: evaluations on the validation split during training.
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
-        short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
-        match: make the layer as wide as gives it the Transformer's ``params``, ``state`` or ``flops``.
+        short_convolution: positions that a causal convolution before each layer spans; 0 for none.
+        match: choose the width that gives the layer the Transformer's ``params``, ``state`` or ``flops``.
         difficulty: ``baseline``, or the name of a sweep's setting such as ``vocab-size-32``.
         mixer_options: settings of the layer, by the names of its ``Config``.
         task_options: settings of the task, by the names of its ``Config``.
-        together: runs trained as one ensemble, at most.
+        together: largest number of runs trained as one ensemble.
         device: ``auto`` takes the GPUs if there are any.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default ``studies.journal`` in ``out``.
-        rebuild: first take finished runs that the storage lacks from their folders.
-        keep: which models stay once the study has its result: ``all``; ``best``, those of the chosen point; ``none``.
+        rebuild: first add finished runs that the storage lacks, from their folders.
+        keep: which models are kept after the study has its result: ``all``; ``best``, those of the chosen point;
+            ``none``.
         reference: reference rows beside the layer, as in the command: ``shipped``, ``none``, or a folder of them.
         quiet: show no progress and no ranking; ``Study.ranking`` returns the latter.
 
     Raises:
-        ValueError: an argument does not fit; the message says what to do.
-        ContractError: a layer from outside does not do what the trainer takes for granted.
-        StoppedError: Ctrl-C or SIGTERM has come; the same call resumes from the checkpoints.
+        ValueError: an argument is invalid; the message says what to do.
+        ContractError: a layer from outside breaks a rule that the trainer relies on.
+        StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
+    for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
+        if isinstance(numbers, float | int):
+            raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
+
     defaults, _ = PRESETS[preset]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)

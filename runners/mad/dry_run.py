@@ -31,15 +31,15 @@ FOOTNOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Cost of training a grid; None stands for a figure that could not be counted on the CPU.
+    """Cost of training a grid; None for a figure that cannot be counted on the CPU.
 
     Attributes:
-        runs: runs of the grid.
-        finished: runs of the grid that are finished and would not be run again.
-        saved: steps of the other runs that checkpoints hold.
-        steps: optimizer steps of a run.
-        parameters: parameters of the model.
-        state_floats: floats that the layers carry after a training sequence.
+        runs: number of runs of the grid.
+        finished: number of runs of the grid that are finished.
+        saved: number of steps of the other runs that checkpoints hold.
+        steps: number of optimizer steps of a run.
+        parameters: number of parameters of the model.
+        state_floats: number of floats in the layers' state after a training sequence.
         flops: operations of a training step of one run, forward and backward.
     """
 
@@ -53,7 +53,7 @@ class Forecast:
 
     @property
     def unfinished_steps(self) -> int:
-        """Steps of the runs that are not finished, whether saved or not."""
+        """Number of steps of the unfinished runs, including saved steps."""
         return (self.runs - self.finished) * self.steps
 
     def cells(self) -> list[str]:
@@ -69,7 +69,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
     Args:
         experiment: layer and task.
         grid: runs of the experiment.
-        storage: where finished runs are recorded; None if there is none yet.
+        storage: storage of finished runs; None if there is none yet.
         folder: results folder with the checkpoints.
     """
     layer, config, protocol = experiment.layer, experiment.mixer_config, experiment.protocol
@@ -79,7 +79,7 @@ def forecast(experiment: Experiment, grid: Sequence[Run], storage: BaseStorage |
     def flops(positions: int) -> int:
         return operations(model, torch.zeros(1, positions, dtype=torch.long))
 
-    # FLOPs of a forward pass, from sequences as short as the layer allows.
+    # FLOPs of a forward pass, computed from short sequences if the layer allows it.
     forward = attempt("FLOPs", layer, lambda: from_short(layer, config, length, flops))
     done = [] if storage is None else [run_of(trial) for trial in done_of(grid, experiment, storage)]
     return Forecast(
@@ -103,7 +103,7 @@ def print_forecast(
     device: torch.device,
     more_seeds: Sequence[int] = (),
 ) -> None:
-    """Print one row a layer under each task, then what the runs that are not finished cost, and how long they take.
+    """Print one row per layer under each task, then the total cost and duration of the unfinished runs.
 
     A layer whose FLOPs cannot be counted on the CPU is tried on the device afterwards, because it may need a GPU.
 
@@ -170,7 +170,7 @@ def print_forecast(
 
 
 def _setting(experiment: Experiment) -> tuple[Any, ...]:
-    """Return what decides whether a layer can be trained; that of a layer from outside may depend on the task."""
+    """Return the settings that decide whether a layer can be trained; the task counts for a layer from outside."""
     task = experiment.task if experiment.mixer not in MIXERS else experiment.instance.backbone
     return experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape, task
 

@@ -1,4 +1,4 @@
-"""How long training takes: steps are timed on this machine, and the reference results tell how long a GPU took."""
+"""How long training takes: on this machine, from timed steps, and on a GPU, from the reference results."""
 
 import math
 import time
@@ -25,18 +25,18 @@ from runners.mad.training.step import Stepper
 from runners.progress import spell
 
 STEPS = 3
-"""Steps of each shape that are timed, after a first one."""
+"""Number of steps of each shape that are timed, after a first step that is not."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
 """Seconds after which no further shape, and no further step of a shape, is timed; many layers share the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is left to train of an experiment.
+    """The part of an experiment that is not trained yet.
 
     Attributes:
-        runs: unfinished runs, those that repeat the chosen point included.
-        run_steps: their optimizer steps, without those that checkpoints hold.
+        runs: number of unfinished runs, including repetitions of the chosen point.
+        run_steps: number of their optimizer steps that checkpoints do not hold.
     """
 
     runs: int
@@ -45,13 +45,13 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """How long the work on an experiment takes; None where it is not known.
+    """How long the work on an experiment takes; None if unknown.
 
     Attributes:
         here: seconds on this machine.
         estimated: whether ``here`` follows from steps of other shapes.
         recorded: seconds on the device of the reference results.
-        device: that device.
+        device: name of that device.
     """
 
     here: float | None
@@ -60,17 +60,17 @@ class Duration:
     device: str = ""
 
     def cells(self) -> list[str]:
-        """Return both times as cells of a table; ~ marks an estimate, ? an unknown time here."""
+        """Return both times as cells of a table: ~ marks an estimate, ? an unknown time on this machine."""
         here = "?" if self.here is None else "~" * self.estimated + spell(self.here)
         return [here, "" if self.recorded is None else spell(self.recorded)]
 
 
 class Clock:
-    """Tells how long experiments take.
+    """Estimates how long experiments take.
 
     Args:
         devices: the devices that share each grid.
-        together: runs that are trained as one ensemble, at most.
+        together: largest number of runs trained as one ensemble.
         budget: seconds for all timing.
 
     Attributes:
@@ -140,7 +140,7 @@ class Clock:
 
 
 def _length(experiment: Experiment) -> int:
-    """Return the positions of a training sequence."""
+    """Return the number of positions of a training sequence."""
     length: int = experiment.instance.split("train").inputs_ST.shape[1]
     return length
 
@@ -158,13 +158,13 @@ def _shape(experiment: Experiment, members: int) -> tuple[Any, ...]:
 
 
 def time_step(experiment: Experiment, members: int, device: torch.device, limit: float = BUDGET_OF_A_SHAPE) -> float:
-    """Return the seconds of one optimizer step of an ensemble, the shortest of ``STEPS`` after a first.
+    """Return the seconds of one optimizer step of an ensemble: the shortest of ``STEPS`` steps after the first.
 
     Args:
         experiment: layer, task and protocol.
-        members: runs of the ensemble.
-        device: where it is trained.
-        limit: seconds after which no further step begins; the first one counts if it is the only one.
+        members: number of runs of the ensemble.
+        device: device on which it is trained.
+        limit: seconds after which no further step begins; the first step counts if it is the only one.
     """
     data, protocol = experiment.instance.split("train"), experiment.protocol
     runs = [Run(lr=1e-3, weight_decay=0.0, seed=0)] * members
@@ -189,8 +189,8 @@ def time_step(experiment: Experiment, members: int, device: torch.device, limit:
 def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
     """Return the seconds of one step of one run on the GPU of a reference result, and the GPU's name.
 
-    The result must be of the same layer, task, data, widths and batch; the number of steps may be another. Its seconds
-    contain the evaluations; they are shared evenly among the steps of all its runs. None if there is no such result.
+    The result must have the same layer, task, data, widths and batch; its number of steps may differ. Its seconds
+    include evaluations, and are divided evenly among the steps of all its runs. None if there is no such result.
     """
     for entry in ENTRIES.values():
         if entry.mixer != experiment.mixer or entry.layers != experiment.shape.layers:
@@ -204,7 +204,7 @@ def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
 
 
 def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
-    """Return whether a reference result was trained on a GPU, in the settings of an experiment but for its length."""
+    """Return whether a reference result was trained on a GPU, with an experiment's settings except the length."""
     stored = cell["protocol"]
     protocol = Protocol(**{**stored, "optimizer": Optimizer(**stored["optimizer"])})
     if protocol.batch_size != experiment.protocol.batch_size or cell["shape"] != asdict(experiment.shape):
@@ -216,13 +216,13 @@ def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
 def work_left(
     experiment: Experiment, grid: Sequence[Run], more_seeds: Sequence[int], storage: BaseStorage | None, folder: Path
 ) -> Work:
-    """Return what is left to train of an experiment.
+    """Return the part of an experiment that is not trained yet.
 
     Args:
         experiment: layer and task, as identified.
         grid: runs of the grid.
-        more_seeds: seeds that the chosen point is repeated with.
-        storage: where finished runs are recorded; None if there is none yet.
+        more_seeds: seeds with which the chosen point is repeated.
+        storage: storage of finished runs; None if there is none yet.
         folder: results folder with the checkpoints.
     """
     done = [] if storage is None else done_of(grid, experiment, storage)
@@ -230,7 +230,7 @@ def work_left(
     saved = sum(saved_step(experiment, run, folder) for run in grid if run not in finished)
     unfinished = len(grid) - len(done)
 
-    # Repeats are known once the grid is finished.
+    # The repeated point is known when the grid is finished.
     repeats = len(more_seeds)
     if not unfinished and storage is not None:
         chosen = choose_point(done)
@@ -243,7 +243,7 @@ def work_left(
 
 
 def sentence(durations: Sequence[Duration]) -> str:
-    """Return how long all the work takes, here and on the GPU of the reference results; empty if neither is known."""
+    """Return in words how long all work takes here and on the GPU of the reference results; empty if unknown."""
     here = [duration.here for duration in durations if duration.here is not None]
     timed = len(here) - sum(duration.estimated for duration in durations)
     on_gpu = [duration.recorded for duration in durations if duration.recorded is not None]

@@ -23,7 +23,7 @@ from tasks import TASKS
 from tasks.base import Task
 
 LONGEST_DIFFERENCE = 200
-"""Characters of a study's title for the settings that differ from the defaults; SQL storages take 512 in all."""
+"""Largest number of characters for changed settings in a study's title; SQL storages allow 512 in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Experiment:
         mixer_config: the layer's ``Config``.
         task: registered name.
         task_config: the task's ``Config``.
-        difficulty: name of the task's setting, for readers; ``task_config`` alone identifies it.
+        difficulty: name of the task's setting, for readers; only ``task_config`` identifies it.
         shape: widths and number of layers.
         protocol: length and settings of training.
         precision: dtype of the matrix products.
-        short_convolution: positions that the convolution before each layer spans; 0 is none.
+        short_convolution: positions that the convolution before each layer spans; 0 for none.
         preset: name of the preset, for readers; the other settings identify the experiment.
-        revision: number, from 1, of the study among those with equal settings but code that trains differently
+        revision: number, from 1, of the study among studies with equal settings whose code trains differently
             (``runners.mad.search.identity``).
     """
 
@@ -69,7 +69,7 @@ class Experiment:
 
     @property
     def remark(self) -> str | None:
-        """What tables must say beside results of the layer at the length of the training sequences."""
+        """Remark of tables on results of the layer at the length of the training sequences; None if there is none."""
         return self.layer.remark(self.mixer_config, self.instance.split("train").inputs_ST.shape[1])
 
     def build(self) -> Backbone:
@@ -78,7 +78,7 @@ class Experiment:
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings that decide the result, as JSON-able values; without switches that are off."""
+        """Return the settings that decide the result, as JSON-able values, without switches that are off."""
         left_out = ["revision", *switched_off(self)]
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in switched_off(self.mixer_config):
@@ -104,17 +104,17 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Name of the study: layer, task, difficulty, start of the fingerprint, revision unless it is the first."""
+        """Name of the study: layer, task, difficulty, start of the fingerprint, and the revision if not the first."""
         return f"{self._plain_label} {self._rest}"
 
     @property
     def heading(self) -> str:
-        """Name of the study above tables and charts: as ``name``, but with the label of the layer."""
+        """Name of the study in headings of tables and charts: as ``name``, but with the label of the layer."""
         return f"{self.label} {self._rest}"
 
     @property
     def title(self) -> str:
-        """Name of the study in the storage: the settings that differ from the defaults stand in place of ``custom``."""
+        """Name of the study in the storage: as ``name``, with the changed settings instead of ``custom``."""
         words = [self._plain_label, self.task, self.difficulty]
         if differences := self._differences():
             words[2:] = [word for word in words[2:] if word not in ("baseline", "custom")]
@@ -132,11 +132,11 @@ class Experiment:
 
     @property
     def _rest(self) -> str:
-        """What follows the layer in the name of a study."""
+        """Return the part of a study's name after the layer."""
         return f"{self.task} {self.difficulty} {self._end}"
 
     def _differences(self) -> list[str]:
-        """Return the settings that differ from the defaults, in words; under a preset, those of the layer alone."""
+        """Return the settings that differ from the defaults, in words; under a preset, only settings of the layer."""
         pairs = [(self.mixer_config, type(self.mixer_config)())]
         if self.preset == "grid":
             pairs += [(self.shape, Shape()), (self.protocol, Protocol())]
@@ -152,7 +152,7 @@ class Experiment:
 
     @property
     def setting(self) -> str:
-        """The task, with its difficulty unless that is the baseline."""
+        """The task, with its difficulty unless it is the baseline."""
         return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     def run_id(self, run: Run) -> str:
@@ -180,18 +180,18 @@ def call_as_in_training(
 ) -> None:
     """Call a model on one sequence for two runs at once, as training does for all runs.
 
-    For a layer from outside this includes the backward pass, which may fail for several runs though not for one.
+    For a layer from outside this includes the backward pass, which may fail for several runs even if it works for one.
 
     Args:
         experiment: experiment whose layer is tried.
         build: builds the model of one run.
         positions: length of the sequence.
-        device: where the model is called.
+        device: device on which the model is called.
 
     Raises:
         ContractError: the model's buffers depend on the seed.
-        Exception: errors of the layer's own code, with a note that names the mixer; those of ``torch.func.vmap`` have
-            another one with its rules (``Ensemble.logits``).
+        Exception: errors of the layer's own code, with a note that names the mixer. Errors of ``torch.func.vmap`` have
+            a second note with its rules (``Ensemble.logits``).
     """
     foreign = experiment.mixer not in MIXERS
     two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
@@ -217,16 +217,16 @@ def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
 
 
 def study_folder(folder: Path, experiment: Experiment) -> Path:
-    """Return the folder of a study's summary and figures below a results folder; it has the heading as its name.
+    """Return the folder of a study's summary and figures below a results folder, named after the study's heading.
 
-    Earlier versions gave it the name of the study, under which it is found again.
+    Earlier versions named it after the study; such a folder is still found.
     """
     path, earlier = (folder / "studies" / re.sub(r"[^\w.+-]+", "-", e) for e in (experiment.heading, experiment.name))
     return earlier if earlier.is_dir() else path
 
 
 def first_layer(experiment: Experiment) -> Layer:
-    """Build a model and return its first layer; the state of torch's generator stays as it is.
+    """Build a model and return its first layer; the state of torch's generator is restored.
 
     Raises:
         ValueError: the layer cannot be built; the message names the mixer.

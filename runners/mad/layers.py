@@ -70,9 +70,9 @@ def choose_layers(
 
     Args:
         mixers: names of layers.
-        values: options of layers; each layer takes those that it has.
-        shape: widths and number of layers, of the Transformer if there is a ``figure``.
-        short_convolution: positions that a convolution before each layer spans, the Transformer included; 0 is none.
+        values: options of layers; each layer takes the options that it has.
+        shape: widths and number of layers; with a ``figure``, those of the Transformer.
+        short_convolution: positions that a convolution before each layer spans, the Transformer included; 0 for none.
         figure: cost to match, or None.
         say: prints a line.
         strict: whether a layer that cannot match is an error instead of being left out.
@@ -105,7 +105,7 @@ def choose_layers(
 def _transformer_cost(
     transformer: type[Layer], figure: Figure, values: dict[str, Any], shape: Shape, say: Callable[[str], None]
 ) -> int:
-    """Count and print the cost of the Transformer that the other layers match.
+    """Count and print the Transformer's cost, which the other layers match.
 
     Raises:
         ValueError: it cannot be built.
@@ -133,7 +133,7 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
     """
     try:
         shape, found = match(figure, target, choice.layer, choice.config, choice.shape)
-    except Exception as error:  # a user's layer may fail in any way while it is counted
+    except Exception as error:  # a user's layer may raise anything while it is counted
         raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
 
     say(
@@ -148,9 +148,9 @@ Counted = dict[str, list[tuple[Choice, list[str]]]]
 
 
 def print_layers(choices: Sequence[Choice], console: Console) -> None:
-    """Print one row a layer, under its family: its paper, its width, its costs.
+    """Print one row per layer, grouped by family: its paper, width and costs.
 
-    On a console too narrow for whole names, the width stands below the name, and the table has no lines.
+    On a console too narrow for complete names, the width is printed below the name, and the table has no lines.
     """
     families: Counted = {}
     with console.status("counting") as status:
@@ -158,14 +158,14 @@ def print_layers(choices: Sequence[Choice], console: Console) -> None:
             status.update(f"counting {choice.label}")
             families.setdefault(choice.layer.family, []).append((choice, choice.costs().cells()))
 
-    # The table is wide if it fits without the papers, which may be broken into lines.
+    # The table is wide if it fits without the papers, whose names may be wrapped.
     bare = Measurement.get(console, console.options.update(max_width=1000), _table(families, wide=True, papers=False))
     console.print(_table(families, wide=bare.maximum <= console.width, papers=True))
     console.print(FOOTNOTE)
 
 
 def _table(families: Counted, wide: bool, papers: bool) -> Table:
-    """Make the table of layers; a ``wide`` one has a column for the width, and lines."""
+    """Return the table of layers; if ``wide``, it has a column for the width, and lines."""
     # Columns.
     if wide:
         table = Table(show_lines=True)

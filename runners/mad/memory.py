@@ -1,4 +1,4 @@
-"""The least memory that the data and the models of an experiment take."""
+"""Lower bounds of the memory that the data and the models of an experiment need."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,23 +14,23 @@ from runners.memory import require_memory
 from tasks.base import BLOCK
 
 TOKEN_BYTES = 17
-"""Bytes of a position of a data set: token, target, and whether it is scored."""
+"""Bytes per position of a data set: token, target, and whether it is scored."""
 COPIES = 5
-"""Floats of a parameter in training: itself, its gradient, two moments, and the one that the best evaluation kept."""
+"""Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
 
 
 def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
-    """Refuse an experiment that cannot fit into memory; nothing of it is drawn or built for that.
+    """Refuse an experiment that cannot fit into memory, before its data are drawn or its models are built.
 
     Args:
         experiment: the experiment.
-        together: runs that are trained at the same time.
-        device: where they are trained.
+        together: number of runs that are trained at the same time.
+        device: device on which they are trained.
 
     Raises:
-        ValueError: data, parameters or activations take more memory than there is, or the layer cannot be built.
+        ValueError: data, parameters or activations need more memory than there is, or the layer cannot be built.
     """
-    # Data lie in the machine's memory, too.
+    # Data are in the machine's memory, too.
     sequences, length = _data(experiment.task_config)
     data = TOKEN_BYTES * max(sequences * length, BLOCK * _longest(experiment.task_config))
     advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
@@ -40,7 +40,7 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     advice = "lower --width, --mlp-width, --layers, --together or the task's vocabulary"
     require_memory(models, device, f"{together} runs of {experiment.label}", advice)
 
-    # A layer keeps at least its inputs for the backward pass, in 16 bits or more.
+    # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     shape = experiment.shape
     kept = 2 * together * experiment.protocol.batch_size * length * shape.width * shape.layers
     advice = "lower --batch-size, --together, --layers or the lengths of the task"
@@ -48,13 +48,13 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
 
 
 def _data(config: Any) -> tuple[int, int]:
-    """Return the sequences of all splits, and the tokens in one of them."""
+    """Return the number of sequences of all splits, and the number of tokens per sequence."""
     length = getattr(config, "length", getattr(config, "context", 1))
     return config.train_examples + 2 * config.eval_examples, length
 
 
 def _longest(config: Any) -> int:
-    """Return a lower bound of the tokens in the longest sequence, those of extrapolation sets included."""
+    """Return a lower bound of the length of the longest sequence, including extrapolation sets."""
     _, length = _data(config)
     factors = getattr(config, "extrapolation_factors", ())
     lengths = getattr(config, "extrapolation_lengths", ())
@@ -62,7 +62,7 @@ def _longest(config: Any) -> int:
 
 
 def _parameters(experiment: Experiment) -> int:
-    """Return the parameters of a model's layers, which know nothing of the task, and of its embedding and readout."""
+    """Return the number of parameters of a model's layers, embedding and readout."""
     shape = experiment.shape
     key = experiment.layer, repr(experiment.mixer_config), replace(shape, layers=1)
     if key not in _counted:
@@ -72,17 +72,17 @@ def _parameters(experiment: Experiment) -> int:
 
 
 _counted: dict[tuple[type[Layer], str, Shape], tuple[int, int]] = {}
-"""Parameters of models with one layer and with two, by layer, configuration and shape."""
+"""Number of parameters of models with one layer and with two, by layer, configuration and shape."""
 
 
 def _of_one_and_two_layers(experiment: Experiment) -> tuple[int, int]:
-    """Count the parameters of a language model of one token with one layer, and of one with two."""
+    """Count the parameters of language models with a vocabulary of one token, with one layer and with two layers."""
 
     def of_layers(count: int) -> int:
         shape = replace(experiment.shape, layers=count)
         return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, shape, vocab_size=1))
 
-    # Without memory, if the layer can be built so.
+    # Build on the meta device, without memory, if the layer allows it.
     try:
         with torch.device("meta"):
             return of_layers(1), of_layers(2)

@@ -34,9 +34,9 @@ MOST = {
     "layers": 10**3,
     "short_convolution": 10**3,
 }
-"""Largest values of options that would take years, or lists of as many entries."""
+"""Largest values of options; larger values would take years."""
 LARGEST = 10**12
-"""Largest value of the other whole numbers; ``runners.mad.memory`` refuses what does not fit into memory."""
+"""Largest value of the other whole numbers; ``runners.mad.memory`` refuses settings that do not fit into memory."""
 
 FEW_EXAMPLES = {"train_examples": 3200, "eval_examples": 320}
 QUICK_TASKS: dict[str, dict[str, Any]] = {
@@ -63,42 +63,42 @@ QUICK_TASKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Train single layers on diagnostic tasks and tabulate what they reach.
+    """Train single layers on diagnostic tasks and tabulate their accuracies.
 
     Attributes:
         mixer: layers to train: registered names, package.module:Class, or all.
         task: tasks to train on, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
-        preset: quick is every task in a small setting, minutes on a laptop, not the published protocol; demo is one RT
-            layer against one Transformer layer on a short in-context recall.
+        preset: quick trains every task in a small setting, in minutes on a laptop, and is not the published protocol;
+            demo trains one RT layer and one Transformer layer on a short in-context recall.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
-        grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide has 2e-3 and 5e-3 besides; both have weight decays 0, 0.1.
+        grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide also has 2e-3 and 5e-3; both have weight decays 0, 0.1.
         lr: peak learning rates, in place of the grid's.
         weight_decay: weight decays, in place of the grid's.
         epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
-        batch_size: sequences a step.
+        batch_size: sequences per step.
         evaluations: evaluations on the validation split during training.
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: stacked layers.
-        short_convolution: positions that a causal convolution spans before each layer, whichever it is; 0 is none.
-        match: make each layer but the Transformer as wide as gives it the Transformer's parameters, state, or FLOPs,
-            the last two at 128 positions, whatever the task's length.
+        short_convolution: positions that a causal convolution before each layer spans; 0 for none.
+        match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
+            and FLOPs are counted at 128 positions, independent of the task's length.
         together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.
-        rebuild: take finished runs whose folders the storage does not know into the storage, before training.
-        keep: which models stay once a study has its result: all; best, those of the chosen point; or none.
+        rebuild: before training, add finished runs that the storage lacks, from their folders.
+        keep: which models are kept after a study has its result: all; best, those of the chosen point; or none.
         wandb: Weights & Biases mode.
         wandb_project: W&B project, mad unless given
         wandb_entity: W&B user or team, the default of your login unless given.
         wandb_tags: W&B tags of each run.
-        reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
+        reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
         list: print the layers with parameters, state and FLOPs, and train nothing.
-        dry_run: print what would be trained, what of it is finished and what the rest takes, and train nothing.
+        dry_run: print which runs would be trained, which are finished and how long the others take, and train nothing.
     """
 
     groups: ClassVar[dict[str, str]] = {"mixer": "study", "width": "model", "together": "output"}
@@ -138,7 +138,7 @@ class Options:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Grid points × seeds; with ``seeds_of`` chosen those of seed 0 alone."""
+        """Grid points × seeds; with ``seeds_of`` chosen, only seed 0."""
         lrs, decays = self.lr or GRIDS[self.grid], self.weight_decay or WEIGHT_DECAYS
         seeds = range(self.seeds if self.seeds_of == "all" else 1)
         points = product(lrs, decays, seeds)
@@ -146,12 +146,12 @@ class Options:
 
     @property
     def more_seeds(self) -> Sequence[int]:
-        """Seeds that the chosen point alone is repeated with."""
+        """Seeds with which only the chosen point is repeated."""
         return () if self.seeds_of == "all" else range(1, self.seeds)
 
     @property
     def tracking(self) -> Tracking:
-        """Where curves are logged."""
+        """Settings of Weights & Biases."""
         return Tracking(
             mode=self.wandb,
             folder=self.out,
@@ -213,23 +213,23 @@ PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
 
 
 OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "match")
-"""Options that a preset stands for: with another value of one, results are no more called by its name."""
+"""Options that define a preset. If one of them has another value, results do not have the preset's name."""
 
 
 def preset_name(options: Options) -> str:
-    """Return the preset whose name results of these options have; ``grid``, the default, has no name."""
+    """Return the preset that names results of these options; ``grid`` if an option of the chosen one was changed."""
     preset, _ = PRESETS[options.preset]
     same = all(getattr(options, name) == getattr(preset, name) for name in OF_A_PRESET)
     return options.preset if same else "grid"
 
 
 def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
-    """Options of a command line, and those that it sets of the mixers and of the tasks.
+    """Return the options of a command line, and the settings that it gives to layers and to tasks.
 
     Raises:
         ValueError: an option is unknown, missing, or out of bounds; the message says what to do.
     """
-    # The preset and what excludes its defaults decide how the rest is read.
+    # The preset, and options that exclude its defaults, decide how the rest is read.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", nargs="?", default="grid")
     preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
@@ -244,7 +244,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
 
 
 def check_options(options: Options) -> None:
-    """Raise ValueError where an option is missing, out of bounds, or excluded by another one."""
+    """Raise ValueError if an option is missing, out of bounds, or excluded by another option."""
     instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
     for name, preset in instead.items():
         if not getattr(options, name) and not (options.list and name == "task"):

@@ -1,4 +1,4 @@
-"""The experiments that options ask for."""
+"""The experiments that follow from the options."""
 
 import math
 from collections.abc import Callable
@@ -23,13 +23,13 @@ Say = Callable[[str], None]
 def plan_experiments(
     options: Options, mixer_values: dict[str, Any], task_values: dict[str, Any], say: Say = lambda line: None
 ) -> list[Experiment]:
-    """Return the experiments that options ask for: tasks × difficulties × layers; each layer is built once as a check.
+    """Return the experiments of the options: tasks × difficulties × layers; each layer is built once as a check.
 
     Args:
         options: checked options.
-        mixer_values: settings of layers; each layer takes those that it has.
+        mixer_values: settings of layers; each layer takes the settings that it has.
         task_values: settings of tasks, likewise.
-        say: prints which settings do not apply to which layer or task.
+        say: prints the settings that do not apply to a layer or a task.
 
     Raises:
         ValueError: a name or a setting is wrong; the message says how to correct it.
@@ -70,10 +70,10 @@ def plan_experiments(
 
 
 def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choice]:
-    """Return the layers that options ask for.
+    """Return the layers of the options.
 
     Raises:
-        ValueError: one is unknown, cannot be built, or cannot meet ``--match``.
+        ValueError: a layer is unknown, cannot be built, or cannot meet ``--match``.
     """
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
     names = expand(options.mixer, MIXERS)
@@ -82,7 +82,7 @@ def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choi
 
 
 def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the task's configurations of the chosen difficulties, with their names.
+    """Return the chosen difficulties of a task: names and configurations.
 
     Args:
         task: registered name.
@@ -94,13 +94,13 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     """
     task_class = find_task(task)
 
-    # The baseline: defaults, then the preset's settings of its own tasks, then those that were given.
+    # The baseline: defaults, then settings of the preset, then given settings.
     _, preset_tasks = PRESETS[options.preset]
     preset_values = preset_tasks.get(task, {})
     values = {**preset_values, **values}
     base = _configured(task, values)
 
-    # The names chosen from the baseline and the task's sweeps.
+    # The chosen names among the baseline and the task's sweeps.
     named = {
         f"{name.replace('_', '-')}-{value}": {**values, name: value}
         for name, sweep in task_class.sweeps.items()
@@ -112,7 +112,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     if unknown := [name for name in chosen if name != "baseline" and name not in named]:
         raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from baseline, all, {', '.join(named)}")
 
-    # The baseline's label says whether its settings are the task's, the preset's or others.
+    # The baseline's label says whether its settings come from the task, the preset or the command line.
     as_preset = task in preset_tasks and base == override(task_class.Config, preset_values)
     own_name = as_preset and preset_name(options) == options.preset
     label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
@@ -122,7 +122,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
 
 
 def _configured(task: str, values: dict[str, Any]) -> Any:
-    """Return a task's settings; an error names the task, because other tasks may accept the same values."""
+    """Return a task's settings. An error names the task, because other tasks may accept the same values."""
     try:
         return override(find_task(task).Config, values)
     except ValueError as error:

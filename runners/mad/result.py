@@ -1,4 +1,4 @@
-"""What ``runners.mad.study`` returns."""
+"""The result of ``runners.mad.study``."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,7 @@ from runners.mad.training.protocol import Run
 from tasks.base import Accuracy, Batch
 
 Table = list[dict[str, Any]]
-"""Rows with the same keys; ``pandas.DataFrame(rows)`` takes them."""
+"""Rows with the same keys, from which ``pandas.DataFrame(rows)`` makes a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class Study:
     """A finished study.
 
     Attributes:
-        experiment: what was trained: layer, task, protocol.
-        summary: grid points, the chosen one, ceiling, chance, costs.
+        experiment: the experiment that was trained: layer, task, protocol.
+        summary: grid points, the chosen point, ceiling, chance, costs.
         out: folder of results.
-        reference: folder of reference rows, if they are wanted.
+        reference: folder of reference rows; None for no reference rows.
     """
 
     experiment: Experiment = field(repr=False)
@@ -45,12 +45,12 @@ class Study:
 
     @property
     def test(self) -> dict[str, Estimate]:
-        """Figures of the chosen point on the test split, with 95% intervals where there are several seeds.
+        """Figures of the chosen point on the test split, with 95% intervals if there are several seeds.
 
         Keys: ``sequence_accuracy``, ``token_accuracy``, ``loss`` (nats). Empty if every point diverged.
 
         Raises:
-            DamagedFileError: a model or the test figures of the chosen point are gone or damaged.
+            DamagedFileError: a model or the test figures of the chosen point are missing or damaged.
         """
         chosen = self.summary.chosen_point
         if chosen is not None and not self.summary.is_tested:
@@ -69,7 +69,7 @@ class Study:
         return self.summary.chance
 
     def points(self) -> Table:
-        """One row a grid point: its settings, means over seeds, and whether it was chosen."""
+        """One row per grid point: its settings, means over seeds, and whether it was chosen."""
         rows = []
         for point in self.summary.points:
             means = {name: estimate.mean for name, estimate in (point.estimates or {}).items()}
@@ -80,11 +80,11 @@ class Study:
 
     @cached_property
     def rankings(self) -> list[Ranking]:
-        """The layer among the reference rows of equal task and training; empty if none are wanted."""
+        """The layer among the reference rows of equal task and training; empty without reference rows."""
         return [] if self.reference is None else rankings([self.summary], [Standing.of(self.summary)], self.reference)
 
     def ranking(self) -> Table:
-        """One row for this layer and for each reference row, the best first: rank, layer, seeds, test accuracies."""
+        """One row for this layer and one per reference row, best first: rank, layer, seeds, test accuracies."""
         rows = []
         for found in self.rankings:
             for rank, standing in ranked([*found.own, *found.rows]):
@@ -95,10 +95,10 @@ class Study:
         return rows
 
     def curves(self) -> Table:
-        """One row an evaluation of a run: its settings, the step, training loss, validation figures (None if diverged).
+        """One row per evaluation of a run: settings, step, training loss, validation figures (None if diverged).
 
         Raises:
-            ValueError: the record of a run is gone or damaged.
+            ValueError: the record of a run is missing or damaged.
         """
         rows = []
         for run in self.runs:
@@ -118,7 +118,7 @@ class Study:
         """The chosen point's model with the best validation score, on the CPU: tokens (B, T) to logits (B, T, V).
 
         Raises:
-            ValueError: every point diverged, or the model's file is gone or damaged.
+            ValueError: every point diverged, or the model's file is missing or damaged.
         """
         if (run := self.summary.best_run) is None:
             raise ValueError(f"{self.summary.heading}: every point diverged, so there is no model")

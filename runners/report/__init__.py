@@ -1,1 +1,1 @@
-"""The report: what the files of results hold, as one page."""
+"""The report: all stored results as one HTML page."""

@@ -1,11 +1,11 @@
-"""Write what the project knows as one page.
+"""Write all results of the project as one HTML page.
 
     python -m runners.report                       # results/report/index.html
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
 
-The page is one file that loads nothing: leaderboards, pictures, whether scores predict the losses of language models,
-the paper line by line, and speeds. It is made from ``results/reference``, ``results/published`` and the studies that
-are given, at whatever stage they are: what has no record is "not trained". Nothing is trained.
+The page is one file that loads no other file. It shows leaderboards, pictures, the correlation of scores with losses of
+language models, the paper's claims, and speeds. It is made from ``results/reference``, ``results/published`` and the
+given studies, finished or not; results without a record are "not trained". Nothing is trained.
 """
 
 from runners.interrupt import end_at_once
@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
 from runners.report.language import read_language_models
@@ -44,14 +45,14 @@ from runners.report.transition import finished_models
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write what the project knows as one page.
+    """Write all results of the project as one HTML page.
 
     Attributes:
-        studies: folders of your own studies, or their summary.json, to stand in the same tables.
+        studies: folders of your own studies, or their summary.json, to show in the same tables.
         out: folder of results; the page is report/index.html in it.
     """
 
-    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
     out: Path = Path("results")
 
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_out(options.out)
 
         # The records.
-        own, records = read_own(options.studies), Records(FOLDER.parent / "published")
+        own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")
         published = reference_board(FOLDER, "full", own["full"])
         quick = reference_board(FOLDER, "quick", own["quick"])
         boards = [published, quick, short_board(records.folder)]

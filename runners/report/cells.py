@@ -1,7 +1,7 @@
 """The cells of the leaderboards: a layer on a task, from the reference results, the short searches and given studies.
 
-There are three boards. Cells of one board were trained under one protocol, except a user's own, which say in what they
-differ from it.
+There are three boards. All cells of a board were trained under the same protocol, except a user's own cells, which list
+the options in which they differ.
 """
 
 import json
@@ -25,7 +25,7 @@ from tasks import TASKS
 from tasks.base import Accuracy, Task
 
 SHORT = Path("2026-11-21-all-layers/results.json")
-"""The short searches, below the folder of published records."""
+"""File of the short searches, below the folder of published records."""
 SHORT_COMMAND = "python -m runners.mad --mixer all --task all --steps 600 --evaluations 6"
 Kind = Literal["layer", "variant", "own"]
 METRICS = ("sequence", "token")
@@ -37,13 +37,13 @@ class Cell:
 
     Attributes:
         row: label of the layer.
-        kind: a registered layer with its defaults, a variant of one, or somebody's own study.
+        kind: a registered layer with its defaults, a variant of a registered layer, or a user's own study.
         standing: accuracies, limits and costs.
         content: the cell as ``runners.mad.reference.cells`` stores it; the short searches lack curves.
-        differs: options that its training would need to be of the board's protocol.
-        stale: trained on other data, or by code that trains otherwise than today's.
-        command: what made it.
-        record: file that holds it.
+        differs: options that a training under the board's protocol would need in addition.
+        stale: whether it was trained on other data, or by code that trains differently from today's code.
+        command: command that trains it.
+        record: file that contains it.
         diagnosis: content of ``diagnosis.json``, if there is one.
     """
 
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def short(self) -> bool:
-        """Whether it had other steps than the board's protocol asks for."""
+        """Whether its number of steps differs from the board's protocol."""
         return any(option.startswith("--steps") for option in self.differs)
 
     def values(self, metric: str) -> list[float]:
@@ -84,10 +84,10 @@ class Board:
 
     Attributes:
         name: key in the page.
-        title: what readers call it.
-        protocol: in words, how its cells were trained.
-        warning: what must be known before its figures are used.
-        rows: labels of all rows, also of those without a cell, with their kind and family.
+        title: title for readers.
+        protocol: description of the training of its cells.
+        warning: limits of its figures that a reader must know.
+        rows: kind and family of each row by label, including rows without a cell.
         cells: cells by row and task.
     """
 
@@ -100,12 +100,12 @@ class Board:
 
     @property
     def trained(self) -> int:
-        """Number of cells of the protocol that are there."""
+        """Number of cells of the protocol that are trained."""
         return sum(cell.kind != "own" for cell in self.cells.values())
 
     @property
     def expected(self) -> int:
-        """Number of cells that the protocol has."""
+        """Number of cells of the protocol, trained or not."""
         return sum(kind != "own" for kind, _ in self.rows.values()) * len(TASKS)
 
 
@@ -113,9 +113,9 @@ def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell]) -
     """Return the board of a protocol of the reference results, with a user's own cells of the same tasks.
 
     Args:
-        folder: of the reference results.
+        folder: folder of the reference results.
         protocol: full or quick.
-        own: cells of the user's studies of this protocol's tasks.
+        own: cells of the user's studies whose task settings are those of this protocol.
     """
     cells_folder = protocol_folder(folder, protocol)
     contents = [content for task in TASKS for content in read_cells(cells_folder, ENTRIES.values(), task)]
@@ -140,7 +140,7 @@ def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell]) -
 
 
 def short_board(published: Path) -> Board | None:
-    """Return the board of the short searches of all layers; None if their record is not there."""
+    """Return the board of the short searches of all layers; None if their record is missing."""
     file = published / SHORT
     rows, cells = {}, {}
     for found in read_json(file) or []:
@@ -180,14 +180,14 @@ def _positions(task: str, config: str) -> int:
 
 
 def task_of(name: str, settings: Mapping[str, Any]) -> Task:
-    """Return a task with the settings that a JSON file holds."""
+    """Return a task with settings from a JSON file."""
     plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     kind = TASKS[name]
     return kind(kind.Config(**plain))
 
 
 def training_flops(cell: Cell) -> float | None:
-    """Return the FLOPs of training one run: three forward passes of the layer for each token of each step."""
+    """Return the FLOPs of training one run: three forward passes of the layer per token of each step."""
     flops = cell.standing.costs.flops_per_token
     if not flops or "protocol" not in cell.content:
         return None
@@ -196,7 +196,7 @@ def training_flops(cell: Cell) -> float | None:
 
 
 def _describe(protocol: ProtocolName) -> str:
-    """Return a protocol in words, from its options."""
+    """Return a description of a protocol, made from its options."""
     options = options_of(ENTRIES["transformer"], "parity", protocol)
     length = f"{options.steps:,} steps" if options.steps else f"{options.epochs or 200} epochs"
     lrs = ", ".join(f"{lr:g}" for lr in sorted({run.lr for run in options.runs}))

@@ -1,10 +1,10 @@
-"""Do the diagnostics predict language modelling? Rank correlations of scores with the losses of small language models.
+"""Rank correlations of the diagnostics' scores with the losses of small language models.
 
-The language models are those of ``runners.c4.reference``: every layer in one setting. A correlation is Spearman's ρ
-over layers between a score, of a task or the mean rank, and a loss, with the sign turned so that 1 means "layers that
-score better have the lower loss". *Within families* it is the correlation of the ranks after each family's mean is
-taken off: do scores order the members of a family, beyond telling families apart? Its interval is the percentile
-bootstrap over layers (Efron and Tibshirani 1993, chapter 13).
+The language models are those of ``runners.c4.reference``: every layer in one setting. A score is the accuracy on a task
+or the mean rank over tasks. A correlation is Spearman's ρ over layers between a score and a loss. Its sign is chosen so
+that 1 means "layers with better scores have lower losses". The correlation *within families* is computed from ranks
+after the mean rank of each family is subtracted; it shows whether scores order the members of a family. Intervals are
+percentile bootstrap intervals over layers (Efron and Tibshirani 1993, chapter 13).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ LOSSES = {
     "recall": ("recall_loss", "loss of recall tokens"),
     "rest": ("rest_loss", "loss of the other tokens"),
 }
-"""By short name, the key in a run and what the page calls it."""
+"""Losses by short name: key in a run, and name in the page."""
 MEAN_RANK = "mean rank"
 LEAST = 6
-"""Layers below which there is no correlation: of all orders of five layers, one in twelve has |ρ| of 0.9 or more."""
+"""Least number of layers of a correlation: with five layers, one random order in twelve has |ρ| of 0.9 or more."""
 
 Floats = NDArray[np.float64]
 
@@ -39,13 +39,13 @@ class LanguageModel:
     """A layer as a language model, at its best learning rate.
 
     Attributes:
-        layer: its name.
-        family: its family.
-        parameters: parameters without the embeddings.
-        tokens: tokens that a run reads.
+        layer: name of the layer.
+        family: family of the layer.
+        parameters: number of parameters without the embeddings.
+        tokens: number of tokens that a run reads.
         lr: the learning rate.
-        values: by short name of a loss, that of each seed in nats a token.
-        bits_per_byte: mean over the seeds; None if it is not known.
+        values: the loss of each seed in nats per token, by short name of the loss.
+        bits_per_byte: mean over the seeds; None if unknown.
         finished: whether every run of the layer is trained.
     """
 
@@ -69,8 +69,8 @@ class Rho:
 
     Attributes:
         value: the correlation.
-        low: lower end.
-        high: upper end.
+        low: lower end of the interval.
+        high: upper end of the interval.
     """
 
     value: float
@@ -78,20 +78,20 @@ class Rho:
     high: float
 
     @property
-    def tells(self) -> bool:
-        """Whether the interval leaves zero out."""
+    def excludes_zero(self) -> bool:
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
-    """How a score goes with the losses of language models.
+    """The correlations of a score with the losses of language models.
 
     Attributes:
         score: a task, or the mean rank.
-        layers: number of layers that have both.
-        pooled: correlation over all layers by loss; None with too few layers, or if all scores are the same.
-        within: the same within families.
+        layers: number of layers with both the score and a language model.
+        pooled: correlation over all layers by loss; None with too few layers, or if all scores are equal.
+        within: correlation within families by loss; None likewise.
     """
 
     score: str
@@ -101,7 +101,7 @@ class Correlations:
 
 
 def read_language_models(folder: Path) -> list[LanguageModel]:
-    """Read the language models below a folder, the lowest loss first; layers whose every run diverged are left out."""
+    """Read the language models in a folder, sorted by loss; layers whose runs all diverged are left out."""
     cells = [cell for file in sorted(folder.glob("*.json")) if (cell := read_cell(file)) is not None]
     found = [model for cell in cells if (model := _language_model(cell)) is not None]
     return sorted(found, key=lambda model: model.loss("total"))
@@ -125,7 +125,7 @@ def _language_model(cell: Mapping[str, Any]) -> LanguageModel | None:
 
 
 def scores_of(board: Board, score: str, metric: str) -> dict[str, float]:
-    """Return the score of each registered layer, more is better: mean accuracy on a task, or less the mean rank."""
+    """Return the score of each registered layer: its mean accuracy on a task, or its negative mean rank."""
     if score == MEAN_RANK:
         ranks = mean_ranks(board, metric)
         means = {} if ranks is None else ranks.means
@@ -135,11 +135,11 @@ def scores_of(board: Board, score: str, metric: str) -> dict[str, float]:
 
 
 def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> list[Correlations]:
-    """Return the correlations of each task that has a layer with a language model, and of the mean rank.
+    """Return the correlations of each task and of the mean rank; scores without any language model are left out.
 
     Args:
         board: accuracies of the layers.
-        models: their language models; unfinished ones are left out.
+        models: language models of the layers; unfinished models are left out.
         metric: ``sequence`` or ``token``.
     """
     finished = [model for model in models if model.finished]
@@ -161,13 +161,13 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 
 
 def spearman(x_L: Floats, ys_KL: Floats, families: Sequence[str] | None = None) -> list[Rho | None]:
-    """Return K rank correlations over L layers and their intervals; None where one is not defined.
+    """Return K rank correlations over L layers and their intervals; None for an undefined correlation.
 
     Args:
-        x_L: a figure of each layer.
-        ys_KL: K other figures.
-        families: family of each layer; if given, ranks are compared within families, and families of one layer, which
-            order nothing, do not count.
+        x_L: one figure per layer.
+        ys_KL: K further figures per layer.
+        families: family of each layer; if given, ranks are compared within families, and families of a single layer are
+            left out.
     """
     from scipy.stats import rankdata  # takes a second to import
 
@@ -177,7 +177,7 @@ def spearman(x_L: Floats, ys_KL: Floats, families: Sequence[str] | None = None) 
     if len(x_L) < LEAST:
         return [None] * len(ys_KL)
 
-    # The layers themselves in the first row, then resampled ones.
+    # The first row holds the layers themselves, each further row a bootstrap sample.
     chosen_BL = np.random.default_rng(SEED).integers(len(x_L), size=(1 + RESAMPLES, len(x_L)))
     chosen_BL[0] = np.arange(len(x_L))
     same_BLL = groups_L[chosen_BL][:, :, None] == groups_L[chosen_BL][:, None, :]
@@ -193,7 +193,7 @@ def spearman(x_L: Floats, ys_KL: Floats, families: Sequence[str] | None = None) 
 
 
 def _rho(x_BL: Floats, y_BL: Floats) -> Rho | None:
-    """Return the correlation of the first rows and its interval from the others; None if ranks do not vary."""
+    """Return the correlation of the first rows, with the interval from all other rows; None if ranks do not vary."""
     lengths_B = np.sqrt((x_BL**2).sum(1) * (y_BL**2).sum(1))
     varies_B = lengths_B > 1e-9
     if not varies_B[0]:
@@ -205,7 +205,7 @@ def _rho(x_BL: Floats, y_BL: Floats) -> Rho | None:
 
 
 def answer(found: Sequence[Correlations], loss: str) -> str:
-    """Say in words which score predicts a loss best, and which say nothing."""
+    """Return in words which score predicts a loss best, and which scores do not predict it."""
     known = {row.score: rho for row in found if (rho := row.pooled[loss]) is not None}
     most = max((row.layers for row in found), default=0)
     if not known:
@@ -216,15 +216,15 @@ def answer(found: Sequence[Correlations], loss: str) -> str:
     of_best = (
         f"ρ = {known[best].value:.2f}, 95% interval {known[best].low:.2f} to {known[best].high:.2f}, {layers} layers"
     )
-    silent = [score for score, rho in known.items() if not rho.tells]
+    uncertain = [score for score, rho in known.items() if not rho.excludes_zero]
     against = [score for score, rho in known.items() if rho.high < 0]
 
-    # The answer, then what it does not hold for.
+    # The answer, then the scores that do not predict the loss or predict the opposite.
     words = LOSSES[loss][1]
     if known[best].low > 0:
         chosen = f" As the best of {len(known)} scores it looks better than it is." if len(known) > 1 else ""
         text = f"Yes: the best predictor of the {words} is {best} ({of_best}).{chosen}"
-        text += f" Of no use: {', '.join(silent)}." if silent else ""
+        text += f" Intervals that include zero: {', '.join(uncertain)}." if uncertain else ""
     else:
         text = f"No: no score predicts the {words} (the best is {best}, {of_best})."
-    return text + (f" The wrong way round: {', '.join(against)}." if against else "")
+    return text + (f" Correlated the other way: {', '.join(against)}." if against else "")

@@ -1,6 +1,6 @@
-"""A user's own studies as cells: what ``runners.mad`` has written of them, and the command that makes them again."""
+"""A user's own studies as cells: the results that ``runners.mad`` has written, and the command that trains them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,33 @@ YOURS = " (yours)"
 """End of the label of a user's own study."""
 
 
-def read_own(paths: Sequence[Path]) -> dict[ProtocolName, list[Cell]]:
-    """Read studies as cells, by the protocol whose task settings they share.
+def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[ProtocolName, list[Cell]]:
+    """Read studies as cells, grouped by the protocol whose task settings they share; leave out all other studies.
 
     Args:
         paths: folders of studies, or their summary.json.
+        say: prints a line that names the studies that are left out.
 
     Raises:
-        ValueError: a study cannot be read, or its task has settings that no board has; says what to do.
+        ValueError: a study cannot be read, or all are left out; the message says what to do.
     """
     folders = {path.parent if path.name == "summary.json" else path for path in paths}
     summaries = read_summaries(list(paths))
     of_study = {read_json(folder / "summary.json")["study"]: folder for folder in folders}
 
+    # Studies whose tasks have settings of their own have no table to stand in.
+    protocols = [_protocol(summary) for summary in summaries]
+    if left_out := [s.study for s, protocol in zip(summaries, protocols, strict=True) if protocol is None]:
+        message = f"left out, because no reference result has their task's settings: {', '.join(left_out)}"
+        if len(left_out) == len(summaries):
+            raise ValueError(f"every study is {message}; python -m runners.compare shows them")
+        say(f"{message}; python -m runners.compare shows them")
+
     found: dict[ProtocolName, list[Cell]] = {"full": [], "quick": []}
-    for summary, standing in zip(summaries, told_apart(summaries), strict=True):
-        folder, protocol = of_study[summary.study], _protocol(summary)
+    for summary, standing, protocol in zip(summaries, told_apart(summaries), protocols, strict=True):
+        if protocol is None:
+            continue
+        folder = of_study[summary.study]
         label = standing.mixer + YOURS
         found[protocol].append(
             Cell(
@@ -54,24 +65,17 @@ def read_own(paths: Sequence[Path]) -> dict[ProtocolName, list[Cell]]:
     return found
 
 
-def _protocol(summary: Summary) -> ProtocolName:
-    """Return the protocol that has a study's task settings.
-
-    Raises:
-        ValueError: none has.
-    """
+def _protocol(summary: Summary) -> ProtocolName | None:
+    """Return the protocol with a study's task settings, or None."""
     protocols: tuple[ProtocolName, ...] = ("full", "quick")
     for protocol in protocols:
         if protocol_terms(summary.config["task"], protocol).task_config == terms_of(summary).task_config:
             return protocol
-    raise ValueError(
-        f"{summary.study}: the task has settings of its own, which no reference result has: leave the study out, and "
-        "use python -m runners.compare for it"
-    )
+    return None
 
 
 def _content(summary: Summary, folder: Path) -> dict[str, Any]:
-    """Return what a stored cell would hold, as far as the page reads it."""
+    """Return the fields of a stored cell that the page reads."""
     config, chosen = summary.config, summary.chosen_point
     values = (chosen and chosen.values) or {}
     names = [run_id(summary.study, summary.fingerprint, run) for run in (chosen.runs if chosen else [])]
@@ -116,7 +120,7 @@ def command_of(summary: Summary) -> str:
 
 
 def _defaults(mixer: str) -> Any:
-    """Return a layer's default settings; None for a layer that cannot be imported here."""
+    """Return a layer's default settings; None for a layer that cannot be imported."""
     try:
         return find_mixer(mixer).Config()
     except (ImportError, ValueError):
@@ -124,7 +128,7 @@ def _defaults(mixer: str) -> Any:
 
 
 def _changed(prefix: str, settings: Mapping[str, Any], defaults: Any) -> Iterator[str]:
-    """Yield the options whose values are not the defaults."""
+    """Yield the options whose values differ from the defaults, as the command line spells them."""
     known = asdict(defaults) if is_dataclass(defaults) and not isinstance(defaults, type) else {}
     for name, value in settings.items():
         default = known.get(name)

@@ -1,4 +1,4 @@
-"""The page: what the templates show, and the file that they make."""
+"""The page: the data that the templates show, and the writing of the file."""
 
 import math
 import os
@@ -34,9 +34,9 @@ class Shown:
         board: the board.
         rows: labels of the rows that have cells, the best mean rank first.
         untrained: labels of the other rows.
-        ranks: mean ranks by metric; None where layers have no task in common.
+        ranks: mean ranks by metric; None if the layers have no task in common.
         of_tasks: rank of each row on each task, by metric and task.
-        limits: ceiling and chance of each task; None where no cell holds them.
+        limits: ceiling and chance of each task; None if no cell holds them.
         pictures: the pictures.
     """
 
@@ -56,11 +56,11 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What the scores of a board say of language models.
+    """How well the scores of a board predict the losses of language models.
 
     Attributes:
-        correlations: by metric.
-        answers: by metric, sentences.
+        correlations: correlations by metric.
+        answers: sentences by metric.
         pictures: the pictures.
     """
 
@@ -71,11 +71,11 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Language:
-    """The language models, and what the scores say of them.
+    """The language models, and how well scores predict their losses.
 
     Attributes:
         models: the language models.
-        boards: by name of a board.
+        boards: predictions by name of a board.
         transition: curves of RT against the Transformer.
     """
 
@@ -85,7 +85,7 @@ class Language:
 
 
 def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
-    """Put together what the page shows of a board's scores and the language models."""
+    """Compute what the page shows about a board's scores and the language models."""
     found = {metric: correlations(board, models, metric) for metric in METRICS}
     return Predictions(
         correlations=found,
@@ -95,7 +95,7 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
 
 
 def show(board: Board, pictures: Sequence[Picture]) -> Shown:
-    """Put together what the page shows of a board."""
+    """Compute what the page shows about a board."""
     ranks = {metric: mean_ranks(board, metric) for metric in METRICS}
     known = [row for row in board.rows if any(row == other for other, _ in board.cells)]
     means = ranks["token"].means if ranks["token"] else {}
@@ -126,20 +126,20 @@ def write_page(
 
     Args:
         path: the file.
-        boards: boards; the page opens with the first one that has rows of the user's own, or else with the first.
+        boards: boards; the page opens with the first board that has rows of the user's own, or else with the first.
         language: the language models.
         claims: claims of the paper.
-        anchors: speeds beside the authors' code.
+        anchors: our speeds and the speeds of the authors' code.
         tables: records of benchmarks.
-        results: folder that the claims' records lie in.
-        command: what makes the page.
+        results: folder of the claims' records.
+        command: command that makes the page.
     """
     environment = Environment(
         loader=PackageLoader("runners.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"short": short, "digits": digits, "share": share, "plain": plain}
-    environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "state": state_of}
+    environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "costs_of": costs_of}
 
     verdicts = Counter(claim.verdict for claim in claims)
     own = [shown.board.name for shown in boards if any(kind == "own" for kind, _ in shown.board.rows.values())]
@@ -164,7 +164,7 @@ def write_page(
 
 
 def digits(value: float) -> str:
-    """Return an accuracy with three digits, and more where it would be rounded to 1 without being 1."""
+    """Return an accuracy with three digits, or with four if three would round it up to 1."""
     text = f"{value:.3f}"
     return text if text != "1.000" or value == 1 else f"{math.floor(value * 1e4) / 1e4:.4f}"
 
@@ -175,7 +175,7 @@ def plain(row: str) -> str:
 
 
 def share(cell: Cell, metric: str) -> float | None:
-    """Return where an accuracy lies between chance (0) and ceiling (1)."""
+    """Return an accuracy rescaled so that chance is 0 and the ceiling is 1; None if there is no accuracy."""
     estimate = cell.standing.accuracy(metric)
     if estimate is None:
         return None
@@ -183,7 +183,7 @@ def share(cell: Cell, metric: str) -> float | None:
     return round(min(1.0, max(0.0, (estimate.mean - low) / (high - low))), 3)
 
 
-def state_of(shown: Shown, row: str) -> dict[str, Any]:
+def costs_of(shown: Shown, row: str) -> dict[str, Any]:
     """Return the costs of a row for the table: parameters, states, and whether the state grows."""
     costs = next(cell.standing.costs for (name, _), cell in shown.board.cells.items() if name == row)
     states = list((costs.state_floats or {}).values())
@@ -196,7 +196,7 @@ def state_of(shown: Shown, row: str) -> dict[str, Any]:
 
 
 def circle(style: Style) -> str:
-    """Return the character for a style's mark."""
+    """Return the character of a style's mark."""
     return CIRCLES[style.marker]
 
 

@@ -1,7 +1,7 @@
-"""The paper, line by line: its claims, and what our records show of each.
+"""The claims of the paper, and what our records show for each claim.
 
-``data/claims.toml`` holds the claims. Its texts are Jinja templates that read records through the functions of
-``Evidence``, so that a claim follows its records.
+``data/claims.toml`` holds the claims. Its texts are Jinja templates that read records through the methods of
+``Evidence``, so that the texts change with the records.
 """
 
 import tomllib
@@ -36,7 +36,7 @@ FILES = {
     "training": "2026-11-22-bench-normed-rows/pretraining-nvidia-h200.json",
     "lengths": "2026-11-21-bench-pretraining-third-round/lengths-nvidia-h200.json",
 }
-"""Names of records in the claims."""
+"""Files of records, by their names in the claims."""
 SYNTHETIC = (
     *("in-context-recall", "noisy-in-context-recall", "fuzzy-in-context-recall", "selective-copying"),
     *("compression", "memorization", "copying"),
@@ -45,24 +45,24 @@ SYNTHETIC = (
 RECURRENT = ("parity", "s5-permutations")
 """Tasks whose answers need a state that is carried from token to token."""
 SOLVED = 0.99
-"""Share of the ceiling from which on a task counts as solved."""
+"""Share of the ceiling from which a task counts as solved."""
 NOT_TRAINED = "not trained"
 Verdict = Literal["agrees", "partly", "differs", "not shown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of the paper beside ours.
+    """A claim of the paper, and our results.
 
     Attributes:
-        where: table, figure, theorem or section.
-        claim: what the paper says.
-        verdict: what our records say of it.
-        why: in words, what ours shows, or why it is not shown.
-        table: headings and rows; none for a claim without figures.
-        command: what makes ours.
-        takes: how long that takes.
-        records: what ours is read from, below the folder of results.
+        where: table, figure, theorem or section of the paper.
+        claim: statement of the paper.
+        verdict: whether our records agree.
+        why: our results in words, or why there are none.
+        table: headings and rows; empty for a claim without figures.
+        command: command that makes our results.
+        takes: how long the command takes.
+        records: files of our results, below the folder of results.
     """
 
     where: str
@@ -76,11 +76,11 @@ class Claim:
 
 
 class Evidence:
-    """What the templates of the claims read.
+    """The functions with which the templates of the claims read results.
 
     Args:
-        board: the published protocol.
-        records: published records; the language models stand in the folder beside them.
+        board: the board of the published protocol.
+        records: published records; the language models are in the folder ``reference`` beside them.
     """
 
     def __init__(self, board: Board, records: Records) -> None:
@@ -88,7 +88,7 @@ class Evidence:
         self.transition = Transition(finished_models(records.folder.parent / "reference" / LANGUAGE_MODELS / AGAINST))
 
     def names(self) -> dict[str, Any]:
-        """Return what the templates know by name."""
+        """Return the functions and records of the templates by name."""
         methods = (
             *("acc", "both", "early", "order", "ahead", "synthetic", "recurrence", "depth", "worth", "ablation"),
             *("blocks", "seconds", "parameters"),
@@ -135,7 +135,7 @@ class Evidence:
         return record and record["points"][record["chosen"]]["estimates"][f"test_{metric}_accuracy"]
 
     def _interval(self, mixer: str, task: str, metric: str) -> tuple[float, float] | None:
-        """Return the interval of a layer's accuracy: of the wide grid, or of the paper's where that is not trained."""
+        """Return the interval of a layer's accuracy over the wide grid, or over the paper's grid if that is missing."""
         if (standing := self.standing(mixer, task)) is not None:
             estimate = standing.accuracy(metric)
             if estimate is None:
@@ -147,7 +147,7 @@ class Evidence:
         return found["mean"] - found["half_width"], found["mean"] + found["half_width"]
 
     def order(self, task: str, metric: str) -> str:
-        """Return who is ahead by more than the intervals."""
+        """Return which layer is ahead, unless the intervals overlap."""
         rt, transformer = (self._interval(mixer, task, metric) for mixer in ("rt", "transformer"))
         if rt is None or transformer is None:
             return NOT_TRAINED
@@ -161,7 +161,7 @@ class Evidence:
         return "not shown" if order == NOT_TRAINED else "agrees" if order == "RT ahead" else "differs"
 
     def synthetic(self, metric: str, neither: str | None = None) -> Verdict:
-        """Return whether RT is ahead on all synthetic tasks but ``neither``, on which no layer should be."""
+        """Return whether RT is ahead on all synthetic tasks except ``neither``, on which no layer should be ahead."""
         orders = {task: self.order(task, metric) for task in SYNTHETIC}
         held = [order == ("RT ahead" if task != neither else "within the intervals") for task, order in orders.items()]
         if all(held):
@@ -181,7 +181,7 @@ class Evidence:
         return NOT_TRAINED if depth == NOT_RUN else depth
 
     def depth(self) -> Verdict:
-        """Return whether RT is ahead of one Transformer layer by tokens, on the tasks that this one does not solve."""
+        """Return whether RT has the higher token accuracy on the tasks that one Transformer layer does not solve."""
         pairs = {task: (self.standing("rt", task), self.standing("transformer", task)) for task in TASKS}
         open_tasks = [
             task
@@ -194,7 +194,7 @@ class Evidence:
         return "agrees" if all(ahead) else "partly" if any(ahead) else "differs"
 
     def ablation(self) -> Verdict:
-        """Return whether RT without the norm on persistent pairs is behind RT on the tasks that have both."""
+        """Return whether RT without the norm on persistent pairs is behind RT on the tasks that both are trained on."""
         pairs = [(self.standing("rt", task), self.standing("rt-no-persistent-norm", task)) for task in TASKS]
         known = [(interval(rt), interval(without)) for rt, without in pairs if rt and without]
         behind = [rt[0] > without[1] for rt, without in known]
@@ -203,12 +203,12 @@ class Evidence:
         return "agrees" if all(behind) else "partly" if any(behind) else "differs"
 
     def blocks(self) -> Verdict:
-        """Return whether there are accuracies of longer blocks: the paper states no direction that they must have."""
+        """Return whether accuracies of longer blocks exist; the paper does not say whether they should be lower."""
         rows = [row for length, row in BLOCKS.items() if length > 1]
         return "partly" if any(self.standing(row, task) for row in rows for task in TASKS) else "not shown"
 
     def seconds(self, rows: Sequence[str], tasks: Sequence[str]) -> str:
-        """Return how long the training of some cells took, as far as there are cells."""
+        """Return how long the training of some cells took; cells that are not trained are counted."""
         found = [self.board.cells[row, task] for row in rows for task in tasks if (row, task) in self.board.cells]
         if not found:
             return "not known: none of its cells is trained"
@@ -234,10 +234,10 @@ class Evidence:
 
 
 def read_claims(board: Board, records: Records) -> list[Claim]:
-    """Return the claims with what our records show.
+    """Return the claims with our results.
 
     Raises:
-        ValueError: a claim has no such verdict.
+        ValueError: the verdict of a claim is not one of ``Verdict``.
     """
     environment = Environment(undefined=StrictUndefined, autoescape=False)
     names = Evidence(board, records).names()

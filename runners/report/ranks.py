@@ -1,8 +1,8 @@
 """Mean ranks of layers with bootstrap intervals.
 
-Ranks mean something only among layers that have the same tasks. While results are missing, the mean is over the largest
-block without gaps: the set of at least three tasks and of layers, each layer trained on each task, with the most
-comparisons of two layers on a task. Once every layer has every task, the block is everything.
+Mean ranks are comparable only among layers with the same tasks. While results are missing, the mean is over the largest
+complete block: a set of at least three tasks and a set of layers, so that each layer is trained on each task, with the
+most pairwise comparisons of layers on tasks. When every layer has every task, the block contains all of them.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from runners.report.cells import Board, Cell
 from tasks import TASKS
 
 RESAMPLES = 2000
-"""Draws of the bootstrap."""
+"""Number of bootstrap samples."""
 SEED = 0
 LEAST = 3
-"""Tasks of a block, where there is a block of so many: a mean over one or two tasks says little."""
+"""Least number of tasks of a block, if such a block exists: a mean over one or two tasks says little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Ranks:
     Attributes:
         tasks: tasks of the block.
         means: mean rank by row; 1 is the best.
-        intervals: 95% interval by row: percentiles of the mean rank under resampled tasks and seeds.
+        intervals: 95% interval by row: percentiles of the mean rank over resampled tasks and seeds.
     """
 
     tasks: list[str]
@@ -38,10 +38,10 @@ class Ranks:
 
 
 def mean_ranks(board: Board, metric: str) -> Ranks | None:
-    """Rank the layers of a board's largest block without gaps; None without two layers that share a task.
+    """Rank the layers of a board's largest complete block; return None if no two layers share a task.
 
-    Variants and cells of another protocol than the board's are not ranked. Equal means share the smaller rank; a layer
-    whose every grid point diverged is last.
+    Variants, and cells that differ from the board's protocol, are not ranked. Layers with equal means share the smaller
+    rank. A layer whose grid points all diverged is last.
 
     Args:
         board: the cells.
@@ -53,10 +53,11 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
         return None
     values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
 
-    # Means of all layers (L) on all tasks (T), as they are and resampled (B).
+    # Mean ranks of the layers (L) over the tasks (T).
     means_LT = np.array([[np.mean(seeds) for seeds in of_row] for of_row in values])
     observed = _ranks(means_LT[None])[0].mean(axis=1)
 
+    # B bootstrap samples of the seeds, then of the tasks.
     rng = np.random.default_rng(SEED)
     drawn_BLT = np.empty((RESAMPLES, len(rows), len(tasks)))
     for layer, task in np.ndindex(len(rows), len(tasks)):
@@ -74,9 +75,9 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
 
 
 def largest_block(cells: dict[tuple[str, str], Cell]) -> tuple[list[str], list[str]]:
-    """Return the tasks and rows of the block with the most comparisons; of equal ones, that with the most tasks.
+    """Return the tasks and rows of the block with the most comparisons; of equal blocks, the one with the most tasks.
 
-    A block of fewer than ``LEAST`` tasks counts only if none with more tasks has two layers.
+    A block of fewer than ``LEAST`` tasks is chosen only if no block with more tasks has two layers.
     """
     trained = [task for task in TASKS if any(task == other for _, other in cells)]
     rows = list(dict.fromkeys(row for row, _ in cells))

@@ -1,4 +1,4 @@
-"""Published records of benchmarks, pretraining and theory: figures by their place in a file."""
+"""Published records of benchmarks, pretraining and theory: look up single figures."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from runners.files import read_json
 
 RENAMED = {"rt-triton": "rt-fused", "rt-chunked": "rt-wavefront", "rt-chunked-graph": "rt-wavefront-graph"}
-"""Implementations under earlier names."""
+"""Today's names of implementations, by their earlier names."""
 ABSENT = "not measured"
 
 
@@ -21,7 +21,7 @@ class Records:
     folder: Path
 
     def cells(self, file: str) -> list[dict[str, Any]]:
-        """Return the cells of a benchmark under today's names; none if the record is not there."""
+        """Return the cells of a benchmark with today's names; an empty list if the record is missing."""
         content = _read(self.folder / file) or {}
         return [
             {**cell, "implementation": RENAMED.get(cell["implementation"], cell["implementation"])}
@@ -29,7 +29,7 @@ class Records:
         ]
 
     def figure(self, file: str, field: str, **keys: Any) -> float | None:
-        """Return a figure of the one timed cell with these values; None if there is none.
+        """Return a figure of the timed cell with the values ``keys``; None if there is no such cell.
 
         Raises:
             ValueError: several cells have these values.
@@ -45,11 +45,11 @@ class Records:
         return whole[0].get(field) if whole else None
 
     def text(self, file: str, field: str, **keys: Any) -> str:
-        """Return a figure with three digits, or that it was not measured."""
+        """Return a figure with three digits, or ``ABSENT``."""
         return number(self.figure(file, field, **keys))
 
     def exponent(self, file: str, **keys: Any) -> str:
-        """Return the exponent of the latency in the length, from a record's own fit."""
+        """Return the exponent of latency as a power of the length, from the fit in the record."""
         content = _read(self.folder / file) or {}
         for fit in (*content.get("lengths", []), *content.get("exponents", [])):
             name = RENAMED.get(fit["implementation"], fit["implementation"])
@@ -66,7 +66,7 @@ class Records:
         return f"{held} of {len(found)} checks hold, largest error {max(row['error'] for row in found):.1e}"
 
     def pretrained(self, file: str, **keys: Any) -> list[dict[str, Any]]:
-        """Return the pretraining runs with these values."""
+        """Return the pretraining runs with the values ``keys``."""
         runs: list[dict[str, Any]] = _read(self.folder / file) or []
         return [run for run in runs if all(run[name] == value for name, value in keys.items())]
 
@@ -90,7 +90,7 @@ class Records:
         return f"{fmean(run['downstream'][items][figure] for run in runs if run['lr'] == best):.3f}"
 
     def benchmarks(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield path and content of every record of a benchmark, the newest date first."""
+        """Yield path and content of every record of a benchmark, newest first."""
         for path in sorted(self.folder.glob("*/*.json"), key=lambda path: path.parent.name[:10], reverse=True):
             content = _read(path)
             if isinstance(content, dict) and "benchmark" in content:

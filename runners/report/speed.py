@@ -1,4 +1,4 @@
-"""The speed section: our benchmarks beside the authors' code, and every record in full."""
+"""The speed section: our benchmarks, the speeds of the authors' code, and every record in full."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from runners.report.records import RENAMED, Records, number
 
 ANCHORS = Path(__file__).parent / "data" / "anchors.toml"
 PLACE = ("phase", "width", "layers", "batch_size", "length", "runs", "recompute", "micro_batch_size")
-"""Settings of a cell of a benchmark."""
+"""Settings of a benchmark's cell, with their names in the tables."""
 FIGURES = ("median_ms", "min_ms", "max_ms", "tokens_per_second", "peak_gib", "error")
 HEADINGS = {
     "batch_size": "batch",
@@ -26,18 +26,18 @@ HEADINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """A row of the table of anchors: what the authors' code takes, and what ours takes.
+    """A row of the table of anchors: the authors' code and ours on the same measurement.
 
     Attributes:
-        what: what is timed, with its unit.
-        authors: the authors' code, and its Transformer, on one H200.
+        what: the measurement, with its unit.
+        authors: RT and Transformer of the authors' code, on one H200.
         paper: the paper's figure, on one H100.
-        limit: what FLOPs or bytes alone allow.
+        limit: bound from FLOPs or bytes.
         ours: our RT with its range, and our Transformer.
-        gain: how many times as fast ours is as the authors' code.
-        file: record of ours.
-        date: of that record.
-        device: of that record.
+        gain: speed of our RT divided by the speed of the authors' RT.
+        file: record of our figures.
+        date: date of that record.
+        device: device of that record.
     """
 
     what: str

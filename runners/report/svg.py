@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: colours follow the page's light or dark scheme, marks explain themselves on hover."""
+"""Figures as SVG inside a page: colours follow the page's light or dark scheme, and marks have texts on hover."""
 
 import io
 import re
@@ -58,9 +58,9 @@ GEOMETRY = {"d", "x", "y", "width", "height", "transform", "points"}
 
 
 def panel(*, labels: bool = False) -> tuple[Figure, Axes]:
-    """Return a figure of one panel, with room for names at the ends of lines if there are ``labels``.
+    """Return a figure of one panel; with ``labels``, there is room for names at the ends of lines.
 
-    Its margins are fixed, because a layout engine would take most of the time of a page.
+    The margins are fixed, because a layout engine would take most of the time that a page needs.
     """
     with rc_context(STYLE):
         figure = Figure(figsize=SIZE)
@@ -73,8 +73,8 @@ def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = No
 
     Args:
         figure: the figure.
-        description: what the figure shows, for readers who do not see it.
-        tips: texts on hover, by the ``gid`` of what they explain.
+        description: content of the figure in words, for readers who do not see it.
+        tips: texts on hover, by the ``gid`` of the mark or line.
     """
     buffer = io.StringIO()
     with rc_context(STYLE):
@@ -97,7 +97,7 @@ def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = No
 
 
 def mark(axes: Axes, x: float, y: float, style: Style, gid: str, **changes: Any) -> None:
-    """Draw one mark with a gid for its text on hover."""
+    """Draw one mark, with the gid of its text on hover."""
     options = {"ms": 8 if style.marker == "*" else 5.5, "mec": "none", **changes}
     with rc_context(STYLE):
         axes.plot([x], [y], style.marker, color=style.color, gid=gid, clip_on=False, zorder=4, **options)
@@ -117,7 +117,7 @@ def limit_lines(axes: Axes, ceiling: float, chance: float) -> None:
 
 
 def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
-    """Put a title into each element that has a text, which browsers show on hover and screen readers read."""
+    """Add a title to each element with a text on hover; browsers show it, and screen readers read it."""
     for element in root.iter():
         if (text := tips.get(element.get("id", ""))) is not None:
             title = ElementTree.Element(f"{{{SVG}}}title")
@@ -127,7 +127,7 @@ def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
 
 
 def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
-    """Drop ids that nothing refers to, and make the others differ from those of other figures."""
+    """Remove ids without references, and make the other ids unique in the page."""
     text = ElementTree.tostring(root, encoding="unicode")
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     for element in root.iter():
@@ -142,10 +142,10 @@ def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
 
 
 def _shorten(element: ElementTree.Element) -> None:
-    """Take away, in place, what does not show; a page has hundreds of figures.
+    """Remove, in place, everything that is not visible; a page has hundreds of figures.
 
-    That is metadata, styles of all elements (``style.css`` has them), grounds without a colour, groups that say
-    nothing, rotations by nothing, white space, and more digits than hundredths of a point.
+    This removes metadata, styles of all elements (``style.css`` has them), backgrounds without a colour, groups without
+    attributes, rotations by zero, white space, and digits beyond hundredths of a point.
     """
     children = []
     for child in element:
@@ -168,13 +168,13 @@ def _shorten(element: ElementTree.Element) -> None:
 
 
 def _rounded(coordinates: str) -> str:
-    """Round coordinates to hundredths of a point, and leave out white space around the letters of a path."""
+    """Round coordinates to hundredths of a point, and remove white space around the letters of a path."""
     text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), coordinates)
     return re.sub(r"\s*([MLCQZz])\s*", r"\1", text)
 
 
 def _themed(text: str) -> str:
-    """Replace colours by the page's; the page has the font."""
+    """Replace colours by the page's colours, and remove the font, which the page sets."""
     text = re.sub(r"font-family:'DejaVu Sans'[^;\"]*;?", "", text)
     for color, variable in VARIABLES.items():
         text = text.replace(color, variable)

@@ -1,7 +1,8 @@
-"""RT against the Transformer as language models of 30M parameters: the paper's claims, ours, and whether they agree.
+"""RT and the Transformer as language models of 30M parameters: the paper's claims, our results, and whether they agree.
 
-The models are those of the experiments ``transition`` and ``variants`` of ``runners.c4.reference``. A model has a lower
-loss than another one if each of its seeds has. Models that are not finished count as not trained.
+The models are those of the experiments ``transition`` and ``variants`` of ``runners.c4.reference``. One model has a
+lower loss than another if the loss of each of its seeds is lower than the loss of each seed of the other. Unfinished
+models count as not trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +17,15 @@ from runners.progress import spell
 NOT_TRAINED = "not trained"
 YES, NO, EVEN = "yes", "no", "within the seeds"
 ENDINGS = {"paper's": "", "authors'": "-authors"}
-"""What the names of models end with, by parametrisation."""
+"""Endings of the models' names, by parametrisation."""
 HEADINGS = ("claim", "paper", "ours", "ours, authors' parametrisation", "agrees")
 
-Models = Mapping[str, Mapping[str, Any]]
-"""Contents of the files of finished models, by name."""
+Model = Mapping[str, Any]
+"""Content of the file of a finished model."""
+Models = Mapping[str, Model]
+"""Finished models by name."""
 Answer = tuple[str, str]
-"""What our models show, in words, and whether that is what the paper says."""
-Check = Callable[[Models, str], Answer]
-"""Answer of models whose names have an ending; a KeyError says that one of them is not trained."""
+"""Our figures in words, and whether they agree with the claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,111 +33,113 @@ class Row:
     """A row of the table.
 
     Attributes:
-        claim: what is compared.
+        claim: the statement that is tested.
         paper: the paper's figures.
-        check: what finds ours.
-        claimed: whether the paper says which way it goes.
+        models: names of the models that it compares, without the endings of parametrisations.
+        check: returns the answer of these models.
+        claimed: whether the paper makes the statement; False for a comparison that is only ours.
     """
 
     claim: str
     paper: str
-    check: Check
+    models: tuple[str, ...]
+    check: Callable[..., Answer]
     claimed: bool = True
 
 
-def lower(first: str, second: str) -> Check:
-    """Return the check that one model has a lower loss than another."""
-
-    def check(models: Models, ending: str) -> Answer:
-        pair = models[first + ending], models[second + ending]
-        a, b = map(_losses, pair)
-        answer = YES if max(a) < min(b) else NO if min(a) > max(b) else EVEN
-        return " against ".join(map(_in_words, pair)), answer
-
-    return check
+def lower_loss(first: Model, second: Model) -> Answer:
+    """Return whether the first model has the lower loss."""
+    a, b = _losses(first), _losses(second)
+    answer = YES if max(a) < min(b) else NO if min(a) > max(b) else EVEN
+    return f"{_in_words(first)} against {_in_words(second)}", answer
 
 
-def best_rate(name: str, paper: float) -> Check:
-    """Return the check that the best learning rate of a model is the paper's."""
+def best_rate(paper: float) -> Callable[[Model], Answer]:
+    """Return the check that the best learning rate of a model equals the paper's."""
 
-    def check(models: Models, ending: str) -> Answer:
-        rate = chosen_rate(models[name + ending]["runs"])
+    def check(model: Model) -> Answer:
+        rate = chosen_rate(model["runs"])
         return f"{rate:g}", YES if rate == paper else NO
 
     return check
 
 
-def smaller_cache(first: str, second: str) -> Check:
-    """Return the check that one model keeps fewer floats of each token than another: keys and values of all layers."""
-
-    def check(models: Models, ending: str) -> Answer:
-        settings = [models[name + ending]["config"] for name in (first, second)]
-        a, b = (2 * of_model["layers"] * of_model["width"] for of_model in settings)
-        return f"{a:,} against {b:,} floats a token", YES if a < b else NO
-
-    return check
+def smaller_cache(first: Model, second: Model) -> Answer:
+    """Return whether the first model keeps fewer floats per token: keys and values of all layers."""
+    a, b = (2 * model["config"]["layers"] * model["config"]["width"] for model in (first, second))
+    return f"{a:,} against {b:,} floats per token", YES if a < b else NO
 
 
 ROWS = (
     Row(
         claim="6 RT layers have a lower loss than 6 Transformer layers",
         paper="2.860 against 2.917 (300M)",
-        check=lower("rt-6", "transformer-6"),
+        models=("rt-6", "transformer-6"),
+        check=lower_loss,
     ),
     Row(
         claim="6 RT layers have a lower loss than 12 Transformer layers of as many parameters",
         paper="2.860 against 2.896 (300M)",
-        check=lower("rt-6", "transformer-12"),
+        models=("rt-6", "transformer-12"),
+        check=lower_loss,
     ),
-    Row(claim="the best learning rate of RT", paper="0.003", check=best_rate("rt-6", 3e-3)),
+    Row(claim="the best learning rate of RT", paper="0.003", models=("rt-6",), check=best_rate(3e-3)),
     Row(
         claim="RT has a lower loss at half the batch, too",
         paper="3.037 against 3.091 (150M)",
-        check=lower("rt-6-batch-32", "transformer-6-batch-32"),
+        models=("rt-6-batch-32", "transformer-6-batch-32"),
+        check=lower_loss,
     ),
     Row(
         claim="RT has a lower loss with β2 = 0.99, too",
         paper="takes the better of 0.95 and 0.99",
-        check=lower("rt-6-beta2-0.99", "transformer-6-beta2-0.99"),
+        models=("rt-6-beta2-0.99", "transformer-6-beta2-0.99"),
+        check=lower_loss,
         claimed=False,
     ),
     Row(
         claim="RT has a lower loss than RT without the persistent norm",
         paper="Figure 7: significantly",
-        check=lower("rt-6", "rt-6-no-persistent-norm"),
+        models=("rt-6", "rt-6-no-persistent-norm"),
+        check=lower_loss,
     ),
     Row(
         claim="the best learning rate without the persistent norm",
         paper="0.001",
-        check=best_rate("rt-6-no-persistent-norm", 1e-3),
+        models=("rt-6-no-persistent-norm",),
+        check=best_rate(1e-3),
     ),
     Row(
         claim="3 RT layers have a lower loss than 6 Transformer layers of as many parameters",
         paper="2.860 with 6 against 2.896 with 12 (300M)",
-        check=lower("rt-3", "transformer-6"),
+        models=("rt-3", "transformer-6"),
+        check=lower_loss,
     ),
     Row(
         claim="and keep less of each token while decoding",
         paper="less by the root of the ratio of depths",
-        check=smaller_cache("rt-3", "transformer-6"),
+        models=("rt-3", "transformer-6"),
+        check=smaller_cache,
     ),
     Row(
         claim="RT has a lower loss than RT in blocks of 4 positions",
         paper="future work",
-        check=lower("rt-6", "rt-6-block-4"),
+        models=("rt-6", "rt-6-block-4"),
+        check=lower_loss,
         claimed=False,
     ),
     Row(
         claim="RT has a lower loss than RT in blocks of 16 positions",
         paper="future work",
-        check=lower("rt-6", "rt-6-block-16"),
+        models=("rt-6", "rt-6-block-16"),
+        check=lower_loss,
         claimed=False,
     ),
 )
 
 
 class Transition:
-    """The table of models.
+    """The table of claims.
 
     Args:
         models: finished models.
@@ -146,11 +149,11 @@ class Transition:
         self._models = models
 
     def table(self) -> list[str]:
-        """Return heading and rows, cells divided by bars."""
+        """Return the heading and the rows as lines, with cells separated by bars."""
         return [" | ".join(cells) for cells in (HEADINGS, *map(self._cells, ROWS))]
 
     def verdict(self) -> str:
-        """Return the verdict on all claims whose models are trained, in either parametrisation."""
+        """Return the verdict on all claims of the paper whose models are trained, over both parametrisations."""
         answers = [answer for row in ROWS if row.claimed for _, answer in self._answers(row).values()]
         if not answers:
             return "not shown"
@@ -172,18 +175,17 @@ class Transition:
         return [row.claim, row.paper, *ours, _agrees(row, {name: answer for name, (_, answer) in answers.items()})]
 
     def _answers(self, row: Row) -> dict[str, Answer]:
-        """Return the answers by parametrisation, as far as the models are trained."""
+        """Return the answer in each parametrisation in which all models of the row are trained."""
         found = {}
         for name, ending in ENDINGS.items():
-            try:
-                found[name] = row.check(self._models, ending)
-            except KeyError:
-                continue
+            models = [self._models.get(model + ending) for model in row.models]
+            if None not in models:
+                found[name] = row.check(*models)
         return found
 
 
 def _agrees(row: Row, answers: Mapping[str, str]) -> str:
-    """Return the last cell of a row."""
+    """Return the cell that says whether our models agree with the paper."""
     if not answers:
         return NOT_TRAINED
     if not row.claimed:
@@ -194,7 +196,7 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
 
 
 def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the contents of the files of finished models by name, without those whose every run diverged."""
+    """Return the finished models of a folder; models whose runs all diverged are left out."""
     cells = {file.stem: read_cell(cell_file(folder, file.stem)) for file in sorted(folder.glob("*.json"))}
     return {
         name: cell

@@ -181,7 +181,7 @@ def test_costs_are_counted_once_and_put_into_words(monkeypatch: pytest.MonkeyPat
     assert figures.cells() == ["544", "2,048", "16,384", "5,120"]
     assert figures.sentence() == (
         "544 parameters; state 2,048 floats after 128 positions, 16,384 floats after 1024 positions; "
-        "5,120 FLOPs a token at N = 128"
+        "5,120 FLOPs per token at N = 128"
     )
 
 

@@ -40,6 +40,7 @@ def ids(setting: Any) -> str:
 
 
 def solve(task: Task, batch: Batch) -> list[Answers]:
+    assert task.name in SOLVERS, "write a solver into tests/tasks/solvers.py"
     solver, train = SOLVERS[task.name], task.split("train")
     answers = [solver(row, task.config, train) for row in batch.inputs_ST.tolist()]
     for row, scored in zip(answers, batch.scored_ST, strict=True):

@@ -13,8 +13,8 @@
 A program serves C positions of one sequence in G heads. Its rows are (head, position), suffix N. Its columns are the
 E = G * K channels of these heads, suffix E. Positions of the other side of the attention, J at a time, have the suffix
 J. Queries are zero outside the channels of their own head. Hence one product gives the logits of all G heads, and head
-dims below the 16 that ``tl.dot`` needs cost nothing. In lse and delta, the positions of a head are adjacent in memory,
-because a program that pulls gradients reads many positions of a head.
+dims below the 16 that ``tl.dot`` needs cost nothing extra. In lse and delta, the positions of a head are adjacent in
+memory, because a program that pulls gradients reads many positions of a head.
 """
 
 from collections.abc import Sequence
@@ -220,7 +220,7 @@ def attention_pair_bwd_kernel(
 
     1. Find the positions, the heads and the sequence of this program; read the pairs.
     2. For J queries at a time, from the first position of the program up to the last one in reach:
-       a. read what the queries left;
+       a. read the queries with their lse, delta and da;
        b. compute the logits s and the attention weights p = exp2(s - lse) again;
        c. dv += p da, and dk += ds q with the gradients of the logits ds = p (v da^T - delta).
     3. Write dk and dv.

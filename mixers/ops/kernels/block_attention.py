@@ -1,8 +1,8 @@
 """Fused kernels of attention of blocks of queries to memory tokens and to the positions of blocks in reach.
 
     name                  shape              written by          read by
-    q                     (R, B, Q, D)       caller              all kernels             I queries a block
-    k, v                  (R, B, T, D)       caller              all kernels             C positions a block
+    q                     (R, B, Q, D)       caller              all kernels             I queries per block
+    k, v                  (R, B, T, D)       caller              all kernels             C positions per block
     memory_k, memory_v    (R, B, N M, D)     caller              all kernels             M tokens for each of N blocks
     bias                  (J, I, H)          the method          all kernels             of logits, J = M + (E + 1) C
     a                     (R, B, Q, D)       block_fwd           block_query_bwd         outputs
@@ -12,12 +12,12 @@
     dq                    (R, B, Q, D)       block_query_bwd     caller
     dpairs                as k, memory_k     block_pair_bwd      caller                  of k and v, then of the memory
 
-bias, lse and delta are float32. A query sees the M memory tokens of its block and the C positions of its own block and
-of each of the E blocks before; the bias, minus infinity on a pair that the query does not see, is the same in all
-blocks. Runs and sequences of k and v may lie apart: one block of longer tensors is read in place.
+bias, lse and delta are float32. A query sees the M memory tokens of its block, and the C positions of its own block and
+of each of the E earlier blocks. The bias is the same in all blocks; it is minus infinity on a pair that the query does
+not see. Runs and sequences of k and v may be strided, so that one block of longer tensors is read in place.
 
-A program serves X queries, or X pairs, of one block of a sequence in G heads of K channels, and walks over what is on
-the other side. Blocks are short, so that tensor cores would compute mostly pairs that no query sees.
+A program serves X queries, or X pairs, of one block of a sequence in G heads of K channels, and loops over the pairs or
+queries on the other side. Blocks are short, so tensor cores would mostly compute pairs that no query sees.
 """
 
 import torch
@@ -29,11 +29,11 @@ from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
 from mixers.ops.runs import Method, Optionals, Tensors
 
 ROWS = 16
-"""Most queries or pairs of a program."""
+"""Largest number of queries or pairs of a program."""
 CHANNELS = 128
-"""Most channels of a program's heads together."""
+"""Largest total number of channels of a program's heads."""
 WARP_ELEMENTS = 256
-"""Elements (X, G, K) of a warp."""
+"""Number of elements (X, G, K) per warp."""
 
 
 @triton.jit
@@ -263,9 +263,9 @@ def block_pair_bwd_kernel(
     X: tl.constexpr,
     G: tl.constexpr,
 ):
-    """Gradients of X pairs of one block in G heads; there are T pairs, P a block, either positions or memory tokens.
+    """Gradients of X pairs of one block in G heads; of T pairs, P per block, all positions or all memory tokens.
 
-    The queries of E blocks behind see them, too. For those of the own block, the bias of the pairs begins at ``first``.
+    The queries of the next E blocks see them, too. For queries of the same block, the pairs' bias begins at ``first``.
 
     1. Read the pairs.
     2. For each query of the blocks that see them:

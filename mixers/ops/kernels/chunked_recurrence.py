@@ -1,4 +1,4 @@
-"""Kernels of the recurrence with one decay a head and wide heads, as products of chunks of positions in tensor cores.
+"""Kernels of the recurrence with one decay per head and wide heads, as products of chunks of positions in tensor cores.
 
     S_t = exp(g_t) S_{t-1} + k_t v_t^T          o_t = S_t^T q_t
 
@@ -15,12 +15,12 @@
     dg             (R, B, T, H, 1)     pair_bwd          caller              float32
 
 Inside a chunk of C positions, position i reads pair j <= i with the weight exp(c_i - c_j) q_i . k_j, where c are
-running sums of g; these factors are at most 1. A program walks over the chunks of one head of one sequence with the
-state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, g gets its gradient from sums that
-are known anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
+running sums of g; these factors are at most 1. A program loops over the chunks of one head of one sequence with the
+state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, the gradient of g follows from
+quantities that are computed anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
 
-Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows behind the last position are zeros. The
-queries of neighbouring positions lie q_row numbers apart, and the keys k_row.
+Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows after the last position are zeros. The
+queries of neighbouring positions are q_row numbers apart in memory, and the keys k_row numbers.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from mixers.ops.runs import Method, Optionals, Tensors
 
 CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
 LEAST_CHANNELS = 16
-"""Least channels that the tensor cores take."""
+"""Least number of channels that tensor cores take."""
 
 
 @triton.jit
@@ -270,7 +270,7 @@ def chunked_pair_bwd_kernel(
 
 
 def chunked_recurrence_method(dtype: torch.dtype) -> Method:
-    """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay a head, and outputs in ``dtype``.
+    """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay per head, and outputs in ``dtype``.
 
     Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
     """

@@ -1,12 +1,12 @@
-"""What the fused kernels of ``mixers.ops`` share: constants, device functions and sizes.
+"""The common part of the fused kernels of ``mixers.ops``: constants, device functions and sizes.
 
 The kernels compute what layers share: embedding, norms, projections, softmax attention with ALiBi, and the MLP. On
 small models these parts are bound by memory traffic and by the number of launches, not by arithmetic. Hence a kernel
-does everything that can be done to a tile of rows while the tile is on the chip, and backward passes compute cheap
-values again instead of reading them.
+applies as many operations as possible to a tile of rows while the tile is on the chip, and backward passes recompute
+cheap values instead of reading them.
 
-Products are in the dtype of the weights that the kernels are given (bfloat16, or float32 in tests). Sums and statistics
-are in float32. There are no atomics: results repeat bitwise. Tests compare every operation with its plain PyTorch form.
+Products are in the dtype of the weights (bfloat16, or float32 in tests). Sums and statistics are in float32. There are
+no atomics, so results are bitwise reproducible. Tests compare every operation with its plain PyTorch form.
 
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions). In kernels, ``rows`` is the number of
 rows of a run, M the rows of a tile, and E the width padded to a power of two. Logits are in units of log2.
@@ -50,7 +50,7 @@ def gelu_slope(h: tl.tensor, below: tl.tensor, bell: tl.tensor):
 
 @triton.jit
 def sigmoid(y: tl.tensor):
-    """Logistic function; without overflow."""
+    """Logistic function, without overflow."""
     return 1.0 / (1.0 + tl.exp2(y * -LOG2E))
 
 
@@ -113,9 +113,9 @@ def contiguous(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 
 def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:
-    """x (R, ..., D) with all its rows at equal distances, and that distance in elements.
+    """x (R, ..., D) with all rows at equal distances in memory, and this distance in elements.
 
-    A slice of wider rows stays as it is; other layouts are copied.
+    A slice of wider rows is returned as it is; other layouts are copied.
     """
     distance = step = x.stride(-2)
     even = x.stride(-1) == 1
@@ -127,10 +127,11 @@ def evenly_spaced(x: Tensor) -> tuple[Tensor, int]:
 
 @triton.jit
 def sum_columns(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
-    """Sum (M) over the columns of M x N numbers, of which a thread has four adjacent ones, in each of several rows.
+    """Sum (M) over the columns of M x N numbers, if each thread holds four adjacent columns of several rows.
 
-    ``tl.sum`` passes each row's sum of a thread through all lanes that share the row. Here these sums change threads
-    first, so that a thread has all those of a row: ``tl.split`` wants its operands in one thread.
+    ``tl.sum`` would shuffle the partial sum of every row through all lanes that share the row. Here the partial sums
+    first move between threads, so that one thread holds all of a row, because ``tl.split`` needs its two operands in
+    the same thread. The rest of the sum needs no shuffle.
     """
     if N < 8:
         y_M = tl.sum(y_MN, 1)
@@ -142,7 +143,7 @@ def sum_columns(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def sum_rows(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
-    """Sum (N) over the rows of M x N numbers, of which a thread has every fourth one, as for ``sum_columns``."""
+    """Sum (N) over the rows of M x N numbers, if each thread holds every fourth row; see ``sum_columns``."""
     if M < 8:
         y_N = tl.sum(y_MN, 0)
     else:
@@ -153,7 +154,7 @@ def sum_rows(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _sum_by_halves(y_MN: tl.tensor, M: tl.constexpr, N: tl.constexpr):
-    """Sum over the second axis, of which N, a power of two, is the extent."""
+    """Sum (M) over the second axis, whose extent N is a power of two."""
     if N == 1:
         y_M = tl.reshape(y_MN, [M])
     else:

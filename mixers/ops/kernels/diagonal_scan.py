@@ -8,8 +8,8 @@ dh         (R, B, T, 2 N)         caller              diagonal_bwd
 dx         (R, B, T, 2 N)         diagonal_bwd        caller
 dsums      (R, B, 4, N)           diagonal_bwd        group_sum           of dynamics, float32
 
-Rows hold the real parts of all states, then the imaginary parts. A program walks through one sequence with W states in
-its registers. Neither pass reads a state: with inputs b and gradients g_t of the states, the gradient of the decay is
+Rows hold the real parts of all states, then the imaginary parts. A program loops over one sequence with W states in its
+registers. Neither pass reads stored states: with inputs b and gradients g_t of the states, the gradient of the decay is
 the sum over t of ``conj(h_{t-1}) g_t``, or of ``conj(b_t) G_t`` with ``G_t = g_{t+1} + conj(decay) G_{t+1}``.
 """
 

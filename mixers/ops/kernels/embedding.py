@@ -89,7 +89,7 @@ def embed_bwd_kernel(
 
 
 def fits_embedding(V: int, D: int) -> bool:
-    """Whether ``embedding_method`` takes V rows of this width; it reads gradients once for every 32 rows."""
+    """Whether ``embedding_method`` takes V rows of this width; it reads all gradients once per 32 rows of the table."""
     return V <= 256 and D <= 256
 
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from mixers.ops.runs import over_batch
 
 LEAST_CHANNELS = 16
-"""Least channels of a head that the tensor cores take; smaller heads are padded with zeros."""
+"""Least number of channels of a head that tensor cores take; smaller heads are padded with zeros."""
 MOST_HEADS = 2**16 - 1
-"""Most heads of all sequences in one launch: the extent of a grid's second axis."""
+"""Largest number of heads of all sequences in one launch: the limit of a grid's second axis."""
 
 
 def matrix_recurrence(
@@ -46,7 +46,7 @@ def matrix_recurrence(
 
 
 def _in_parts(decays: bool, exclusive: bool, *tensors: Tensor) -> Tensor:
-    """Call ``_recur`` on as many sequences at a time as a launch takes."""
+    """Call ``_recur`` for as many sequences at a time as one launch takes."""
     sequences = MOST_HEADS // tensors[0].shape[2]
     parts = zip(*(y.split(sequences) for y in tensors), strict=True)
     return torch.cat([_recur(decays, exclusive, *part) for part in parts])
@@ -56,8 +56,8 @@ def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *othe
     """Call the library's kernel.
 
     Args:
-        decays: The first of ``others`` is g.
-        exclusive: A position does not read its own pair.
+        decays: Whether the first of ``others`` is g.
+        exclusive: Whether a position does not read its own pair.
         q: Queries (B, T, H, K).
         k: Keys.
         v: Values (B, T, H, V).
@@ -73,7 +73,7 @@ def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *othe
         o, _ = chunk_dplr_delta_rule(q, k, v, reads, writes, gate, scale=1.0)
     elif exclusive:
         o, _ = chunk_rwkv6(q, k, v, gate, q.new_zeros(q.shape[2:]), scale=1.0)
-    else:  # its kernels for one decay a head are wrong on Hopper with Triton before 3.7.1 (its issue 640)
+    else:  # its kernels for one decay per head are wrong on Hopper with Triton before 3.7.1 (its issue 640)
         o, _ = chunk_gla(q, k, v, gate, scale=1.0)
     return o[..., :values].float()
 

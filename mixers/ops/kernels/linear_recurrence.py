@@ -1,10 +1,10 @@
-"""Kernels of the recurrence of linear-attention layers, which walk over the positions with the state in registers.
+"""Kernels of the recurrence of linear-attention layers, which loop over positions with the state in registers.
 
     S_t = exp(g_t) S_{t-1} + a_t u_t^T + k_t v_t^T,   u_t = S_{t-1}^T b_t          o_t = S_t^T q_t
 
 With a bonus, o_t = S_{t-1}^T q_t + ((bonus k_t) . q_t) v_t. Heads are small here: a state fits into the registers of a
-warp, and a position costs a few multiplications for each number of the state. Nothing is divided by a decay, so decays
-may be as strong as they like.
+warp, and a position costs a few multiplications per number of the state. No step divides by a decay, so decays may be
+arbitrarily strong.
 
     name           shape               written by         read by
     start          (I, J)              host               all kernels           zeros, float32
@@ -33,14 +33,14 @@ and the gradient of g_t is the sum of exp(g_t) S_{t-1} dS_t over the values. Nei
 kept: let P_t be the sum of S_t dS_t over the values. Then P_t = dg_t + a_t da_t + k_t dk_t and
 P_{t-1} = dg_t + b_t db_t + q_{t-1} dq_{t-1}, so that dg follows from running sums of gradients that are known anyway.
 
-A program walks through one head of one sequence, and a thread holds several rows of the state in a few adjacent
-columns. The backward pass has two walks: newest position first for the gradients of keys and values, and oldest first
-for those of the queries. A walk each for keys and values would update the gradient of the state twice. The rows of the
-next position are read while those of the current one are used, which halves the time.
+A program loops over the positions of one head of one sequence, and a thread holds several rows of the state in a few
+adjacent columns. The backward pass has two loops: one from the newest position for the gradients of keys and values,
+and one from the oldest for the gradients of queries. Separate loops for keys and values would update the gradient of
+the state twice. Each step prefetches the rows of the next position, which halves the time.
 
-A thread needs each number of a position that belongs to its rows or columns, and shared memory delivers them. With one
-column and all rows in a thread, this took more time than the arithmetic. Triton gives threads adjacent columns of what
-is read from memory; hence the state starts as zeros that are read (``start``).
+A thread needs the numbers of a position that belong to its rows and columns, and gets them through shared memory. With
+one column and all rows per thread, these transfers took more time than the arithmetic. Triton assigns adjacent columns
+to a thread for tensors that are loaded from memory; therefore the initial state is loaded as zeros (``start``).
 
 Sizes of rows: I is K and J is V, padded to powers of two.
 """
@@ -57,7 +57,7 @@ from mixers.ops.kernels.common import contiguous, sum_columns, sum_rows
 from mixers.ops.runs import Method, Optionals, Tensors
 
 MOST_CHANNELS = 64
-"""Widest heads, in keys and in values, whose state fits into registers."""
+"""Largest width of keys and of values for which the state fits into registers."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _load(pointer: tl.tensor, row: tl.tensor, N: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def _start(start_ptr: tl.tensor, M: tl.constexpr, N: tl.constexpr):
-    """State of M x N zeros. As it is read from memory, a thread holds several adjacent columns of it."""
+    """State of M x N zeros. It is loaded from memory, so that a thread holds several adjacent columns of it."""
     return tl.load(start_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
 
 
@@ -126,7 +126,7 @@ def _store(pointer: tl.tensor, row: tl.tensor, y_E: tl.tensor, N: tl.constexpr, 
 
 @triton.jit
 def _load_decay(g_ptr: tl.tensor, row: tl.tensor, G: tl.constexpr, E: tl.constexpr):
-    """Logarithms of the decays of the key channels: of each channel, one of the head (G = 1), or zeros (G = 0)."""
+    """Logarithms of the decays of the key channels: one per channel, one per head (G = 1), or zeros (G = 0)."""
     g_E = _load(g_ptr, row, G, 1 if G == 1 else E)
     return g_E + tl.zeros([E], tl.float32)
 
@@ -177,7 +177,7 @@ def recurrence_fwd_kernel(
         ahead = first + tl.minimum(t + 1, T - 1) * H
         following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, K, V, I, J, G)
 
-        # 2a. Outputs that do not see their own pair but for the bonus.
+        # 2a. Outputs that see their own pair only through the bonus.
         if BONUS:
             o_J = sum_rows(S_IJ * q_I[:, None], I, J) + tl.sum(bonus_I * k_I * q_I, 0) * v_J
 
@@ -273,14 +273,14 @@ def recurrence_pair_bwd_kernel(
                 pairs_I += a_I * da_I
             _store(pairs_ptr, row, pairs_I, K, I)
 
-        # 2d. Gradients that go past the state.
+        # 2d. Gradients that bypass the state.
         if BONUS:
             dk_I += bonus_I * q_I * tl.sum(v_J * do_J, 0)
             dv_J += tl.sum(bonus_I * k_I * q_I, 0) * do_J
         _store(dk_ptr, row, dk_I, K, I)
         _store(dv_ptr, row, dv_J, V, J)
 
-        # 2e. The gradient of the state before.
+        # 2e. Gradient of the previous state.
         if G > 0:
             dS_IJ *= tl.exp(g_I)[:, None]
         if RANK_ONE:

@@ -12,9 +12,9 @@
 Tensors without "float32" have the dtype of the products.
 
 A program computes C channels at once as a batch of matrix products, because the channels of a row are adjacent in
-memory. Its tiles have N positions and M sequences. With N positions a tile, the matrix is read from the filters in
-tiles of N x N; those above the diagonal are zeros and are left out. At up to ``LONGEST`` positions this takes less time
-than the passes over memory of an FFT.
+memory. Its tiles have N positions and M sequences. The Toeplitz matrix is read from the filters in tiles of N x N;
+tiles above the diagonal are zero and are left out. Up to ``LONGEST`` positions this is faster than an FFT, which passes
+over memory several times.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ from mixers.ops.kernels.products import group_sum
 from mixers.ops.runs import Method, Optionals, Tensors
 
 LONGEST = 1024
-"""Longest sequences that the kernels take: their work grows with the square of the length."""
+"""Largest length that the kernels take, because their work grows with the square of the length."""
 PROGRAMS = 264
-"""Programs of ``filter_bwd_kernel`` that are enough: two for a multiprocessor of an H200."""
+"""Number of programs of ``filter_bwd_kernel`` that fills a GPU: two per multiprocessor of an H200."""
 TILE = {"C": 16, "N": 32, "M": 32, "num_warps": 8, "num_stages": 1}
 
 
@@ -230,7 +230,7 @@ def gated_convolution_method(dtype: torch.dtype) -> Method:
     """``sum_s h_{t-s} gate_s v_s`` (R, B, T, D) in ``dtype``. Tensors: v and gate (R, B, T, D), h (R, T, D)."""
 
     def rows(v: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
-        """v and gate in ``dtype``, and the elements between two rows, of which both may be parts."""
+        """v and gate in ``dtype``, and the elements between two rows; both may be slices of wider rows."""
         v, gate = v.to(dtype), gate.to(dtype)
         _, B, T, _ = v.shape
         apart = v.stride(2)

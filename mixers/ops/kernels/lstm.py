@@ -13,9 +13,9 @@
 
 Tensors without "float32" have the dtype of the products. Gates are in the order input, forget, cell, output.
 
-A program walks through all positions of M sequences of one run. Cells stay in registers, in float32. The weights stay
-on the chip where they fit (PINNED), as in FlashRNN (Poeppel et al. 2024, arXiv:2412.07752); else they are read at every
-position. Only gradients of activations are sequential: the weights' gradient is one product over all positions.
+A program loops over all positions of M sequences of one run. Cells stay in registers, in float32. The weights stay on
+the chip if they fit (PINNED), as in FlashRNN (Poeppel et al. 2024, arXiv:2412.07752); else they are read at every
+position. Only gradients of activations are sequential; the weights' gradient is one product over all positions.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.runs import Method, Optionals, Tensors
 
 PINNED_BYTES = 131072
-"""Largest size of the weights that stay on the chip; a program needs up to 32 KiB besides."""
+"""Largest size in bytes of weights that stay on the chip; a program needs up to 32 KiB in addition."""
 
 
 @triton.jit
@@ -52,13 +52,13 @@ def _rows(B: tl.tensor, T: tl.tensor, D: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _four(ptrs: tl.tensor, D: tl.constexpr):
-    """Read what belongs to the four gates."""
+    """Load the values of the four gates."""
     return tl.load(ptrs), tl.load(ptrs + D), tl.load(ptrs + 2 * D), tl.load(ptrs + 3 * D)
 
 
 @triton.jit
 def _weights(w_ptr: tl.tensor, D: tl.constexpr, PINNED: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Weights of the four gates for ``product``: what stays on the chip."""
+    """Weights of the four gates for ``product``, if they stay on the chip."""
     wi_DD = square(w_ptr, D, 0, D, TRANSPOSED) if PINNED else 0
     wf_DD = square(w_ptr + D * D, D, 0, D, TRANSPOSED) if PINNED else 0
     wg_DD = square(w_ptr + 2 * D * D, D, 0, D, TRANSPOSED) if PINNED else 0
@@ -96,7 +96,7 @@ def lstm_fwd_kernel(
     wi_DD, wf_DD, wg_DD, wo_DD = _weights(w_ptr, D, PINNED, True)
     bi_D, bf_D, bg_D, bo_D = _four(bias_ptr + run * 4 * D + tl.arange(0, D), D)
 
-    # 1. Inputs of the first position, and what is before it.
+    # 1. Inputs of the first position, and the initial state.
     inputs = _four(inputs_ptr + at_MG, D)
     c_MD = tl.zeros([M, D], tl.float32)
     h_MD = tl.zeros([M, D], dtype)

@@ -100,7 +100,7 @@ def norm_bwd_kernel(
 def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
     """``gain * x / rms(x)`` in ``dtype``. Tensors: x (R, ..., D) of any width, gain (R, D) float32.
 
-    A branching method also returns x. Its gradient comes back here, and the kernel adds it to that through the norm.
+    A branching method also returns x. Then the backward kernel adds both gradients of x: through the norm and past it.
     """
 
     def forward(x: Tensor, gain: Tensor) -> tuple[Tensors, Tensors]:

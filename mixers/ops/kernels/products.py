@@ -1,7 +1,8 @@
 """Products of activations and gradients over all rows, and sums of their groups, as Triton kernels.
 
-They are the gradients of weights. On small models they are bound by the number of launches and by how many
-multiprocessors a product fills. There are no atomics: results repeat bitwise. Tensors carry a leading run axis R.
+They compute the gradients of weights. On small models they are bound by the number of launches and by how many
+multiprocessors a product fills. There are no atomics, so results are bitwise reproducible. Tensors carry a leading run
+axis R.
 
     name         shape                         written by               read by
     left_i       (R, rows, I_i)                caller                   rows_products
@@ -17,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 SUM_ELEMENTS = 8192
-"""Elements that a program of ``group_sum_kernel`` reads at a time."""
+"""Number of elements that a program of ``group_sum_kernel`` reads at a time."""
 PROGRAMS = 132
-"""Programs of ``rows_products_kernel`` that run at the same time on an H200."""
+"""Number of programs of ``rows_products_kernel`` that run at the same time on an H200."""
 ROW_BYTES = 128
-"""Rows of ``rows_products_kernel`` at a time, times the bytes of an element: float32, too, fits into 99 KiB."""
+"""Rows that ``rows_products_kernel`` reads at a time, times bytes per element; float32 also fits into 99 KiB."""
 LEAST_ROWS = 1024
-"""Fewest rows of a group in a product by the library: a further sum over groups would take longer than it saves."""
+"""Least number of rows of a group in a product by the library; with fewer, the sum over groups costs more time."""
 ROWS_PRODUCTS = {"num_warps": 4, "num_stages": 3}
 
 
@@ -132,8 +133,8 @@ def rows_products_kernel(
 def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
     """Sums over all rows of the outer products of two tensors' rows, for up to four pairs of tensors.
 
-    Rows are split into groups, so that small products fill a GPU; the sums of the groups are added up afterwards. Where
-    each product fills the GPU, or there is only one, the library's products are as fast or faster and are taken.
+    Rows are split into groups, so that small products fill a GPU; the sums of the groups are added up afterwards. If
+    each product fills the GPU, or there is only one, the library's products are used, which are as fast or faster.
 
     Args:
         pairs: operands left (R, ..., I) and right (R, ..., J), all with the same number of rows.
@@ -148,7 +149,7 @@ def rows_products(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
     if len(pairs) == 1 or tiles * R > PROGRAMS:
         return [_rows_product(*pair) for pair in pairs]
 
-    # One launch for all pairs; in place of absent pairs stands the first one with sizes of zero.
+    # One launch for all pairs; absent pairs are replaced by the first pair with sizes of zero.
     groups = min(PROGRAMS // (tiles * R), 32)
     out = pairs[0][0].new_empty(R, groups, sum(I * J for I, J in sizes), dtype=torch.float32)
     operands = [y.contiguous() for pair in pairs for y in pair]

@@ -15,9 +15,9 @@
 
 lse, delta and sums are float32. The logit of query i and key j is ((q_i + u) . k_j + (q_i + w) . code_{i-j}) / sqrt(K).
 
-A program serves C positions of one sequence in G heads of K channels, and walks over the distances between queries and
-pairs. A segment is short, so that tensor cores would compute mostly pairs that no query sees; and at a given distance
-all queries of a run read the same code.
+A program serves C positions of one sequence in G heads of K channels, and loops over the distances between queries and
+pairs. Segments are short, so tensor cores would mostly compute pairs that no query sees. At a given distance, all
+queries of a run read the same code.
 """
 
 import torch
@@ -32,7 +32,7 @@ from mixers.ops.runs import Method, Optionals, Tensors
 RELATIVE = {"C": 16, "num_warps": 8}
 
 CHANNELS = 128
-"""Most channels of a program's heads together."""
+"""Largest total number of channels of a program's heads."""
 
 
 @triton.jit
@@ -155,7 +155,7 @@ def relative_query_bwd_kernel(
     C: tl.constexpr,
     G: tl.constexpr,
 ):
-    """Gradients of C queries of one sequence in G heads, and their share in those of the codes and biases.
+    """Gradients of C queries of one sequence in G heads, and their contributions to the gradients of codes and biases.
 
     1. Read the queries, and add both biases.
     2. Write delta = da . a of each head.
@@ -239,7 +239,7 @@ def relative_pair_bwd_kernel(
 
     1. Read the pairs and both biases of queries.
     2. For each distance that occurs:
-       a. read what the queries at this distance left;
+       a. read the queries at this distance with their lse, delta and da;
        b. compute the logits s and the attention weights p = exp2(s - lse) again;
        c. dv += p da, and dk += ds (q + u) with the gradients of the logits ds = p (da . v - delta).
     3. Write dk and dv.

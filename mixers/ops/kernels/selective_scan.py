@@ -1,6 +1,6 @@
 # ruff: noqa: RUF005  (Triton takes sums of tuples, but no starred ones)
 # mypy: disable-error-code="assignment"
-"""Fused kernels of Mamba's selective scan: discretisation, scan, output map, skip and gate in one walk over positions.
+"""Fused kernels of Mamba's selective scan: discretisation, scan, output map, skip and gate in one loop over positions.
 
 name       shape                        written by         read by
 u          (R, B, T, E)                 caller             both kernels        inputs of the scan
@@ -17,14 +17,14 @@ ddt        (R, B, T, E)                 scan_bwd           caller
 dmaps      (R, parts, 2, B, T, N)       scan_bwd           group_sum           of b and c, float32
 dsums      (R, B, N + 2, E)             scan_bwd           group_sum           of A, skip and bias, float32
 
-u, z, dt, b and c have rows at equal distances (``evenly_spaced``). A program walks through one sequence with the states
-of W channels, a part of E, in its registers. It is one warp, so sums over its channels need no barrier. The forward
-pass writes the states before each chunk of C positions; the backward pass computes those inside the chunk again, and
-keeps them in registers. In kernels V is N padded to a power of two.
+u, z, dt, b and c have rows at equal distances (``evenly_spaced``). A program loops over one sequence with the states of
+W channels, a part of E, in its registers. It is one warp, so sums over its channels need no barrier. The forward pass
+writes the states before each chunk of C positions. The backward pass recomputes the states inside the chunk and keeps
+them in registers. In kernels V is N padded to a power of two.
 
-The order of a part's states in memory decides which numbers a thread holds, because a compiler of Triton lets threads
-access 16 bytes at a time: with all channels side by side, it would give a thread eight channels where states have 16
-bits, and sums over the states would take more shuffles. Four channels side by side are best (``_held``).
+The order of a part's states in memory decides which numbers a thread holds, because Triton's compiler lets threads
+access 16 bytes at a time. With all channels side by side and states of 16 bits, a thread would hold eight channels, and
+sums over the states would take more shuffles. Four channels side by side are best (``_held``).
 """
 
 import torch
@@ -37,12 +37,12 @@ from mixers.ops.kernels.products import group_sum
 from mixers.ops.runs import Method, Optionals, Tensors
 
 STATES = 512
-"""Numbers of a program's state: W channels of V states, 16 a thread."""
+"""Size of a program's state: W channels of V states, 16 numbers per thread."""
 
 SCAN = {"C": 2, "num_warps": 1}
 
 REGISTERS = 128
-"""Most registers of a thread in the backward pass, so that four warps share a scheduler."""
+"""Largest number of registers per thread in the backward pass, so that four warps share a scheduler."""
 
 
 @triton.jit
@@ -197,7 +197,7 @@ def scan_bwd_kernel(
     W: tl.constexpr,
     C: tl.constexpr,
 ):
-    """Walk backward through one sequence with W channels, chunk by chunk; positions after the end change nothing.
+    """Loop backward over one sequence with W channels, chunk by chunk; positions after the end have no effect.
 
     1. Read rates, skip and bias of the channels.
     2. For each chunk, the last one first: read the states before it, and compute those inside it again.

@@ -11,8 +11,8 @@ dy         (R, B, T, D)              caller              convolve_bwd
 dx         (R, B, T, D)              convolve_bwd        caller
 dsums      (R, parts, W + 1, D)      convolve_bwd        group_sum           of weight and bias, float32
 
-A program walks through L positions of a sequence with C channels. The W newest inputs stay in its registers, so that
-each input is read once; so do the gradients of the W newest outputs.
+A program loops over L positions of a sequence with C channels. The W newest inputs, and the gradients of the W newest
+outputs, stay in its registers, so that each is read once.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ CONVOLVE = {"L": 32, "C": 128, "num_warps": 1}
 
 @triton.jit
 def _weights(weight_ptr: tl.tensor, c: tl.tensor, D: tl.constexpr, W: tl.constexpr):
-    """Weights of each tap, that of the oldest input first."""
+    """Weights of each tap; the tap of the oldest input is first."""
     weights = ()
     for w in tl.static_range(W):
         weights = weights + (tl.load(weight_ptr + c * W + w, c < D, 0.0),)
@@ -67,7 +67,7 @@ def _zeros(C: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _add_products(sums, row_C: tl.tensor, rows, W: tl.constexpr):
-    """Sums plus the products of one row with each of the others."""
+    """Sums plus the products of one row with each row of ``rows``."""
     added = ()
     for w in tl.static_range(W):
         added = added + (sums[w] + row_C * rows[w],)

@@ -1,1 +1,1 @@
-"""Operations for CPUs in C: a compiler makes them for the processor at hand."""
+"""Operations for CPUs in C, compiled for the machine's own processor."""

@@ -1,4 +1,4 @@
-"""Compiles a file in C at its first use on a machine, one to three seconds, and loads it from then on."""
+"""Compile a C file at its first use on a machine, which takes one to three seconds; later uses load the library."""
 
 import ctypes
 import hashlib
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 def compiled(source: Path, dtype: torch.dtype, **constants: int) -> ctypes.CDLL | None:
-    """Return a compiled file in C.
+    """Return the library compiled from a C file.
 
-    The compiler is ``$CC``, or ``cc``. The library is kept in the cache folder of the user, under a name that depends
-    on source, flags, compiler and processor; processes may write it at the same time.
+    The compiler is ``$CC``, or ``cc``. The library is stored in the user's cache folder, under a name that depends on
+    source, flags, compiler and processor. Several processes may write it at the same time.
 
     Args:
-        source: the file.
-        dtype: precision, float32 or float64, in which it has ``-DDOUBLE``.
-        constants: numbers that the file wants to know, for ``-D``.
+        source: the C file.
+        dtype: precision, float32 or float64; float64 is compiled with ``-DDOUBLE``.
+        constants: constants of the file by name, passed with ``-D``.
 
     Returns:
-        The library; None where there is no compiler, or it fails. The log says why at the level of debug messages.
+        The library; None if there is no compiler, or the compiler fails. A debug message in the log says why.
     """
     try:
         return _loaded(source, _command(dtype, **constants))
@@ -54,7 +54,7 @@ def _command(dtype: torch.dtype, **constants: int) -> list[str]:
 
 
 def _loaded(source: Path, command: list[str]) -> ctypes.CDLL:
-    """Load the library from the cache, or compile it: into the cache, or a temporary folder if that is read-only."""
+    """Load the library from the cache; if it is not there, compile it and store it there, if the cache is writable."""
     folder, name = user_cache_path("recurrent-transformer-diagnostics"), f"{source.stem}-{_key(source, command)}"
     for path in folder.glob(f"{name}-*.so"):
         if path.name == _with_checksum(name, path):
@@ -75,7 +75,7 @@ def _loaded(source: Path, command: list[str]) -> ctypes.CDLL:
 
 
 def _with_checksum(name: str, path: Path) -> str:
-    """Return the name that a library has in the cache: damage would give it another one."""
+    """Return the file name of a library in the cache, with a checksum that reveals damage."""
     return f"{name}-{zlib.crc32(path.read_bytes()):08x}.so"
 
 
@@ -91,7 +91,7 @@ def _compile(source: Path, command: list[str], path: Path) -> None:
 
 
 def _key(source: Path, command: list[str]) -> str:
-    """Hash of what decides the library's content."""
+    """Return a hash of everything that determines the library's content."""
     compiler, cpu = Path(command[0]).stat(), Path("/proc/cpuinfo")
     features = [line for line in cpu.read_text().splitlines() if line.startswith("flags")] if cpu.exists() else []
     texts = [file.read_text() for file in (source, *sorted(Path(__file__).parent.glob("*.h")))]

@@ -1,7 +1,7 @@
 /* RMS norm of rows and its gradient, for CPUs: `rms_norm` in mixers/ops/norm.py.
 
    R runs, N rows of a run, D channels of a row, P parts of a run's rows. A call computes one part of one run. Parts are
-   independent: any number of threads may work on them, and the result is the same to the last bit.
+   independent: any number of threads may work on them, and the results are bitwise the same.
 
    Compile with -DDOUBLE for float64 in place of float32. */
 

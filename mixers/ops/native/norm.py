@@ -15,7 +15,7 @@ from mixers.ops.numerics import NORM_EPS
 from mixers.ops.runs import Method, Optionals, Tensors
 
 NUMBERS_OF_A_PART = 2**18
-"""Size of the parts of a run's rows. Threads share them, and gradients of gains are added up in each."""
+"""Size of the parts into which a run's rows are divided. Threads share the parts; each has its own sum for the gain."""
 
 
 class _Call(ctypes.Structure):
@@ -30,7 +30,7 @@ class _Call(ctypes.Structure):
 
 @cache
 def norm_library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the compiled norm for a precision; None where no C compiler works."""
+    """Return the compiled norm for a precision; None if no C compiler works."""
     library = compiled(Path(__file__).with_suffix(".c"), dtype)
     if library is not None:
         for function in (library.forward, library.backward):
@@ -40,7 +40,7 @@ def norm_library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def _forward(x: Tensor, gain_RD: Tensor) -> tuple[Tensors, Tensors]:
-    """Return ``(outputs,)``, and the inverse root mean squares (R, N) of all N rows of a run for the backward."""
+    """Return ``(outputs,)``, and for the backward pass the inverse root mean squares (R, N) of the rows."""
     x_RND = _rows(x)
     y_RND, scale_RN = torch.empty_like(x_RND), x_RND.new_empty(x_RND.shape[:2])
     _run("forward", x=x_RND, gain=gain_RD.contiguous(), scale=scale_RN, y=y_RND)
@@ -60,7 +60,7 @@ def _run(name: str, **tensors: Tensor) -> None:
     """Call a function of the library for all parts of all runs."""
     x_RND = tensors["x"]
     if isinstance(x_RND, FakeTensor):
-        return  # memory is counted
+        return  # fake tensors: only memory is counted
 
     R, N, D = x_RND.shape
     call = _Call(N=N, D=D, P=_parts(x_RND), eps=NORM_EPS, **{field: y.data_ptr() for field, y in tensors.items()})
@@ -70,7 +70,7 @@ def _run(name: str, **tensors: Tensor) -> None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(R, ..., D) -> (R, N, D), without gaps."""
+    """(R, ..., D) -> (R, N, D), contiguous."""
     return x.unsqueeze(1).flatten(1, -2).contiguous()
 
 
@@ -80,4 +80,4 @@ def _parts(x_RND: Tensor) -> int:
 
 
 METHOD = Method(_forward, _backward, label="rms_norm native")
-"""Both passes. PyTorch's own backward pass takes the norm apart."""
+"""Both passes of the norm. PyTorch's own backward pass runs the norm as separate operations."""

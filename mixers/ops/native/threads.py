@@ -1,4 +1,4 @@
-"""Threads that share the calls of a library. Python's are enough: ctypes frees the interpreter during a call."""
+"""Threads that share the calls of a library. Python threads suffice, because ctypes releases the GIL during a call."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ Part = TypeVar("Part")
 
 
 def workers_for(parts: int) -> int:
-    """Return the number of threads for some parts of work: as many as PyTorch uses, at most one a part."""
+    """Return the number of threads for ``parts`` parts of work: as many as PyTorch uses, at most one per part."""
     return max(1, min(torch.get_num_threads(), parts))
 
 
 def share_among_threads(parts: Sequence[Part], work: Callable[[int, Part], None]) -> None:
-    """Call ``work(worker, part)`` for all parts and return when all is done.
+    """Call ``work(worker, part)`` for all parts, and return when all calls have returned.
 
-    There are ``workers_for(len(parts))`` workers. Each is a thread and takes the next part until none is left.
+    There are ``workers_for(len(parts))`` workers, one thread each. A worker takes the next part until none is left.
     """
     waiting = iter(parts)
 

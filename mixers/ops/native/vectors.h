@@ -1,4 +1,4 @@
-/* Vectors of the processor at hand. Compile with -DDOUBLE for float64 in place of float32. */
+/* Vectors of the processor that the code is compiled for. Compile with -DDOUBLE for float64 in place of float32. */
 
 #ifdef DOUBLE
 #define REAL double

@@ -27,9 +27,9 @@ def _step_inputs(
     D: tl.constexpr,
     F: tl.constexpr,
 ):
-    """What the step at position t, the chunk's position ``inside``, reads first, in the order of use.
+    """Load the first inputs of the step at position t, which is position ``inside`` of the chunk, in the order of use.
 
-    The slope is that of the part's first columns of the hidden layer. The r of an absent norm is undefined.
+    The slope belongs to the part's first columns of the hidden layer. The r of an absent norm is undefined.
     """
     nk_HMK = tl.load(nk_ptr + at.at_HMK + t * D)
     v_HMK = tl.load(v_ptr + at.at_HMK + t * D)
@@ -58,7 +58,7 @@ def _mlp_slice(
     dh_ptrs: tl.tensor,
     live_M1: tl.tensor,
 ):
-    """Gradient of the MLP's input plus the part of a slice of the hidden layer; writes the slice's gradient dh."""
+    """Add the contribution of a slice of the hidden layer to the gradient of the MLP's input; write the slice's dh."""
     dg_MW = tl.dot(dy_MD, down_DW, input_precision="ieee")
     dh_MW = (dg_MW * slope_MW.to(tl.float32)).to(dy_MD.dtype)
     tl.store(dh_ptrs, dh_MW, live_M1)

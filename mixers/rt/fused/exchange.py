@@ -1,20 +1,20 @@
-"""Sums over Triton programs that run at the same time, inside a kernel: each sends its part and receives the sum.
+"""Sums over Triton programs of one kernel that run at the same time: each sends its part and receives the sum.
 
-The programs must all be on the GPU at once (``launch_cooperative_grid``). There is no barrier. As in the protocols LL
-and LL128 of NCCL (https://github.com/NVIDIA/nccl), data and the sign that they have arrived are one word of 16 bytes,
-which is written and read whole:
+All programs must be on the GPU at once (``launch_cooperative_grid``). There is no barrier. As in the protocols LL and
+LL128 of NCCL (https://github.com/NVIDIA/nccl), data and the flag that marks their arrival share one word of 16 bytes,
+which is written and read as a whole:
 
-1. ``send`` packs each eight values as bfloat16 into a word, replaces the lowest bit of the word by the phase of the
-   sum, and writes the word to the part's own mail.
-2. ``receive`` reads the words of all parts, again and again, until all have the phase of the sum, and adds them up.
+1. ``send`` packs eight values as bfloat16 into each word, replaces the lowest bit of the word by the phase of the sum,
+   and writes the word to the part's own mail.
+2. ``receive`` reads the words of all parts repeatedly until all have the phase of the sum, and adds them up.
 
-Two sums take turns with the words. Hence a word holds a value of this sum or of the sum two before it, which the sender
-of the new value has read; a single bit, the phase, tells them apart.
+Successive sums alternate between two sets of words. Hence a word holds a value of the current sum, or of the sum two
+before it, which the sender of the new value has already received. The phase, a single bit, distinguishes the two.
 
     name      shape                                      written by    read by
     mail      (tiles, 2 turns, PARTS, M * D / 8) words   send          receive, of every part of the tile
 
-Here a tensor of suffix E has an element of 32 bits for each two channels. A thread holds four elements for a word.
+Here a tensor of suffix E has one element of 32 bits per two channels. A thread holds the four elements of a word.
 """
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 def mailbox(programs: int, values: int, parts: int, device: torch.device) -> Tensor:
-    """Words in phase 0 for programs that send ``values`` values each; with one part, a tensor that nothing uses."""
+    """Return words in phase 0 for programs that send ``values`` values each; with one part, an unused tensor."""
     turns, values_of_element = 2, 2
     elements = programs * turns * values // values_of_element if parts > 1 else 1
     return torch.zeros(elements, dtype=torch.int32, device=device)
@@ -39,7 +39,7 @@ def _check(at):
 
 @triton.constexpr_function
 def _send(elements):
-    """PTX that writes each four elements as a word with the phase as its lowest bit, and returns their offsets."""
+    """PTX that writes every four elements as a word with the phase as its lowest bit, and returns their offsets."""
     at, values, base, phase = (elements * n for n in (1, 2, 3, 4))
     body = ""
     for i in range(0, elements, 4):
@@ -54,7 +54,7 @@ def _send(elements):
 
 @triton.constexpr_function
 def _await(parts, elements, stride):
-    """PTX that reads the words of all parts, which are ``stride`` bytes apart, until all have the phase."""
+    """PTX that reads the words of all parts, ``stride`` bytes apart, until all have the phase."""
     at, base, phase = (parts * elements + elements * n for n in (0, 1, 2))
     checks, starts, loads, tests, words = "", "", "", "", []
     for i in range(0, elements, 4):
@@ -99,8 +99,8 @@ def send(
     2. Find the offsets: lanes and words are in the same order.
     3. Write the words to the part's own mail.
 
-    Sums are numbered from 0 on. The offsets are right for the layout of a product of 16 rows; with any other layout the
-    kernel stops. The phase takes the lowest bit of one of the eight values of a word.
+    Sums are numbered from 0. The offsets are correct for the layout of a product of 16 rows; with any other layout the
+    kernel traps. The phase replaces the lowest bit of one of the eight values of a word.
     """
     # 1. Elements.
     tl.static_assert(M == 16)
@@ -165,5 +165,5 @@ def receive(
 
 @triton.jit
 def _phase(number: tl.tensor):
-    """1 for the first two sums, then 0 for two, and so on."""
+    """Phase of a sum: 1 for the first two sums, 0 for the next two, and so on."""
     return (number // 2 + 1) % 2

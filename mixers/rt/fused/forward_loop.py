@@ -22,7 +22,7 @@ def _step_inputs(
     D: tl.constexpr,
     H: tl.constexpr,
 ):
-    """What the step at position t, the chunk's position ``inside``, reads first."""
+    """Load the first inputs of the step at position t, which is position ``inside`` of the chunk."""
     x_MD = tl.load(x_ptr + at.at_MD + t * D)
     q_HMK = tl.load(q_ptr + at.at_HMK + t * D)
     m_HM = tl.load(m_ptr + at.state_HM + inside * H)
@@ -42,7 +42,7 @@ def _mlp_slice(
     at_MW: tl.tensor,
     live_M1: tl.tensor,
 ):
-    """y plus the part of a slice of the hidden layer; writes g, the slice after its GELU, and the GELU's slope."""
+    """Add the contribution of a slice of the hidden layer to y; write g, the slice after its GELU, and its slope."""
     h_MW = tl.dot(input_MD, up_DW, input_precision="ieee")
     below_MW, bell_MW = normal_cdf(h_MW)
     g_MW = (h_MW * below_MW).to(input_MD.dtype)
@@ -146,7 +146,7 @@ def rt_fwd_kernel(
     inputs = _step_inputs(x_ptr, q_ptr, m_ptr, l_ptr, o_ptr, at, start, 0, D, H)
 
     for t in range(start, stop, STEP):
-        # 2a. Attention; distances are counted from t for all rows, which shifts the logits of each.
+        # 2a. Attention. Distances are counted from t for all rows, which shifts all logits of a row by the same amount.
         x_MD, raw_q_HMK, m_HM, l_HM, o_HMK = inputs
         q_HMK = raw_q_HMK.to(tl.float32) * (UNIT * LOG2E)
         if STEP > 1:

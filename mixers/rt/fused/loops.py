@@ -1,4 +1,4 @@
-"""What the two loops over positions share: their tensors and their addresses.
+"""The common part of the two loops over positions: their tensors and addresses.
 
 Tensors of R runs, B sequences and T positions; scratch memory holds the C positions of a chunk. ``past_*`` and
 ``query_bwd`` are kernels of ``mixers.rt.past_kernels``; ``fwd`` is ``rt_fwd_kernel`` and ``bwd`` is ``rt_bwd_kernel``;
@@ -49,8 +49,8 @@ Compile-time settings of both loops:
     W, STAGES: columns of the hidden layer at a time, and stages of the pipeline that reads their weights.
     KV_NORM, K_NORM: whether the input of keys and values, and the keys, are normed.
     PINNED: whether the square weights stay on the chip.
-    PARTS: programs that share a tile; each has F / PARTS columns of the hidden layer and does everything else as the
-        others do. What other programs read is written by one of them.
+    PARTS: programs that share a tile. Each has F / PARTS columns of the hidden layer and repeats all other work. A
+        tensor that all of them compute is written by one of them.
     WARPS: warps of a program.
     EARLY: whether the launch is a programmatic dependent one.
 """
@@ -69,8 +69,8 @@ class Addresses(NamedTuple):
         first_M: number of a row among all positions.
         d_D, head_H, w_W: channels, heads, and the first columns of this part's slice of the hidden layer.
         at_HM, at_HMK: offsets of heads, and of channels with heads first, in tensors of all positions.
-        sequence_HM, sequence_HMK: the same without the place in the step: where a row's sequence begins.
-        state_HM, state_HMK: the same as ``at_*`` in tensors of the positions of a chunk.
+        sequence_HM, sequence_HMK: offsets of the first position of a row's sequence, in the same tensors.
+        state_HM, state_HMK: as ``at_*``, in tensors of the positions of a chunk.
         live_M, live_1M, live_1M1, live_M1: whether a row belongs to a sequence of the batch, in several shapes.
         at_M, at_MD, at_MW: offsets in r, in tensors of D channels and in tensors of F channels.
     """
@@ -127,7 +127,7 @@ def addresses(
     PARTS: tl.constexpr,
 ):
     """``Addresses`` of a part's rows."""
-    # Rows. Those beyond the last sequence are that one again and are not written.
+    # Rows. Rows beyond the last sequence repeat it and are not written.
     H: tl.constexpr = D // K
     sequence_M = (tile * M + tl.arange(0, M)) // STEP
     place_M = tl.arange(0, M) % STEP
@@ -185,7 +185,7 @@ def weights(
     D: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Where the five matrices of a run begin."""
+    """Pointers to the five matrices of a run."""
     wo_ptr = w_ptr + run * (3 * D * D + 2 * F * D)
     wk_ptr = wo_ptr + D * D
     wv_ptr = wk_ptr + D * D
@@ -196,5 +196,5 @@ def weights(
 
 @triton.jit
 def writes(tensor: tl.constexpr, part: tl.tensor, PARTS: tl.constexpr):
-    """Whether a part writes a tensor that all parts have. They share the work, because stores take time as well."""
+    """Whether a part writes a tensor that all parts have. Parts write different tensors, because stores take time."""
     return part == tensor % PARTS

@@ -1,4 +1,4 @@
-"""Sizes that the fused kernels take, and padding of a layer's tensors to them with zeros."""
+"""Sizes that the fused kernels support, and zero padding of a layer's tensors to these sizes."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 CHUNK = 16
-"""Positions between two launches of a loop."""
+"""Number of positions per launch of a loop."""
 
 
 class PaddedSizes:
@@ -62,7 +62,7 @@ class PaddedSizes:
         return y.reshape(*lead, *(math.prod(self._padded[axis]) for axis in axes)).contiguous()
 
     def crop(self, y: Tensor, axes: str) -> Tensor:
-        """Return the layer's part of ``y``; ``axes`` names its last axes. A part is a copy: it may be written into."""
+        """Return the layer's part of ``y`` as a copy, which may be written into; ``axes`` names its last axes."""
         own, padded, lead = self._shapes(y, axes)
         if own == padded:
             return y

@@ -2,27 +2,27 @@
 
 These kernels are for models so small that a step is bound by latency.
 
-Forward pass. Time is split into chunks. At the start of a chunk, one kernel, spread over the whole GPU, lets the
-queries of the chunk attend to all earlier chunks with matrix products. Then one program per (run, tile of sequences)
-walks through the positions of the chunk, which need only the keys of the chunk itself.
+Forward pass. Time is split into chunks. At the start of a chunk, one kernel on the whole GPU lets the queries of the
+chunk attend to all earlier chunks by matrix products. Then one program per (run, tile of sequences) loops over the
+positions of the chunk, which need only the keys of the chunk itself.
 
 Backward pass. It mirrors the forward pass from the last chunk to the first. Persistent pairs *pull* their gradients
-from later queries, so there are no atomics and results repeat bitwise. Only gradients of activations are sequential.
-Gradients of weights, queries and temporary pairs are products over all positions after the loop.
+from later queries, so there are no atomics, and results are bitwise reproducible. Only gradients of activations are
+sequential. Gradients of weights, queries and temporary pairs are products over all positions after the loop.
 
 Blocks. With blocks of several positions, a step of the loop takes a whole block, or one chunk of a longer block, and
-the rows of a tile are positions of the same sequences. Attention to the temporary pairs of a block waits for nothing,
-so it is done together with the attention to earlier chunks.
+the rows of a tile are positions of the same sequences. Attention to the temporary pairs of a block does not depend on
+the loop, so it is computed together with the attention to earlier chunks.
 
 Memory. A Feedback Transformer of one layer is the same recurrence with persistent pairs of mixtures of inputs and
 outputs (``Weights.share``), and with zeros for temporary pairs.
 
-Parts. A few runs have too few tiles to fill a GPU. The MLP's weights do not fit into one multiprocessor, which would
-have to read them at every position. Therefore several programs, the PARTS, walk through the same sequences. Each has a
-part of the MLP's hidden layer and holds its weights on the chip where they fit. It sends its part of the MLP's output
-to the others and does everything else as they do. Where all programs fit on the GPU at once, kernels are also launched
-EARLY (programmatic dependent launch): a kernel starts while the one ahead of it still runs, and waits for its end
-before it reads what that one writes.
+Parts. A few runs have too few tiles to fill a GPU, and the MLP's weights do not fit into one multiprocessor, which
+would have to read them at every position. Therefore several programs, the PARTS, process the same sequences. Each has a
+part of the MLP's hidden layer and keeps its weights on the chip if they fit. It sends its part of the MLP's output to
+the others and repeats all other work. If all programs fit on the GPU at once, kernels are also launched EARLY
+(programmatic dependent launch): a kernel starts while the previous one still runs, and waits for its end before it
+reads its results.
 
 Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions, ``mixers.rt.fused.loops`` for a table
 of the tensors). Logits are in units of log2.
@@ -43,7 +43,7 @@ from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_k
 
 
 def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why the kernels cannot take this case, in words, or None if they can. ``dtype`` is that of q, k and v."""
+    """Return why the kernels do not support a case; None if they do. ``dtype`` is the dtype of q, k and v."""
     if block & (block - 1):
         return f"blocks of {block} positions (kernels: powers of two)"
     if dtype not in (torch.float32, torch.bfloat16):
@@ -53,7 +53,7 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
     if sizes.K > 64:
         return f"heads of {D // H} channels (kernels: at most 64)"
     if sizes.D > 256:
-        return f"width {D} in {H} heads (kernels: at most 256, with {sizes.K} channels a head)"
+        return f"width {D} in {H} heads (kernels: at most 256, with {sizes.K} channels per head)"
     if sizes.F > 4 * sizes.D:
         return f"MLP width {F} at width {D} (kernels: at most {4 * sizes.D})"
 
@@ -103,7 +103,7 @@ def fused_forward(
     loop, past = tiles.rt_fwd, tiles.past_fwd
     T, D, H, F, C = sizes.T, sizes.D, sizes.H, sizes.F, loop["C"]
 
-    # Outputs, and what the backward pass reads.
+    # Outputs, and tensors for the backward pass.
     z = torch.empty_like(x)
     a, n, nz, nk, k, v = (torch.empty_like(q) for _ in range(6))
     r = x.new_empty(R, B, T, 3)
@@ -167,7 +167,7 @@ def fused_backward(
     loop, past, queries = tiles.rt_bwd, tiles.past_bwd, tiles.query_bwd
     T, D, H, C = sizes.T, sizes.D, sizes.H, loop["C"]
 
-    # Gradients that leave, and rows whose products are the weights' gradients.
+    # Gradients to return, and rows whose products are the weights' gradients.
     dx = torch.empty_like(dz)
     dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
     dh = torch.empty_like(g)
@@ -245,13 +245,13 @@ def _weight_gradients(
     Args:
         weights: the weights.
         sizes: sizes of the layer and of the kernels.
-        dwo, dup, ddown, dwkv: products over all rows; of those for up and for keys and values, the right operand is
-            normed rows before their gain.
+        dwo, dup, ddown, dwkv: products over all rows; the right operands of dup and dwkv are normed rows before their
+            gain.
         dgain: sums (R, tiles, D) for the gain of the keys.
     """
     dup, dmlp_norm = through_gain(sizes.crop(dup, "FD"), weights.up_FD, weights.mlp_norm_D)
 
-    # Keys and values have one norm.
+    # Keys and values share one norm.
     dwkv = sizes.crop(dwkv.unflatten(1, (2, sizes.D)), "KD").flatten(1, 2)
     dkv_norm = None
     if weights.kv_norm_D is not None:

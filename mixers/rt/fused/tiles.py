@@ -12,12 +12,12 @@ Settings = dict[str, Any]
 
 
 class GpuLimits(NamedTuple):
-    """Properties of a GPU that the settings depend on.
+    """Properties of a GPU on which the settings depend.
 
     Attributes:
         multiprocessors: number of multiprocessors.
-        memory: bytes of shared memory that a program may have.
-        early_launch: whether a kernel can be launched before the one ahead of it has ended.
+        memory: largest shared memory of a program in bytes.
+        early_launch: whether a kernel can be launched before the previous one has ended.
     """
 
     multiprocessors: int
@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
 
 @cache
 def gpu_limits(device: torch.device) -> GpuLimits:
-    """Limits of a GPU; for the CPU, on which kernels run in Triton's interpreter, those of an H200."""
+    """Return the limits of a GPU; for the CPU, where kernels run in Triton's interpreter, those of an H200."""
     if device.type != "cuda":
         return GpuLimits(multiprocessors=132, memory=232448, early_launch=False)
     properties = torch.cuda.get_device_properties(device)
@@ -49,7 +49,7 @@ def gpu_limits(device: torch.device) -> GpuLimits:
 
 
 def choose_tiles(B: int, R: int, sizes: PaddedSizes, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Settings for R runs of B sequences. Their names are explained in the kernels' modules.
+    """Return the settings for R runs of B sequences. The kernels' modules explain their names.
 
     Tiles of 16 rows are the fastest while there are no more programs than multiprocessors. With half as many programs
     or fewer, several share a tile. With more, the forward loop is faster with tiles of 32 rows; the backward loop,
@@ -59,7 +59,7 @@ def choose_tiles(B: int, R: int, sizes: PaddedSizes, dtype: torch.dtype, device:
     limits = gpu_limits(device)
     tiles = R * triton.cdiv(B * sizes.step, 16)
 
-    # Kernels are launched early where all programs fit on the GPU at once.
+    # Kernels are launched early if all programs fit on the GPU at once.
     early = limits.early_launch and tiles <= limits.multiprocessors
     launch: Settings = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
     shape = {"D": sizes.D, "K": K, "UNIT": sizes.head_dim**-0.5, "C": CHUNK}
@@ -82,9 +82,9 @@ def choose_tiles(B: int, R: int, sizes: PaddedSizes, dtype: torch.dtype, device:
 
 
 def _mlp_settings(tiles: int, sizes: PaddedSizes, dtype: torch.dtype, limits: GpuLimits) -> Settings:
-    """How the loops hold weights and divide the MLP between programs.
+    """Return how the loops hold weights and divide the MLP between programs.
 
-    Square weights are pinned where the three of them fit into shared memory and leave as much of it free.
+    Square weights are pinned if the three of them fit into half of the shared memory.
     """
     D, F = sizes.D, sizes.F
     wide = dtype == torch.float32
@@ -95,7 +95,7 @@ def _mlp_settings(tiles: int, sizes: PaddedSizes, dtype: torch.dtype, limits: Gp
     fitting = [n for n in (2, 4, 8) if n * tiles <= limits.multiprocessors and n * D <= 1024 and F % (64 * n) == 0]
     parts = 1 if wide or torch.version.hip else max(fitting, default=1)
 
-    # Where the square weights are pinned and a part's slice of the MLP is small, the part holds the slice, too.
+    # If the square weights are pinned and a part's slice of the MLP is small, the part holds the slice, too.
     W = 32 if wide else 64
     if pinned and parts > 1 and F // parts <= 128:
         W = F // parts

@@ -1,21 +1,21 @@
 /* A layer of the Recurrent Transformer and its gradient, for CPUs (Oncescu et al. 2026, arXiv:2604.21215, section 2.2).
 
-   One call computes all positions of a group of sequences of one run. The weights are read from a cache of the core.
-   Groups are independent: any number of threads may work on them, and the result is the same to the last bit.
+   One call computes all positions of a group of sequences of one run, so that the weights stay in the core's cache.
+   Groups are independent: any number of threads may work on them, and the results are bitwise the same.
 
    Dimensions: R runs, B sequences of a run, T positions, D = H K channels, F hidden channels of the MLP, G sequences of
-   a group. Constant factors and gains are in the matrices. The gain of the keys' norm is with that of the queries.
+   a group. Constant factors and gains are folded into the matrices. The gain of the keys' norm is applied to queries.
 
-   Attention has heads side by side: a vector of the processor holds one channel of several heads, so that nothing is
-   added up within a vector. Where heads are too few to fill it, it holds one channel of several parts of each head, and
-   zeros in places that are left. Queries and pairs in this order have W numbers. The matrices yield and take them.
+   In attention, a vector register holds one channel of several heads, so that no sum runs over its lanes. If there are
+   too few heads to fill a vector, it holds one channel of several parts of each head, and zeros in the remaining
+   places. In this order, queries and pairs have W numbers. The matrices map to and from this order.
 
    Compile with -DH= the number of heads, -DK= the channels of a head, and -DDOUBLE for float64 in place of float32. */
 
 #include "../../ops/native/vectors.h"
 
-#define PANEL (2 * LANES) /* outputs, and */
-#define ROWS 6            /* rows, whose sums a product keeps in registers */
+#define PANEL (2 * LANES) /* outputs of a tile of a product, whose sums stay in registers */
+#define ROWS 6            /* rows of such a tile */
 #define CHUNK (8 * ROWS)  /* rows of a product over positions */
 
 #define LARGEST_POWER(n, limit) (((n) & -(n)) < (limit) ? ((n) & -(n)) : (limit)) /* of two, that divides n */
@@ -31,7 +31,7 @@
 typedef int64_t integers __attribute__((vector_size(BYTES)));
 #define MANTISSA 52 /* bits */
 #define BIAS 1023
-#define ROUNDER 0x1.8p52 /* a sum with it is rounded to an integer, which is in its lowest bits */
+#define ROUNDER 0x1.8p52 /* adding it rounds to an integer, which is in the lowest bits of the sum */
 #define LOWEST_EXPONENT -708
 #define LOG2_HIGH 0x1.62e42feep-1
 #define LOG2_LOW 1.90821492927058770e-10
@@ -105,7 +105,7 @@ int64_t channel(int64_t w) {
     return part < PARTS ? head * K + part * CHANNELS + w % BLOCK / LANES : -1;
 }
 
-/* Numbers that a matrix in panels takes. */
+/* Size of a matrix in panels. */
 static int64_t size_in_panels(int64_t inputs, int64_t outputs) {
     return inputs * ((outputs + PANEL - 1) / PANEL * PANEL);
 }
@@ -175,7 +175,7 @@ static void product(int64_t rows, int64_t inputs, int64_t outputs, const REAL *r
                     REAL *restrict out) {
     for (int64_t o = 0; o < outputs; o += PANEL, panels += inputs * PANEL)
         for (int64_t b = 0; b < rows; b += ROWS) {
-            const REAL *row[ROWS]; /* the last one again where there are fewer */
+            const REAL *row[ROWS]; /* repeats the last row if there are fewer */
             for (int64_t i = 0; i < ROWS; i++) row[i] = in + (b + i < rows ? b + i : rows - 1) * inputs;
 
             vector sum[ROWS][2] = {};
@@ -198,27 +198,27 @@ static void product(int64_t rows, int64_t inputs, int64_t outputs, const REAL *r
         }
 }
 
-/* RMS norm of D channels in `count` numbers, of which the others are zero; returns the inverse root mean square. */
+/* RMS norm of D channels in `count` numbers, where the other numbers are zero. Returns the inverse root mean square. */
 static REAL norm(int64_t count, double eps, const REAL *y, REAL *out) {
     REAL scale = 1 / (REAL)sqrt(dot(y, y, count) / D + eps);
     for (int64_t i = 0; i < count; i++) out[i] = scale * y[i];
     return scale;
 }
 
-/* Adds the gradient of the vector of which `n` is the RMS norm: scale (dn - n mean(n dn)). */
+/* Adds the gradient of y for n = RMS norm of y, given dn: scale (dn - n mean(n dn)). */
 static void norm_backward(int64_t count, REAL scale, const REAL *n, const REAL *dn, REAL *add) {
     REAL mean = dot(n, dn, count) / D;
     for (int64_t i = 0; i < count; i++) add[i] += scale * (dn[i] - n[i] * mean);
 }
 
-/* RMS norm of a query or key, where they have one. */
+/* RMS norm of a query or key, or a copy without QK-norm. */
 static REAL qk_norm(const struct call *s, const REAL *y, REAL *out) {
     if (s->qk_norm) return norm(W, s->eps, y, out);
     memcpy(out, y, W * sizeof(REAL));
     return 1;
 }
 
-/* Gradient of the query or key of which `n` is `qk_norm`. */
+/* Gradient of y for n = `qk_norm` of y. */
 static void qk_norm_backward(const struct call *s, REAL scale, const REAL *n, const REAL *dn, REAL *dy) {
     if (s->qk_norm) {
         memset(dy, 0, W * sizeof(REAL));
@@ -313,7 +313,7 @@ static void attend_backward(int64_t t, const REAL *slopes, const REAL *q, const 
     }
 }
 
-/* Numbers that a call needs for itself, for a group of G sequences. */
+/* Size of the scratch memory of a call for a group of G sequences. */
 int64_t forward_scratch(const struct call *s, int64_t G) {
     return G * (D + 2 * W + s->F) + 3 * W * CHUNK + W + (s->T + BLOCKS) * LANES;
 }
@@ -340,7 +340,7 @@ static void project(const struct call *s, int64_t r, int64_t first, int64_t coun
 
    Then for each position:
 
-   2. a = attention to earlier persistent pairs and the own temporary one.
+   2. a = attention to earlier persistent pairs and the position's own temporary pair.
    3. u = x + s Wo a.
    4. z = u + s MLP(RMS(u)).
    5. k = RMS[K RMS(z)], v = V RMS(z), the persistent pair. */
@@ -407,15 +407,15 @@ static void project_backward(const struct call *s, int64_t r, int64_t first, int
 
 /* Backward pass of all positions of sequences [first, first + G) of run r, last position first:
 
-   1. Gradients of the persistent pair, which later queries have added up, and from them of K RMS(z) and V RMS(z).
-   2. dy = dz + what the pair sends back.
-   3. du = dy + what the MLP sends back.
+   1. Gradients of the persistent pair, accumulated by later queries, and from them those of K RMS(z) and V RMS(z).
+   2. dy = dz + the gradient through the pair.
+   3. du = dy + the gradient through the MLP.
    4. da = s Wo^T du.
    5. Gradients of the query, its temporary pair and all earlier persistent pairs.
 
    Then for all positions:
 
-   6. dx = du + what queries and temporary pairs send back. */
+   6. dx = du + the gradient through queries and temporary pairs. */
 void backward(const struct call *s, int64_t r, int64_t first, int64_t G, REAL *scratch) {
     int64_t B = s->B, T = s->T, F = s->F, begin = (r * B + first) * T, end = begin + G * T;
     REAL *da = scratch, *dn = da + G * W, *dg = dn + G * D, *dnx = dg + G * F;

@@ -1,4 +1,4 @@
-"""The matrices inside a layer, with the constant factors that surround them, in the order of the C code's channels."""
+"""The matrices of a layer with constant factors folded in, and their channels in the order of the C code."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from mixers.rt.weights import LayerWeights
 
 
 class Setting(NamedTuple):
-    """What a layer has beside its weights.
+    """Settings of a layer.
 
     Attributes:
         slopes_H: slopes of ALiBi.
         scale: factor s of the residual branches.
-        persistent_norm: whether outputs are normed before persistent pairs.
+        persistent_norm: whether persistent pairs are computed from normed outputs.
     """
 
     slopes_H: Tensor
@@ -23,10 +23,10 @@ class Setting(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Where attention in C has the channels of all heads.
+    """The order of the channels of all heads in the attention of the C code.
 
     Attributes:
-        channels_W: channel that each of its W places holds; D where a place holds zero.
+        channels_W: channel at each of its W places; D for a place that holds zero.
         places_D: place of each channel.
     """
 
@@ -34,7 +34,7 @@ class Order(NamedTuple):
     places_D: Tensor
 
     def spread(self, w_RDI: Tensor) -> Tensor:
-        """(R, D, ...) -> (R, W, ...), with zeros in the places of no channel."""
+        """(R, D, ...) -> (R, W, ...), with zeros at places without a channel."""
         padded = torch.cat([w_RDI, torch.zeros_like(w_RDI[:, :1])], 1)
         return padded.index_select(1, self.channels_W)
 
@@ -44,14 +44,14 @@ class Order(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Matrices of all runs with their factors folded in, or the gradients of these matrices.
+    """Matrices of all runs with constant factors folded in, or the gradients of these matrices.
 
     Attributes:
         project_RPD: Wq, Wk and Wv, times the gain of the inputs' norm; P = 3 W.
         out_RDW: s Wo.
         up_RFD: W1 times the gain of the MLP's norm.
         down_RDF: s W2.
-        pairs_RED: Wk and Wv, with ``persistent_norm`` times the gain of the inputs' norm; E = 2 W.
+        pairs_RED: Wk and Wv, times the gain of the inputs' norm if ``persistent_norm`` is set; E = 2 W.
     """
 
     project_RPD: Tensor
@@ -62,7 +62,7 @@ class Matrices(NamedTuple):
 
     @classmethod
     def of(cls, weights: LayerWeights, setting: Setting, order: Order) -> "Matrices":
-        """Return the matrices of weights that have a leading run axis."""
+        """Return the matrices made from weights with a leading run axis."""
         wqkv = torch.cat([order.spread(w) for w in (weights.wq_DD, weights.wk_DD, weights.wv_DD)], 1)
         project = wqkv * weights.norm_D[:, None]
         size = len(order.channels_W)
@@ -75,10 +75,10 @@ class Matrices(NamedTuple):
         )
 
     def through(self, weights: LayerWeights, setting: Setting, order: Order, dgain_RW: Tensor) -> LayerWeights:
-        """Return the gradients of the weights, where ``self`` are those of the matrices.
+        """Return the gradients of the weights; ``self`` holds the gradients of the matrices.
 
         Args:
-            weights, setting, order: of which the matrices were made.
+            weights, setting, order: arguments of ``of``.
             dgain_RW: gradient of ``query_gain``.
         """
         D = weights.norm_D.shape[1]
@@ -86,7 +86,7 @@ class Matrices(NamedTuple):
         dwqkv = torch.cat([order.gather(part) for part in self.project_RPD.chunk(3, 1)], 1)
         dpairs = torch.cat([order.gather(part) for part in self.pairs_RED.chunk(2, 1)], 1)
 
-        # Queries and pairs share weights, and with ``persistent_norm`` the gain, too.
+        # Temporary and persistent pairs share their weights and, with ``persistent_norm``, also the gain.
         if setting.persistent_norm:
             dwqkv[:, D:] += dpairs
         dnorm = (dwqkv * wqkv).sum(1)
@@ -112,7 +112,10 @@ class Matrices(NamedTuple):
 
 
 def query_gain(weights: LayerWeights, setting: Setting, order: Order) -> Tensor:
-    """Return the factor (R, W) of normed queries: 1/sqrt(K) and both gains, which meet in the logits."""
+    """Return the factor (R, W) of normed queries: 1/sqrt(K) times the gains of queries and keys.
+
+    The gain of the keys can be applied to the queries, because logits contain only products of both.
+    """
     K = weights.norm_D.shape[1] // len(setting.slopes_H)
     gain = torch.full_like(weights.norm_D, K**-0.5)
     if weights.q_norm_D is not None and weights.k_norm_D is not None:

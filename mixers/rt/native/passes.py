@@ -1,4 +1,4 @@
-"""Both passes of a layer in C: its tensors, its threads, and products over all positions."""
+"""Forward and backward pass of a layer in C: tensors, threads, and the weights' gradients as products in PyTorch."""
 
 import ctypes
 from functools import cache
@@ -20,7 +20,7 @@ from mixers.rt.weights import LayerWeights
 SOURCE = Path(__file__).with_name("layer.c")
 
 GROUP = 24
-"""Sequences of a group, at most; the weights are read once for each position of a group."""
+"""Largest number of sequences of a group; the weights are read once per position of a group."""
 
 MATRICES = ("project", "out", "up", "down", "pairs")
 KEPT = (
@@ -31,7 +31,7 @@ TENSORS = (
     *("slopes", "gain", *MATRICES, *KEPT, "x", "z"),
     *("dz", "dx", "dgain", "dproject", "dpairs", "dy", "dh", "du"),
 )
-"""Tensors of ``struct call`` in layer.c, which tells their shapes."""
+"""Tensors of ``struct call`` in layer.c, which states their shapes."""
 SIZES = ("B", "T", "F", "qk_norm", "kv_norm")
 
 
@@ -47,10 +47,10 @@ class _Call(ctypes.Structure):
 
 @cache
 def library(dtype: torch.dtype, heads: int, head_dim: int) -> ctypes.CDLL | None:
-    """Return the compiled layer for a precision, and numbers of heads H and of a head's channels K.
+    """Return the layer compiled for a precision, a number of heads H, and a number K of channels per head.
 
     Returns:
-        The library; None where no C compiler works.
+        The library; None if no C compiler works.
     """
     found = compiled(SOURCE, dtype, H=heads, K=head_dim)
     if found is None:
@@ -68,9 +68,9 @@ def library(dtype: torch.dtype, heads: int, head_dim: int) -> ctypes.CDLL | None
 
 
 def native_method(setting: Setting) -> Method:
-    """Outputs (R, B, T, D) of a layer, as an operation on inputs (R, B, T, D) and the fields of ``LayerWeights``.
+    """Return a layer as an operation on inputs (R, B, T, D) and the fields of ``LayerWeights``.
 
-    All are in one dtype, float32 or float64, on the CPU.
+    The operation returns outputs (R, B, T, D). All tensors have the same dtype, float32 or float64, on the CPU.
     """
 
     def forward(x_RBTD: Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
@@ -91,10 +91,10 @@ class _Layer:
         self._x_RBTD, self._weights, self._setting = x_RBTD.contiguous(), weights, setting
         heads = len(setting.slopes_H)
         found = library(x_RBTD.dtype, heads, x_RBTD.shape[3] // heads)
-        assert found is not None  # the dispatch asked before
+        assert found is not None  # the dispatch has checked this
         self._library, self._order = found, _order(found, x_RBTD.shape[3])
 
-        # What both passes read.
+        # Arguments of both passes.
         self._tensors = {
             "slopes": setting.slopes_H.to(x_RBTD),
             "gain": query_gain(weights, setting, self._order),
@@ -108,7 +108,7 @@ class _Layer:
         }
 
     def forward(self) -> tuple[Tensors, Tensors]:
-        """Return ``(outputs,)``, and what ``backward`` takes as ``saved``."""
+        """Return ``(outputs,)``, and the argument ``saved`` of ``backward``."""
         R, B, T, D = self._x_RBTD.shape
         W, hidden, new = self._library.pair_size(), self._sizes["F"], self._x_RBTD.new_empty
 
@@ -128,7 +128,7 @@ class _Layer:
         return (z_RBTD,), tuple(kept[name] for name in KEPT)
 
     def backward(self, dz_RBTD: Tensor, saved: Tensors) -> tuple[Tensor, LayerWeights]:
-        """Return the gradients of inputs and weights from those of the outputs."""
+        """Return the gradients of inputs and weights, given the gradients of the outputs."""
         R, B, T, D = self._x_RBTD.shape
         W, new, kept = self._library.pair_size(), dz_RBTD.new_empty, dict(zip(KEPT, saved, strict=True))
 
@@ -157,8 +157,8 @@ class _Layer:
 
         Args:
             name: ``forward`` or ``backward``.
-            matrices: as (R, inputs, outputs), each row of inputs times its matrix.
-            tensors: tensors of the call that are not of all calls.
+            matrices: matrices as (R, inputs, outputs), by which rows of inputs are multiplied.
+            tensors: further tensors of this pass by name.
         """
         # Groups of sequences.
         R, B = self._x_RBTD.shape[:2]
@@ -169,7 +169,7 @@ class _Layer:
         room = getattr(self._library, f"{name}_scratch")(ctypes.byref(_Call(**self._sizes)), size)
         scratch = self._x_RBTD.new_empty(workers_for(len(groups)), room)
         if isinstance(scratch, FakeTensor):
-            return  # memory is counted
+            return  # fake tensors: only memory is counted
 
         panels = zip(MATRICES, map(self._panels, matrices), strict=True)
         tensors = {**self._tensors, **tensors, **dict(panels)}
@@ -189,7 +189,7 @@ class _Layer:
 
 
 def _order(found: ctypes.CDLL, width: int) -> Order:
-    """Return the order of the channels of attention."""
+    """Return the order of the channels in the attention of a compiled layer."""
     channels = [found.channel(place) for place in range(found.pair_size())]
     places = {channel: place for place, channel in enumerate(channels)}
     return Order(

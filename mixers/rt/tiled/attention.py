@@ -1,8 +1,8 @@
-"""Attention of the tiled method: what a tile of keys adds to the outputs of queries, and the gradients of that.
+"""Attention of the tiled method: the contribution of a tile of keys to the outputs of queries, and its gradients.
 
-Oncescu et al. 2026 (arXiv:2604.21215), Algorithm 2 and section "The backward pass". Positions stand first, so that the
-slices of a tile are contiguous: (T, R, B, D) with heads concatenated. Queries are already scaled by 1/sqrt(K). Beside
-the dimensions of ``mixers.base`` there are C blocks of b positions, and in a tile I queries and J keys.
+Oncescu et al. 2026 (arXiv:2604.21215), Algorithm 2 and section "The backward pass". Positions are the first axis, so
+that the slices of a tile are contiguous: (T, R, B, D) with heads concatenated. Queries are already scaled by 1/sqrt(K).
+Dimensions beside those of ``mixers.base``: C blocks of b positions; I queries and J keys of a tile.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from mixers.ops.numerics import at_least_float32
 
 QUERY_CHUNK = 128
-"""Queries whose attention weights exist at once after the reverse loop; bounds its memory."""
+"""Number of queries whose attention weights exist at once after the reverse loop, to limit memory."""
 
 
 class Tile(NamedTuple):
@@ -24,13 +24,13 @@ class Tile(NamedTuple):
     queries: slice
 
     def in_positions(self, block: int, length: int) -> "Tile":
-        """The tile in positions, given in blocks of ``block`` positions of a sequence of ``length``."""
+        """Return a tile of blocks as a tile of positions; the sequence has ``length`` positions."""
         keys, queries = (slice(y.start * block, min(y.stop * block, length)) for y in self)
         return Tile(keys, queries)
 
 
 class SoftmaxState(NamedTuple):
-    """Statistics of the online softmax of all queries over the keys that each has seen, at least float32.
+    """Statistics of the online softmax of all queries over the keys seen so far, in at least float32.
 
     Attributes:
         m_TRBH: largest logit.
@@ -44,7 +44,7 @@ class SoftmaxState(NamedTuple):
 
 
 class QueryGradients(NamedTuple):
-    """What the gradients of logits need of each query.
+    """Tensors of the queries from which the gradients of logits are computed.
 
     Attributes:
         q_TRBD: scaled queries.
@@ -62,7 +62,7 @@ class QueryGradients(NamedTuple):
 def attend_own_block(
     q_TRBD: Tensor, k_temp_TRBD: Tensor, v_temp_TRBD: Tensor, slopes_H: Tensor, block: int
 ) -> SoftmaxState:
-    """State of all queries after each has seen the temporary pairs of its own block up to itself."""
+    """Return the state of all queries after each has seen the temporary pairs of its own block up to itself."""
     heads, length = len(slopes_H), len(q_TRBD)
 
     logits_CRBHIJ = _own_block_logits(q_TRBD, k_temp_TRBD, slopes_H, block)
@@ -124,7 +124,7 @@ def update_tile_backward(
     slopes_H: Tensor,
     tile: Tile,
 ) -> None:
-    """Reverse of ``update_tile``: add to dk and dv of the tile's keys, in place, what the tile's queries send back."""
+    """Reverse of ``update_tile``: add, in place, the contribution of the tile's queries to dk and dv of its keys."""
     heads = len(slopes_H)
     p_RBHIJ, dlogits_RBHIJ = _logit_gradients(queries, k_TRBD, v_TRBD, slopes_H, tile)
 
@@ -167,7 +167,7 @@ def own_block_gradients(
 def add_query_gradients(
     dq_TRBD: Tensor, queries: QueryGradients, k_TRBD: Tensor, v_TRBD: Tensor, slopes_H: Tensor, block: int
 ) -> None:
-    """Add to the gradients of scaled queries, in place, what the persistent pairs of earlier blocks send back."""
+    """Add, in place, the contribution of the persistent pairs of earlier blocks to the gradients of scaled queries."""
     heads, length = len(slopes_H), len(dq_TRBD)
     q_TRBD = queries.q_TRBD
 
@@ -176,7 +176,7 @@ def add_query_gradients(
         tile = Tile(keys=slice(0, stop - 1), queries=slice(start, stop))
         _, dlogits_RBHIJ = _logit_gradients(queries, k_TRBD, v_TRBD, slopes_H, tile)
 
-        # Keys of a query's own block, and later ones, are no persistent pairs for it.
+        # A query does not see persistent pairs of its own block or of later ones.
         i = torch.arange(start, stop, device=q_TRBD.device)
         j = torch.arange(stop - 1, device=q_TRBD.device)
         unseen_IJ = j >= i[:, None] // block * block
@@ -233,7 +233,7 @@ def _with_alibi(logits: Tensor, slopes_H: Tensor, distance_IJ: Tensor) -> Tensor
 
 
 def _distance(*, queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
-    """Key position minus query position (I, J); the first key stands ``offset`` positions after the first query."""
+    """Key position minus query position (I, J); the first key is ``offset`` positions after the first query."""
     return torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] + offset
 
 

@@ -1,10 +1,10 @@
 """Forward and backward of the published training method: exact tiling, in PyTorch.
 
 Oncescu et al. 2026 (arXiv:2604.21215), Algorithms 1 and 2 and section "The backward pass". The key-value cache is
-preallocated and written in place, so autograd cannot follow; the backward is written out. Its reverse loop computes
-only the gradients on which the previous position depends.
+preallocated and written in place, which autograd does not support; therefore the backward pass is written by hand. Its
+reverse loop computes only the gradients on which the previous position depends.
 
-All tensors carry the run axis. Inside this package positions stand first: (T, R, B, D).
+All tensors have a run axis. Inside this package, the first axis is that of positions: (T, R, B, D).
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Saved = tuple[Tensor, ...]
 
 
 def tiles(blocks: int) -> Iterator[Tile]:
-    """The tile, in blocks, that opens when t blocks are done, for t = 1..blocks-1 (Algorithm 1).
+    """Yield for t = 1..blocks-1 the tile, in blocks, that opens when t blocks are done (Algorithm 1).
 
     With P the largest power of two that divides t, the next P blocks of queries attend to the last P blocks of keys.
     """
@@ -53,7 +53,7 @@ def tiled_forward(
     """Algorithm 1, in blocks of b positions (section 9); b = 1 is the algorithm as published.
 
     1. Scale the queries.
-    2. Let every query attend to the temporary pairs of its own block. Nothing in this waits for the loop.
+    2. Let every query attend to the temporary pairs of its own block, which does not depend on the loop.
     3. For each block:
        a. let the tile's queries attend to the persistent pairs that are complete since the last block (Algorithm 2);
        b. attention outputs a = o / l;
@@ -108,10 +108,10 @@ def tiled_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
     """Section "The backward pass", in blocks of b positions.
 
-    1. Compute all factors of the positionwise steps that depend on the forward alone.
+    1. Compute all factors of the positionwise steps that depend only on the forward pass.
     2. For each block, last first:
        a. let the keys of the tile that opened after it collect dk, dv from the tile's queries;
-       b. add to dz what the block's persistent pairs send back;
+       b. add the contribution of the block's persistent pairs to dz;
        c. gradients dx and da from dz;
        d. delta = sum of a da over the channels of a head.
     3. Gradients of queries and temporary pairs, all positions at once.
@@ -132,7 +132,7 @@ def tiled_backward(
     a, lse_TRBH, k, v = saved
     dz = _positions_first(dz_RBTD).to(a.dtype, copy=True)
 
-    # 1. Factors that depend on the forward alone.
+    # 1. Factors that depend only on the forward pass.
     positionwise = PositionwiseBackward(x, a, z, weights.map(lambda w: w.to(q.dtype)), scale)
 
     # 2. Blocks in reverse.
@@ -173,11 +173,11 @@ def _weight_gradients(
     scale: float,
     product_dtype: torch.dtype,
 ) -> Weights:
-    """Gradients of the weights by one backward of the oracle's formulas over all positions.
+    """Return the gradients of the weights by one backward pass of the oracle's formulas over all positions.
 
     Args:
         x, a, z: inputs, attention outputs and outputs, (T, R, B, D).
-        dz: complete gradients of the outputs, as the reverse loop leaves them.
+        dz: complete gradients of the outputs, after the reverse loop.
         dk, dv: gradients of the persistent pairs.
         weights: weights, with a leading run axis.
         scale: factor of the residual branches.

@@ -1,7 +1,7 @@
-"""Steps of a layer that treat each position by itself: feed-forward part and persistent pairs, and their gradients.
+"""Steps of a layer that treat each position separately: feed-forward part and persistent pairs, and their gradients.
 
 They take any range of positions (T, R, B, D), and weights with a leading run axis. Norms run in at least float32,
-products in the dtype of the weights.
+matrix products in the dtype of the weights.
 """
 
 import torch
@@ -28,7 +28,7 @@ def key_value(z_TRBD: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
 class PositionwiseBackward:
     """Gradients of activations through ``feed_forward`` and ``key_value``, for one range of positions after another.
 
-    All factors that depend on the forward's tensors alone are computed for all positions at once, on construction.
+    The constructor computes all factors that depend only on tensors of the forward pass, for all positions at once.
 
     Args:
         x_TRBD: inputs.
@@ -55,7 +55,7 @@ class PositionwiseBackward:
         self._k_rms = _inverse_rms(self._k_raw)
 
     def through_key_value(self, here: slice, dk: Tensor, dv: Tensor) -> Tensor:
-        """Gradients of the outputs at positions ``here`` from those of their persistent pairs."""
+        """Return the gradients of the outputs at positions ``here``, given those of their persistent pairs."""
         w = self._weights
         if w.k_norm_D is not None:
             dk = _rms_norm_backward(dk, self._k_raw[here], self._k_rms[here], w.k_norm_D)
@@ -66,7 +66,7 @@ class PositionwiseBackward:
         return _rms_norm_backward(dnormed, self._z[here], self._z_rms[here], w.kv_norm_D)
 
     def through_feed_forward(self, here: slice, dz: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of inputs and attention outputs at positions ``here`` from those of the outputs."""
+        """Return the gradients of inputs and attention outputs at positions ``here``, given those of the outputs."""
         w = self._weights
         dpre = self._scale * _linear(dz, w.down_DF.mT) * self._gelu_slope[here]
         dnormed = _linear(dpre, w.up_FD.mT).to(dz)

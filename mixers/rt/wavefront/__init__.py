@@ -1,1 +1,1 @@
-"""All layers of a Recurrent Transformer at the width of language models, at work at the same time; see ``passes``."""
+"""All layers of a wide Recurrent Transformer, computed at the same time on different positions; see ``passes``."""

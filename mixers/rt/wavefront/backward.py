@@ -36,13 +36,13 @@ from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):
-    """What a wave works on: one group of each of n layers.
+    """The tensors of a wave: one group of positions of each of n layers.
 
     Attributes:
         wave: the layers and their groups.
         d: gradients of outputs (n, S, B, D), which become those of u, the residual stream before the MLP, in place.
         dx: gradients of inputs (n, S, B, D).
-        kept: what the forward kept of the groups (n, S, B, ...).
+        kept: tensors that the forward pass kept of the groups (n, S, B, ...).
         da: gradients of attention outputs (n, S, B, D).
         delta: inner products of attention outputs and their gradients (n, S, B, H).
         operands: matrices (n, outputs, inputs).
@@ -63,7 +63,7 @@ class Backward(Pass):
     Args:
         dz_RBTD: gradients of the outputs.
         weights: weights with a leading axis of layers or runs.
-        setting: what layers share.
+        setting: settings that layers share.
         saved: tensors of ``Forward.run``.
     """
 
@@ -110,7 +110,7 @@ class Backward(Pass):
         )
 
     def compute(self, groups: _Groups) -> None:
-        """Gradients of a group of each layer at work.
+        """Compute the gradients of one group of each layer of the wave.
 
         1. The hidden layer of the group, computed again.
         2. Gradients that the group's pairs get from all later groups.
@@ -126,7 +126,7 @@ class Backward(Pass):
         # 1. Hidden layer.
         product(groups.kept.n_u, groups.operands.up.mT, out=self.scratch.h[:n])
 
-        # 2. Later groups. Their end lies behind the last position of every layer at work.
+        # 2. Later groups. Their end is after the last position of every layer of the wave.
         end = sizes.schedule.length + sizes.L * sizes.schedule.skew
         self.pull_past(groups, start=base, stop=base + group, end=end, first=True, tile=group_tile(group, sizes.K))
 
@@ -205,7 +205,7 @@ class Backward(Pass):
         )
 
     def finish_position(self, groups: _Groups, i: int) -> None:
-        """From the gradients of position i's outputs and persistent pairs to those of its attention outputs."""
+        """Compute the gradients of position i's attention outputs from those of its outputs and persistent pairs."""
         n, B, F = groups.wave.n, self.sizes.B, self.sizes.F
         scratch, operands = self.scratch, groups.operands
         kept, d, da = groups.kept.at(i), groups.d[:, i], groups.da[:, i]
@@ -238,7 +238,7 @@ class Backward(Pass):
         product(du, operands.out, out=da)
 
     def add_weight_gradients(self, groups: _Groups) -> None:
-        """Add the group's part to the gradients of the matrices; that of ``qkv`` follows in ``finish_inputs``."""
+        """Add the group's contribution to the gradients of the matrices, except ``qkv`` (see ``finish_inputs``)."""
         n, kept, scratch = groups.wave.n, groups.kept, self.scratch
         doperands = self.doperands.layers(groups.wave.lo, groups.wave.hi)
 
@@ -248,7 +248,7 @@ class Backward(Pass):
         add_outer_products(doperands.kv, scratch.dkv[:n], kept.n_z)
 
     def finish_inputs(self, groups: _Groups) -> None:
-        """Gradients of a group's queries and temporary pairs, and from them those of its inputs."""
+        """Compute the gradients of a group's queries and temporary pairs, and from them those of its inputs."""
         (lo, hi, _), n, kept, sizes = groups.wave, groups.wave.n, groups.kept, self.sizes
         scratch, group = self.scratch, sizes.schedule.group
 

@@ -1,9 +1,9 @@
 """Memory of the wavefront: every buffer with its shape, who writes it and who reads it.
 
-L counts the layers of a stack or the runs of one layer, T the positions with zeros at the end, W the most layers at
-work at the same time, S the positions of a group. ``low`` is the dtype of matrix products; all else is float32. The
-line of a buffer reads "shape, meaning. writers -> readers". Kernels are named without ``_kernel``, products as in
-``Operands``.
+L is the number of layers of a stack, or of runs of one layer; T the number of positions with zeros at the end; W the
+largest number of layers of a wave; S the number of positions of a group. ``low`` is the dtype of matrix products; all
+other buffers are float32. The line of a buffer reads "shape, meaning. writers -> readers". Kernels are named without
+``_kernel``, products as in ``Operands``.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from mixers.rt.wavefront.setup import Sizes
 
 @dataclass(frozen=True)
 class Kept:
-    """What the forward keeps for the backward, 18 bytes a channel in bfloat16 (L, T, B, ...)."""
+    """Tensors that the forward pass keeps for the backward pass, 18 bytes per channel in bfloat16 (L, T, B, ...)."""
 
     n_x: Tensor
     """(L, T, B, D) low, normed inputs. add_norm_fwd -> product qkv, add_norm_bwd, gradient of qkv."""
@@ -54,7 +54,7 @@ class Kept:
 
     @staticmethod
     def saved(sizes: Sizes) -> tuple[Tensor, ...]:
-        """New memory, as few tensors: normed inputs and outputs of a chained stack overlap."""
+        """Allocate memory in few tensors: normed inputs and outputs of a chained stack overlap."""
         L, T, B, D, H = sizes.L, sizes.schedule.length, sizes.B, sizes.D, sizes.H
         both = (L + 1,) if sizes.chained else (2, L)
         pairs = 2 if sizes.block == 1 else 4
@@ -90,7 +90,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class ForwardScratch:
-    """What the forward needs while a wave is computed."""
+    """Scratch memory of the forward pass for one wave."""
 
     x: Tensor
     """(L + 1, S, B, D), inputs of each layer; swaps places with z after each wave. run, or z -> add_norm_fwd."""
@@ -131,7 +131,7 @@ class ForwardScratch:
 
 @dataclass(frozen=True)
 class BackwardScratch:
-    """What the backward needs: gradients of what is kept, and of a wave's activations."""
+    """Scratch memory of the backward pass: gradients of kept tensors, and of a wave's activations."""
 
     da: Tensor
     """(L, T, B, D) low, gradients of attention outputs. product out -> all attention of the backward, begin_bwd."""
@@ -174,7 +174,7 @@ class BackwardScratch:
 
     @staticmethod
     def new(sizes: Sizes) -> "BackwardScratch":
-        """Uninitialised memory, but for sums, which are zero."""
+        """Uninitialised memory, except sums, which are zero."""
         L, T, B, D, H, F = sizes.L, sizes.schedule.length, sizes.B, sizes.D, sizes.H, sizes.F
         S, W = sizes.schedule.group, sizes.schedule.most
         dq = sizes.new_low(W, S, B, D)

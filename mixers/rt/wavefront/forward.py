@@ -34,13 +34,13 @@ from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):
-    """What a wave works on: one group of each of n layers.
+    """The tensors of a wave: one group of positions of each of n layers.
 
     Attributes:
         wave: the layers and their groups.
         x: inputs (n, S, B, D).
         z: outputs (n, S, B, D).
-        kept: what is kept of the groups (n, S, B, ...).
+        kept: tensors of the groups that are kept for the backward pass (n, S, B, ...).
         operands: transposed matrices (n, inputs, outputs).
     """
 
@@ -57,7 +57,7 @@ class Forward(Pass):
     Args:
         x_RBTD: inputs.
         weights: weights with a leading axis of layers or runs.
-        setting: what layers share.
+        setting: settings that layers share.
     """
 
     def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
@@ -98,7 +98,7 @@ class Forward(Pass):
         )
 
     def compute(self, groups: _Groups) -> None:
-        """Outputs of a group of each layer at work.
+        """Compute the outputs of one group of each layer of the wave.
 
         1. Queries and temporary pairs of the group.
         2. Attention of the group to all earlier groups.
@@ -132,7 +132,7 @@ class Forward(Pass):
         (lo, hi, _), n, kept = groups.wave, groups.wave.n, groups.kept
         rows = self.sizes.schedule.group * self.sizes.B
 
-        # Normed inputs: in a chained stack those of later layers are normed outputs already.
+        # Normed inputs. In a chained stack, later layers use the normed outputs of the layer before.
         to_norm = n if not self.sizes.chained else int(lo == 0)
         if to_norm:
             add_norm_fwd_kernel[rows, to_norm](
@@ -208,7 +208,7 @@ class Forward(Pass):
         )
 
     def finish_position(self, groups: _Groups, i: int) -> None:
-        """From the attention outputs of position i of a group to its outputs and persistent pairs."""
+        """Compute the outputs and persistent pairs of position i of a group from its attention outputs."""
         n, B = groups.wave.n, self.sizes.B
         scratch, operands = self.scratch, groups.operands
         kept, x, z = groups.kept.at(i), groups.x[:, i], groups.z[:, i]

@@ -22,17 +22,17 @@ def row_tile(D: int) -> dict[str, Any]:
 
 
 def group_tile(group: int, head_dim: int) -> dict[str, Any]:
-    """Tile of a group's queries: as many pairs at once as fit the shared memory of the smaller GPUs."""
+    """Tile of a group's queries: as many pairs at once as fit into the shared memory of smaller GPUs."""
     return {"C": group, "J": min(64, 4096 // head_dim), "num_warps": group // 16}
 
 
 def position_tile(count: int) -> int:
-    """Positions in the smallest tile that takes ``count`` of them."""
+    """Number of positions of the smallest tile for ``count`` positions."""
     return max(2, triton.next_power_of_2(count))
 
 
 def strided(**tensors: Tensor | None) -> dict[str, Any]:
-    """Arguments ``x_ptr`` and ``x_stride`` of a kernel for each tensor x (L, ...): the stride is that of layers."""
+    """Arguments ``x_ptr`` and ``x_stride`` of a kernel for each tensor x (L, ...); the stride is between layers."""
     arguments: dict[str, Any] = {}
     for name, y in tensors.items():
         arguments[f"{name}_ptr"] = y

@@ -1,11 +1,11 @@
-"""Recurrent Transformer layers of wide models, all layers of a stack at work at the same time.
+"""Recurrent Transformer layers of wide models: all layers of a stack work at the same time, on different positions.
 
-For models whose matrix products fill a GPU (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). Products are the
-library's; everything between them is fused in Triton kernels.
+This is for models whose matrix products fill a GPU (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). Matrix
+products use the library; everything between them is fused in Triton kernels.
 
-*Waves.* Time is split into groups of 32 or 64 positions. A layer can work on a group when the layer before has finished
+*Waves.* Time is split into groups of 32 or 64 positions. A layer can process a group when the layer before has finished
 it. So layers form a wavefront, each one group behind the layer before it. A column of this drawing is a wave: each
-product and each kernel serves all its layers at once. The backward takes the same waves from the last to the first.
+product and each kernel computes all its layers at once. The backward pass runs the same waves in reverse order.
 
                forward                          backward
     wave       0   1   2   3   4   5            5   4   3   2   1   0
@@ -24,19 +24,20 @@ allows. The drawing shows the queries of a group, here of two chunks of three po
     chunk 1    4   P P P P P P P    p p p     a t
                5   P P P P P P P    p p p     a a t
 
-The backward takes the same tiles in reverse: the pairs of a tile pull their gradients from its queries. Gradients of
-queries and temporary pairs, on which nothing in the loop depends, follow for the whole group at its end.
+The backward pass takes the same tiles in reverse: the pairs of a tile pull their gradients from its queries. Nothing in
+the loop depends on the gradients of queries and temporary pairs, which are computed for a whole group at its end.
 
-*Positions.* A position is four matrix products (in brackets) and five kernels:
+*Positions.* A position takes four matrix products (in brackets) and five kernels:
 
     forward     attend [out] add_norm [up] gelu [down] add_norm [kv] pair
     backward    attend pair [kv] add_norm [down] gelu [up] add_norm [out]
 
-The backward computes the hidden layer again, a group at a time, and adds to the weights' gradients group by group.
-There are no atomics, so results repeat bitwise. A pass is thousands of small launches, to be captured in a CUDA graph.
+The backward pass recomputes the hidden layer group by group, and accumulates the weights' gradients group by group.
+There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which should
+be captured in a CUDA graph.
 
-Runs that are trained together take the place of the layers of a wave, without a shift in time; their layers follow one
-after the other.
+For runs that are trained together, the runs take the place of the layers of a wave, without a shift in time, and the
+layers are computed one after the other.
 
 Tensors have a leading axis L of layers or runs and, except at the interface, positions before sequences: (L, T, B, D).
 T is a multiple of the group's length; positions past the end of the sequence are zero. ``n`` is a normed row and ``r``
@@ -60,7 +61,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 
 def unsupported(D: int, H: int, block: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Say why the wavefront cannot take a case; None if it can.
+    """Return why the wavefront does not support a case; None if it does.
 
     Args:
         D: model width.
@@ -81,9 +82,9 @@ def unsupported(D: int, H: int, block: int, dtype: torch.dtype, device: torch.de
 
 
 def layers_method(layers: int, setting: Setting) -> Method:
-    """Outputs (R, B, T, D) of the last of several layers, as an operation on inputs and weights, all float32.
+    """Return a stack of layers as an operation on inputs and weights, which returns outputs (R, B, T, D), all float32.
 
-    The operation takes inputs (R, B, T, D), then for each field of ``LayerWeights`` that of every layer.
+    The operation takes inputs (R, B, T, D), then each field of ``LayerWeights`` for all layers in order.
 
     Raises:
         ValueError: when the operation is called on a case that is ``unsupported``.
@@ -122,7 +123,7 @@ def _check(x_RBTD: Tensor, setting: Setting) -> None:
 
 
 def _passes(layers: int, runs: int, tensors: Sequence[Any]) -> list[LayerWeights]:
-    """Weights of each pass: one pass for all layers of one run, or one pass a layer for several runs."""
+    """Return the weights of each pass: one pass for all layers of one run, or one pass per layer for several runs."""
     each = [LayerWeights(*tensors[i::layers]) for i in range(layers)]
     if runs > 1:
         return each

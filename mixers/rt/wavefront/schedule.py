@@ -1,11 +1,11 @@
-"""Which layers work at the same time, and on which positions; ``passes`` has a drawing."""
+"""The schedule: which layers work at the same time, on which positions; ``passes`` has a drawing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 CHUNK = 16
-"""Positions of a chunk; a group has one or several chunks."""
+"""Number of positions of a chunk; a group has one or several chunks."""
 
 
 class Wave(NamedTuple):
@@ -29,9 +29,9 @@ class Wave(NamedTuple):
 
 
 def group_size(layers: int, sequences: int) -> int:
-    """Positions of a group: fewer in a stack of few sequences, where waiting for the layer before costs most.
+    """Return the positions of a group; fewer for a stack with few sequences, where waiting for other layers costs most.
 
-    By up to 10% the faster of 16, 32 and 64 on an H200, at widths 448 to 2048.
+    The choice is the fastest of 16, 32 and 64, by up to 10%, on an H200 at widths 448 to 2048.
     """
     return 32 if layers > 1 and sequences <= 128 else 64
 
@@ -42,9 +42,9 @@ class Schedule:
 
     Attributes:
         layers: layers of a stack, or runs of a single layer.
-        length: positions of a sequence, zeros at the end included; a multiple of ``group``.
+        length: positions of a sequence, including zeros at the end; a multiple of ``group``.
         group: positions of a group.
-        skew: positions by which a layer is ahead of the next one: ``group`` in a stack, 0 for runs side by side.
+        skew: positions by which a layer is ahead of the next one: ``group`` in a stack, 0 for parallel runs.
     """
 
     layers: int
@@ -60,7 +60,7 @@ class Schedule:
 
     @staticmethod
     def of_runs(runs: int, sequences: int, length: int) -> "Schedule":
-        """One layer of several runs, side by side."""
+        """One layer of several runs, in parallel."""
         group = group_size(1, sequences)
         return Schedule(runs, _round_up(length, group), group, skew=0)
 

@@ -1,4 +1,4 @@
-"""What the forward and the backward begin with: settings, sizes and matrices."""
+"""The common part of forward and backward pass: settings, sizes and matrices."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from mixers.rt.weights import LayerWeights
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What layers share beside their weights.
+    """Settings that layers share.
 
     Attributes:
         slopes_H: ALiBi slope of each head.
@@ -43,7 +43,7 @@ class Sizes:
         schedule: order of the groups.
         low: dtype of the products.
         wide: dtype of inputs, sums and statistics.
-        device: of all tensors.
+        device: device of all tensors.
         chained: whether normed outputs of a layer serve as normed inputs of the next one.
     """
 
@@ -99,7 +99,7 @@ class Pass:
     Args:
         y_RBTD: inputs, or gradients of outputs.
         weights: weights with a leading axis of layers or runs.
-        setting: what layers share.
+        setting: settings that layers share.
     """
 
     def __init__(self, y_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
@@ -110,7 +110,7 @@ class Pass:
         self.qk_norm = weights.q_norm_D is not None
         self.slopes_H = setting.slopes_H.float()
 
-        # Arguments that are the same at every call: of kernels of whole rows, and of ``past_kernels``.
+        # Constant arguments of the kernels that take whole rows, and of ``past_kernels``.
         self.row_arguments: dict[str, Any] = row_tile(sizes.D)
         self.past_arguments: dict[str, Any] = {
             "slopes_ptr": self.slopes_H,

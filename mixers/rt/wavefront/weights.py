@@ -1,4 +1,4 @@
-"""Weights of a layer as the wavefront's matrix products take them, and their gradients."""
+"""The matrices of the wavefront's products, made from the weights of layers, and their gradients."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from mixers.rt.weights import LayerWeights
 
 
 class Operands(NamedTuple):
-    """Matrices of the products, (L, outputs, inputs); the gains of the norms before them are part of them.
+    """Matrices of the products (L, outputs, inputs), with the gains of the norms before them folded in.
 
     Attributes:
         qkv: queries, temporary keys and temporary values of inputs (L, 3 D, D).
@@ -27,12 +27,12 @@ class Operands(NamedTuple):
     kv: Tensor
 
     def layers(self, lo: int, hi: int) -> "Operands":
-        """Those of layers lo to hi."""
+        """Return the matrices of layers lo to hi - 1."""
         return Operands(*(w[lo:hi] for w in self))
 
 
 def operands_of(weights: LayerWeights, persistent_norm: bool, dtype: torch.dtype) -> Operands:
-    """Matrices in the dtype of products; without ``persistent_norm`` no gain is part of ``kv``."""
+    """Return the matrices in the dtype of products; without ``persistent_norm``, no gain is folded into ``kv``."""
     D = weights.norm_D.shape[1]
 
     qkv = torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], dim=1)
@@ -49,9 +49,9 @@ def operands_of(weights: LayerWeights, persistent_norm: bool, dtype: torch.dtype
 
 
 def key_gain(weights: LayerWeights) -> Tensor:
-    """Gain of queries times that of keys (L, D), which queries take for both.
+    """Return the gain of queries times the gain of keys (L, D), which is applied to queries.
 
-    Without norms of queries and keys it is any tensor, because the kernels take a pointer.
+    Without norms of queries and keys, return any tensor, because the kernels need a pointer.
     """
     if weights.q_norm_D is None or weights.k_norm_D is None:
         return weights.norm_D
@@ -59,7 +59,7 @@ def key_gain(weights: LayerWeights) -> Tensor:
 
 
 def weight_gradients(weights: LayerWeights, persistent_norm: bool, dgain: Tensor, doperands: Operands) -> LayerWeights:
-    """Gradients of the weights from those of ``key_gain`` (L, D) and ``operands_of``; None where a weight is None."""
+    """Return the gradients of the weights, given those of ``key_gain`` (L, D) and of the matrices; None for None."""
     D = weights.norm_D.shape[1]
     wkv = torch.cat([weights.wk_DD, weights.wv_DD], dim=1)
 

@@ -33,7 +33,7 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
     """All cells of a run of the benchmark, and what was measured so far.
 
     Attributes:
-        peak: operations a second at the device's peak; None if unknown.
+        peak: operations per second at the device's peak; None if unknown.
     """
 
     name = "pretraining"
@@ -144,7 +144,7 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
         """Return the floating point operations of a pass; None for decoding, which they do not bound.
 
         A token takes 28 D^2 + 2 N D operations in a recurrent layer and 24 D^2 + 2 N D in the Transformer, which
-        computes one key-value pair a position, not two. With the backward pass there are three times as many.
+        computes one key-value pair per position, not two. With the backward pass there are three times as many.
         """
         if cell.phase == "decode":
             return None

@@ -1,7 +1,7 @@
-"""Which text of a file is English prose: its paragraphs, and the pages that have enough of them.
+"""Select English prose: the paragraphs of a file that are prose, and the pages with enough such paragraphs.
 
-The rules of pages follow those of Gopher's training data (Rae et al. 2021, arXiv:2112.11446, table A1), with stricter
-ones for stop words and letters, because a folder of documentation holds many pages that only list names.
+The rules for pages follow the filters of Gopher's training data (Rae et al. 2021, arXiv:2112.11446, table A1). The
+limits for stop words and letters are stricter, because a folder of documentation holds many pages that only list names.
 """
 
 import re
@@ -13,28 +13,28 @@ from runners.c4.corpus.html_text import text_of_html
 HTML = (".html", ".htm", ".xhtml")
 """Endings of HTML files."""
 LEAST_WORDS = 50
-"""Words of the shortest page."""
+"""Least number of words of a page."""
 WORD_LENGTH = (3.0, 10.0)
-"""Least and largest mean length of a page's words."""
+"""Least and largest mean number of characters of a page's words."""
 LETTERS = 0.75
-"""Share of letters and spaces in a paragraph below which it is a table or code."""
+"""Least share of letters and spaces in a paragraph of prose; tables and code have less."""
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with", "a", "in", "is", "for"])
 """Gopher's stop words, and four more that are as frequent."""
 STOP_SHARE = 0.2
-"""Share of stop words below which a page is not English prose: lists of names have less, most prose 0.22 to 0.3."""
+"""Least share of stop words in a page of English prose; most prose has 0.22 to 0.3, lists of names have less."""
 PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 WORDS = re.compile(r"[^\W_]+")
 
 
 class Page(NamedTuple):
-    """The text of a file, and the reason why it is left out; empty if it is kept."""
+    """The text of a file, and the reason why the file is left out; the reason is empty if it is kept."""
 
     text: str
     reason: str
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file, of HTML its prose.
+    """Return the text of a file; for an HTML file, only its prose.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -57,13 +57,13 @@ def read_clean(file: Path) -> Page:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Return whether a paragraph consists of letters and spaces for the most part."""
+    """Return whether a paragraph consists mostly of letters and spaces."""
     letters = sum(map(str.isalpha, paragraph)) + paragraph.count(" ")
     return letters >= LETTERS * len(paragraph) and not paragraph.isspace() and paragraph != ""
 
 
 def fault_of(page: str) -> str:
-    """Return why a page of prose paragraphs is left out; empty if it is kept."""
+    """Return the reason why a page of prose paragraphs is left out; empty if it is kept."""
     words = words_of(page)
     if len(words) < LEAST_WORDS:
         return "too short"

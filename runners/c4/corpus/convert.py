@@ -1,13 +1,13 @@
-"""Make C4-format files and a tokenizer of your own texts, so that pretraining needs no network.
+"""Make C4-format files and a tokenizer from your own texts, so that pretraining needs no network.
 
     python -m runners.c4 convert my_texts book.txt notes/
     python -m runners.c4 --preset tiny --data my_texts --tokenizer my_texts/tokenizer/tokenizer.json
     python -m runners.c4 convert my_corpus manuals/ --clean --vocabulary 8000
 
-Of HTML files the prose is read, of other files all of the text. The first nine tenths of each text are training data,
-the rest is validation data. With ``--clean``, a text is one document of a corpus: what is not English prose or repeats
-an earlier document is left out, and whole documents are validation data. The tokenizer is a byte-level BPE that is
-trained on the training data: it encodes any text without loss.
+From HTML files only the prose is read, from other files all of the text. The first nine tenths of each text are
+training data, and the last tenth is validation data. With ``--clean``, each file is one document. Text that is not
+English prose and text that repeats an earlier document are left out, and whole documents become validation data. The
+tokenizer is a byte-level BPE that is trained on the training data; it encodes any text without loss.
 """
 
 import gzip
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -31,42 +31,42 @@ from runners.c4.corpus.duplicates import near_duplicates, without_repeats
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
-from runners.cli import cli, user_errors
+from runners.cli import cli, shown_as, user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TEXTS = ("*.txt", "*.md", "*.rst", *(f"*{ending}" for ending in HTML))
-"""Files that are read from a folder, and from the folders in it."""
+"""Files that are read from a folder and its subfolders."""
 VALIDATION = 10
-"""Part of the text that is validation data: one character of ten."""
+"""One tenth of the characters of each text is validation data."""
 HELD_OUT = 40
-"""Part of the documents of ``--clean`` that is validation data: one of forty."""
+"""With ``--clean``, one of forty documents is validation data."""
 VOCABULARY = 4096
-"""Tokens of the tokenizer unless given; a small text makes fewer."""
+"""Default size of the tokenizer's vocabulary; a small text yields fewer tokens."""
 LEAST_VOCABULARY = 257
-"""Every byte, and end-of-text."""
+"""Tokens for every byte, and end-of-text."""
 MANY = 500
-"""Files that several processes read sooner than one."""
+"""Number of files from which several processes read faster than one."""
 FOLDER_OF_TOKENIZER = "tokenizer"
-"""The tokenizer has a folder of its own, because every JSON file beside the texts would be read as text."""
+"""The tokenizer has its own folder, because every JSON file in the folder of the texts would be read as text."""
 
 Documents = dict[Split, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Make C4-format files and a tokenizer of text files.
+    """Make C4-format files and a tokenizer from text files.
 
     Attributes:
         folder: folder to write, which must not exist.
         texts: text files in UTF-8, and folders of .txt, .md, .rst and .html files.
-        clean: keep English prose alone, each document and paragraph once, and hold out whole documents for validation.
-        vocabulary: most tokens of the tokenizer.
+        clean: keep only English prose, each document and paragraph once, and hold out whole documents for validation.
+        vocabulary: largest number of tokens of the tokenizer.
     """
 
-    folder: tyro.conf.Positional[Path]
-    texts: tyro.conf.Positional[tuple[Path, ...]]
+    folder: Annotated[tyro.conf.Positional[Path], shown_as("FOLDER")]
+    texts: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("TEXT ...")]
     clean: bool = False
     vocabulary: int = VOCABULARY
 
@@ -87,16 +87,16 @@ def main(arguments: Sequence[str]) -> None:
 def convert(
     texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary: int = VOCABULARY
 ) -> tuple[Path, dict[Split, int]]:
-    """Write C4-format files of both splits and a tokenizer; the folder is complete or absent.
+    """Write C4-format files of both splits and a tokenizer; after an error the folder does not exist.
 
     Args:
         texts: text files, and folders of them.
-        folder: a folder that does not exist.
-        clean: make a corpus of documents, as ``clean_documents`` does; a line says what was left out.
-        vocabulary: most tokens of the tokenizer.
+        folder: folder to write, which must not exist.
+        clean: make a corpus of documents with ``clean_documents``, which prints how many files it leaves out.
+        vocabulary: largest number of tokens of the tokenizer.
 
     Returns:
-        File of the tokenizer, and the tokens of each split.
+        File of the tokenizer, and the number of tokens of each split.
 
     Raises:
         ValueError: the folder exists; there is no text; a text is not UTF-8 or too short to be divided; too few
@@ -111,7 +111,7 @@ def convert(
     documents = clean_documents(files) if clean else divided_texts(files)
     tokenizer = train_tokenizer(documents["train"], vocabulary)
 
-    # The files, in a temporary folder that is renamed.
+    # Write the files into a temporary folder, then rename it.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
@@ -128,10 +128,10 @@ def convert(
 
 
 def divided_texts(files: Sequence[Path]) -> Documents:
-    """Return the first nine tenths of each text and the rest.
+    """Return the first nine tenths of each text as training data, and the last tenths as validation data.
 
     Raises:
-        ValueError: a text is not UTF-8; the rest is empty.
+        ValueError: a text is not UTF-8, or the last tenths are empty.
     """
     documents: Documents = {"train": [], "validation": []}
     for file in files:
@@ -145,8 +145,8 @@ def divided_texts(files: Sequence[Path]) -> Documents:
 def clean_documents(files: Sequence[Path]) -> Documents:
     """Return the English prose of files, each document and paragraph once; whole documents are validation data.
 
-    A line says how many files were left out, and why. No validation document is a near-duplicate of a training one,
-    because there are none at all. Which documents are held out depends on their texts alone.
+    Print how many files were left out, and why. No validation document is a near-duplicate of a training document,
+    because all near-duplicates are removed. The choice of the validation documents depends only on the texts.
 
     Raises:
         ValueError: fewer than two documents are left.
@@ -155,7 +155,7 @@ def clean_documents(files: Sequence[Path]) -> Documents:
     left_out = Counter(page.reason for page in pages if page.reason)
     texts = [page.text for page in pages if not page.reason]
 
-    # Whole documents first, so that the paragraphs of a near-duplicate do not count as repeated ones.
+    # Remove whole documents first, so that the paragraphs of a near-duplicate do not count as repeated.
     repeated = near_duplicates(texts)
     unique = [text for number, text in enumerate(texts) if number not in repeated]
     documents = []
@@ -178,7 +178,7 @@ def clean_documents(files: Sequence[Path]) -> Documents:
 
 
 def read_pages(files: Sequence[Path]) -> list[Page]:
-    """Return the prose of each file; many are read by all cores."""
+    """Return the prose of each file; many files are read by one process per core."""
     if len(files) < MANY:
         return list(map(read_clean, files))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
@@ -186,7 +186,7 @@ def read_pages(files: Sequence[Path]) -> list[Page]:
 
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
-    """Return the number of tokens of texts."""
+    """Return the total number of tokens of texts."""
     waiting, tokens = iter(texts), 0
     while batch := list(islice(waiting, BATCH_DOCUMENTS)):
         tokens += sum(map(len, tokenizer.encode_batch_fast(batch)))
@@ -221,7 +221,7 @@ def divide(text: str) -> tuple[str, str]:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> "Tokenizer":
-    """Return a byte-level BPE of the texts with at most ``vocabulary`` tokens, among them end-of-text.
+    """Return a byte-level BPE trained on texts, with at most ``vocabulary`` tokens including end-of-text.
 
     Raises:
         ValueError: the package tokenizers is missing.

@@ -1,8 +1,9 @@
-"""Documents that nearly repeat an earlier one, and paragraphs that earlier documents have.
+"""Find documents that nearly repeat an earlier document, and remove paragraphs that earlier documents contain.
 
-Two documents are near-duplicates if their sets of runs of ``SHINGLE`` words have a Jaccard similarity of at least
-``SIMILAR``. Candidates are found by MinHash (Broder 1997) with locality-sensitive hashing, and then compared exactly:
-two documents at the threshold are found with a probability of 1 - (1 - 0.7⁴)³² = 0.9998.
+A shingle is a sequence of ``SHINGLE`` consecutive words. Two documents are near-duplicates if their sets of shingles
+have a Jaccard similarity of at least ``SIMILAR``. MinHash (Broder 1997) with locality-sensitive hashing finds
+candidates, which are then compared exactly. A pair at the threshold is found with probability
+1 - (1 - 0.7⁴)³² = 0.9998.
 """
 
 import zlib
@@ -17,23 +18,23 @@ from runners.c4.corpus.cleaning import PARAGRAPHS, words_of
 from runners.c4.corpus.packing import digest_of
 
 SHINGLE = 5
-"""Words of a run."""
+"""Words of a shingle."""
 SIMILAR = 0.7
-"""Least similarity of near-duplicates."""
+"""Least Jaccard similarity of near-duplicates."""
 BANDS, ROWS = 32, 4
-"""Hashes of a signature: documents that agree in all rows of a band are candidates."""
+"""Shape of a MinHash signature: documents that agree in all rows of a band are candidates."""
 CHUNK = 8192
-"""Shingles that are hashed at a time."""
+"""Shingles that are hashed at a time, to limit memory."""
 LONG = 8
-"""Words from which a paragraph may stand in one document alone."""
+"""Number of words from which a paragraph is kept in one document only."""
 MOST = 10
-"""Documents in which a shorter paragraph, a heading say, may stand."""
+"""Number of documents that keep a shorter paragraph, for example a heading."""
 
 Hashes = NDArray[np.uint64]
 
 
 def near_duplicates(documents: Sequence[str]) -> set[int]:
-    """Return the numbers of the documents that nearly repeat an earlier document that is not among them."""
+    """Return the indices of the documents that are near-duplicates of an earlier document that is kept."""
     found: set[int] = set()
     shingles: dict[int, NDArray[np.uint32]] = {}
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
@@ -53,13 +54,15 @@ def near_duplicates(documents: Sequence[str]) -> set[int]:
 
 
 def shingles_of(document: str) -> NDArray[np.uint32]:
-    """Return the hashes of a document's runs of words, sorted, each once; a shorter document is one run."""
+    """Return the sorted hashes of a document's shingles, each once; a document of fewer words is one shingle."""
     words = np.array([zlib.crc32(word.encode()) for word in words_of(document)], np.uint64)
     if len(words) < SHINGLE:
         words = np.pad(words, (0, SHINGLE - len(words)))
-    runs = np.lib.stride_tricks.sliding_window_view(words, SHINGLE)
-    weights = _multipliers(SHINGLE)
-    return np.unique(((runs * weights).sum(axis=1, dtype=np.uint64) >> np.uint64(32)).astype(np.uint32))
+
+    # The upper half of a weighted sum of 64 bits is the hash.
+    shingles = np.lib.stride_tricks.sliding_window_view(words, SHINGLE)
+    sums = (shingles * _multipliers(SHINGLE)).sum(axis=1, dtype=np.uint64)
+    return np.unique((sums >> np.uint64(32)).astype(np.uint32))
 
 
 def similarity(first: NDArray[np.uint32], second: NDArray[np.uint32]) -> float:
@@ -69,10 +72,10 @@ def similarity(first: NDArray[np.uint32], second: NDArray[np.uint32]) -> float:
 
 
 def without_repeats(documents: Sequence[str]) -> Iterator[str]:
-    """Yield each document without the paragraphs that earlier documents have, and without its own repeats of long ones.
+    """Yield each document without repeated paragraphs.
 
-    A paragraph of ``LONG`` words or more stays where it stands first. A shorter one stays in ``MOST`` documents.
-    Punctuation and case do not tell paragraphs apart.
+    A paragraph of at least ``LONG`` words is kept only where it occurs first. A shorter paragraph is kept in the first
+    ``MOST`` documents that contain it. Paragraphs are compared without punctuation and case.
     """
     times: Counter[int] = Counter()
     for document in documents:
@@ -99,5 +102,5 @@ def _bands(shingles: NDArray[np.uint32]) -> list[bytes]:
 
 
 def _multipliers(count: int) -> Any:
-    """Return odd numbers of 64 bits, the same in each call."""
+    """Return odd pseudorandom numbers of 64 bits, the same in each call."""
     return np.random.default_rng(count).integers(2**63, size=count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)

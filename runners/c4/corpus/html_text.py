@@ -1,7 +1,7 @@
-"""The prose of an HTML page: its paragraphs without navigation, code and tables.
+"""Extract the prose of an HTML page: its paragraphs without navigation, code and tables.
 
-Only the main part of a page is read where the page names one. A block whose text lies mostly inside links is left out
-as navigation (link density: Kohlschütter et al. 2010, "Boilerplate Detection using Shallow Text Features").
+If a page marks its main part, only that part is read. A block whose text lies mostly inside links is left out as
+navigation (link density: Kohlschütter et al. 2010, "Boilerplate Detection using Shallow Text Features").
 """
 
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ BLOCKS = {
 VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
 }
-"""Elements without an end."""
+"""Elements without an end tag."""
 NAVIGATION = {
     *("navigation", "nav", "navbar", "navheader", "navfooter", "sidebar", "sphinxsidebar", "related", "menu"),
     *("toc", "contents", "localtoc", "toctree-wrapper", "breadcrumb", "breadcrumbs", "headerlink"),
@@ -27,7 +27,7 @@ NAVIGATION = {
 }
 """Classes and roles of elements that hold no prose."""
 LINKED = 0.5
-"""Share of the characters of a block inside links from which it is navigation."""
+"""Share of a block's characters inside links from which the block counts as navigation."""
 
 
 def text_of_html(page: str) -> str:
@@ -40,19 +40,19 @@ def text_of_html(page: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Collects the paragraphs of a page, and apart those of its main part."""
+    """Collects the paragraphs of a page, and separately the paragraphs of its main part."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.paragraphs: list[str] = []
         self.main: list[str] = []
 
-        # The block that is being read, and how much of it is inside links.
+        # Text of the current block, its number of characters inside links, and the number of open links.
         self._parts: list[str] = []
         self._linked = 0
         self._links = 0
 
-        # The element that is being left out, or the main part, and how many of its name are open.
+        # The element that is left out and the element of the main part, each with the number of open tags of its name.
         self._skipped = ""
         self._skipped_depth = 0
         self._main = ""
@@ -65,7 +65,7 @@ class _Reader(HTMLParser):
         if tag in BLOCKS:
             self.end_block()
         elif tag == "a":
-            self._links += any(name == "href" for name, _ in attrs)  # without it, it is the target of one
+            self._links += any(name == "href" for name, _ in attrs)  # without href, the element is the target of a link
         if tag in VOID:
             self._parts.append(" ")
             return

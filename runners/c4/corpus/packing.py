@@ -1,4 +1,4 @@
-"""From texts to the contents of shards: encode documents, then lay their tokens end to end."""
+"""Turn texts into the contents of shards: encode documents, then concatenate their tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Document:
     """An encoded document.
 
     Attributes:
-        number: number of its line in the sequence of all source lines.
-        digest: digest of its text.
+        number: index of its line in the sequence of all source lines.
+        digest: 64-bit hash of its text.
         tokens_N: its token ids with end-of-text at the end; None for a document that is left out.
     """
 
@@ -32,14 +32,14 @@ class Document:
 
 @dataclass(frozen=True)
 class ShardContent:
-    """What one shard will hold.
+    """Content of one shard, before it is written.
 
     Attributes:
         tokens_N: its token ids.
         documents_D3: its documents, as ``runners.c4.corpus.shards`` describes them.
-        number: number of the last document with tokens in the shard.
-        dropped: documents left out since the beginning of the split.
-        is_last: whether the documents end here.
+        number: index of the last document with tokens in the shard.
+        dropped: number of documents left out since the beginning of the split.
+        is_last: whether no document follows.
     """
 
     tokens_N: np.ndarray
@@ -59,11 +59,11 @@ def encode(
     """Encode documents in batches.
 
     Args:
-        documents: number and text of each document.
+        documents: index and text of each document.
         encoder: the tokenizer.
         end_of_text: id of the token to append to each document.
         held_out: digests of the texts to leave out.
-        advance: called after each batch with the numbers of documents and of tokens that were encoded.
+        advance: called after each batch with its number of encoded documents and of tokens.
     """
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
         # Encode together the documents that are not held out.
@@ -88,14 +88,14 @@ def encode(
 def pack(
     documents: Iterable[Document], position: int, done: int, dropped: int, shard_tokens: int, dtype: np.dtype[Any]
 ) -> Iterator[ShardContent]:
-    """Lay documents end to end and cut them into shards; only the last shard may be shorter than the others.
+    """Concatenate documents and cut them into shards; only the last shard may be shorter than the others.
 
     Args:
         documents: the documents in order; the first one may have begun in an earlier shard.
         position: position in the split of the first token to write.
-        done: tokens of the first document that an earlier shard holds.
-        dropped: documents of the split that were left out before.
-        shard_tokens: tokens of a full shard.
+        done: number of tokens of the first document in earlier shards.
+        dropped: number of documents of the split that were left out so far.
+        shard_tokens: number of tokens of a full shard.
         dtype: integer type of the tokens.
     """
     tokens_N = np.empty(shard_tokens, dtype)
@@ -111,7 +111,7 @@ def pack(
             continue
         number = document.number
 
-        # One piece of the document for each shard that it reaches into.
+        # Copy one piece of the document into each shard that it overlaps.
         while done < len(document.tokens_N):
             piece_N = document.tokens_N[done : done + shard_tokens - filled]
             rows.append((position + filled - done, document.number, document.digest))
@@ -129,5 +129,5 @@ def pack(
 
 
 def digest_of(text: str) -> int:
-    """Return 64 bits that tell texts apart."""
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

@@ -1,8 +1,8 @@
 """C4 as token shards: tokenised once, checksummed, memory-mapped (``runners.c4.corpus.shards`` describes the files).
 
 A corpus is a folder ``corpora/<hash>``. The hash covers the tokenizer and the sources, so other data make another
-corpus. All shards of a split except the last are full. The corpus is therefore the same after one call or after many,
-and after any number of killed calls.
+corpus. All shards of a split except the last are full. The corpus is therefore the same whether one call or several
+calls tokenise it, and whether any of them are killed.
 """
 
 import json
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 2**22
 LITTLE = 0.5
-"""Share of the training text below which a run is told how much it leaves unread."""
+"""A run that reads a smaller share of the training text gets a warning."""
 FEW_VALIDATION_TOKENS = 2**16
-"""Validation tokens below which a run is told so."""
+"""A run with fewer validation tokens gets a warning."""
 FORMAT = 1
-"""Version of the files; another one makes another corpus."""
+"""Version of the file format; another version makes another corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A tokenised corpus, as one run sees it: the tokens it asked for, even if other runs have tokenised more.
+    """A tokenised corpus as one run sees it: limited to the tokens it asked for, even if other runs tokenised more.
 
     Attributes:
         folder: folder of the shards.
         manifest: description of the shards.
-        asked: by split, the tokens that the run asked for.
+        asked: by split, the number of tokens that the run asked for.
     """
 
     folder: Path
@@ -53,11 +53,11 @@ class Corpus:
     asked: Mapping[Split, int]
 
     def tokens(self, split: Split) -> int:
-        """Return the tokens of ``split`` to use: those asked for, or all if there are fewer."""
+        """Return the number of tokens of ``split`` to use: as many as the run asked for, or all if fewer exist."""
         return min(self.asked[split], self.manifest.splits[split].tokens)
 
     def targets(self, split: Split, seq_len: int) -> int:
-        """Return the targets in an epoch of ``split``, counting only windows of ``seq_len`` that its tokens fill."""
+        """Return the number of targets in an epoch of ``split``, counting only full windows of ``seq_len`` targets."""
         return (self.tokens(split) - 1) // seq_len * seq_len
 
     def check_window(self, split: Split, seq_len: int) -> None:
@@ -74,7 +74,7 @@ class Corpus:
             )
 
     def shortage(self, seq_len: int) -> str:
-        """Explain what happens to a run that asked for more tokens than its splits have; empty if they have enough."""
+        """Return how the run differs if it asked for more tokens than its splits have; empty if they have enough."""
         found = {split: self.tokens(split) for split in SPLITS if self.tokens(split) < self.asked[split]}
         parts = []
 
@@ -89,7 +89,7 @@ class Corpus:
         return "; ".join(parts)
 
     def warnings(self, seq_len: int) -> list[str]:
-        """Say where a run reads little of the text that it was given, or so little that its losses mean little."""
+        """Return warnings for a run that reads a small share of its text, or too few validation tokens."""
         lines = []
         part, used = self.manifest.splits["train"], self.tokens("train") - 1
         if used < part.tokens * LITTLE:
@@ -112,9 +112,9 @@ def prepare(
     console: Console,
     seq_len: int = 0,
 ) -> Corpus:
-    """Return the corpus below ``out/corpora``; verify what exists and tokenise what is missing.
+    """Return the corpus below ``out/corpora``; verify existing shards and tokenise missing ones.
 
-    If the data are at fault, nothing of a new corpus is left.
+    If the data are invalid, a new corpus is deleted again.
 
     Args:
         out: folder of all results.
@@ -124,11 +124,11 @@ def prepare(
         train_tokens: tokens needed from the training split; all are taken if it has fewer.
         validation_tokens: tokens needed from the validation split, likewise.
         console: console on which progress is drawn.
-        seq_len: targets of a window; each split must fill one.
+        seq_len: targets per window; each split must fill at least one window.
 
     Raises:
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
-        DataError: the data are at fault.
+        DataError: the data are invalid.
     """
     # Check the files first, because the tokenizer may come from the hub.
     files = find_files(data)
@@ -142,7 +142,7 @@ def prepare(
     verify(folder, read_manifest(folder) or empty, console)
 
     asked: dict[Split, int] = {"validation": validation_tokens, "train": train_tokens}
-    with _nothing_left(folder), _locked(folder, console):
+    with _deleted_if_invalid(folder), _locked(folder, console):
         manifest = read_manifest(folder) or empty
         for leftover in folder.glob(".*-*"):
             leftover.unlink()
@@ -170,8 +170,8 @@ def _empty_manifest(encoder: "Tokenizer", files: Mapping[Split, Sequence[str]]) 
 
 
 @contextmanager
-def _nothing_left(folder: Path) -> Iterator[None]:
-    """Delete a corpus, its lock and the folders made for it if it is new and the data are at fault."""
+def _deleted_if_invalid(folder: Path) -> Iterator[None]:
+    """Delete a new corpus, its lock and the folders made for it if the data are invalid."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
@@ -179,7 +179,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
         if folder in made:
             shutil.rmtree(folder)
             folder.with_suffix(".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # another corpus is in the folder by now
+            with suppress(OSError):  # meanwhile another corpus was made in the folder
                 for path in made[1:]:
                     path.rmdir()
         raise
@@ -243,16 +243,16 @@ def _write(folder: Path, split: Split, part: Part, content: ShardContent, lines:
     Args:
         folder: folder of the corpus.
         split: the split.
-        part: what is tokenised of the split so far.
+        part: the tokenised part of the split so far.
         content: content of the next shard.
-        lines: lines of each source file that was read to its end, including files read ahead of the shard.
+        lines: number of lines of each source file that was read to its end, including files read ahead of the shard.
     """
     shards = part.shards
     if len(content.tokens_N):
         name = f"{split}-{len(shards):05}"
         shards += (write_shard(folder, name, content.tokens_N, content.documents_D3, part.tokens),)
 
-    # Leave out files that were only read ahead: how far depends on where this call began.
+    # Leave out files that were only read ahead, because how far that goes depends on where this call began.
     ends = accumulate(lines)
     ended = [n for n, end in zip(lines, ends, strict=True) if content.is_last or end <= content.number]
     return Part(shards=shards, dropped=content.dropped, lines=tuple(ended), complete=content.is_last)

@@ -3,8 +3,8 @@
 The folder of a corpus has a ``manifest.json`` and two arrays for each shard:
 
 - ``<split>-<number>.tokens.npy`` holds the documents one after the other, each followed by end-of-text.
-- ``<split>-<number>.documents.npy`` has one row for each document with tokens in the shard: the position of its first
-  token in the split, its number in the sources, and the digest of its text.
+- ``<split>-<number>.documents.npy`` has one row per document with tokens in the shard: the position of its first token
+  in the split, its index in the sources, and the digest of its text.
 """
 
 import errno
@@ -24,7 +24,7 @@ from runners.files import read_json, write_atomically, write_json
 
 MANIFEST = "manifest.json"
 OF_A_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Numbers of errors that a lack of space causes; NumPy's writing gives no number, and gets the last one."""
+"""Error numbers of a full disk. NumPy's errors have no number of their own and are raised with EIO."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Shard:
 
     Attributes:
         name: beginning of the names of both files.
-        tokens: tokens in the shard.
-        documents: documents that begin in the shard.
+        tokens: number of tokens in the shard.
+        documents: number of documents that begin in the shard.
         tokens_sha256: checksum of the file of tokens.
         documents_sha256: checksum of the file of documents.
     """
@@ -59,8 +59,8 @@ class Part:
 
     Attributes:
         shards: the shards in order.
-        dropped: training documents that were left out because the validation split has their text.
-        lines: lines of each source file that was read to its end.
+        dropped: number of training documents that were left out because the validation split has the same text.
+        lines: number of lines of each source file that was read to its end.
         complete: whether all source files are tokenised.
     """
 
@@ -71,12 +71,12 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Documents in all shards."""
+        """Number of documents in all shards."""
         return sum(shard.documents for shard in self.shards)
 
 
@@ -104,12 +104,12 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest; call this after writing its shards, so that it names only whole ones.
+    """Write the manifest; call this after its shards are written, so that it names only complete shards.
 
     Raises:
         ValueError: the disk is full.
     """
-    with _room(folder):
+    with _full_disk_explained(folder):
         write_json(folder / MANIFEST, asdict(manifest))
 
 
@@ -157,9 +157,9 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
         documents_sha256="",
     )
 
-    # Checksums are those of the files, so these come first.
+    # Write the files first, because the checksums are computed from them.
     tokens, documents = shard.files(folder)
-    with _room(folder):
+    with _full_disk_explained(folder):
         write_atomically(tokens, lambda path: np.save(path, tokens_N))
         write_atomically(documents, lambda path: np.save(path, documents_D3))
 
@@ -181,7 +181,7 @@ def _map(path: Path) -> np.ndarray:
 
     Raises:
         ValueError: it is missing or damaged.
-        OSError: it cannot be opened for another reason, as that too many files are open.
+        OSError: it cannot be opened for another reason, for example because too many files are open.
     """
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -228,10 +228,10 @@ def _checksum(path: Path) -> str:
 
 
 @contextmanager
-def _room(folder: Path) -> Iterator[None]:
-    """Turn a lack of space into an error for the user; the corpus stays whole.
+def _full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn the error of a full disk into a ValueError that says what to do; the corpus stays valid.
 
-    Temporary files are removed by ``write_atomically``, and the manifest names only whole shards.
+    ``write_atomically`` removes its temporary files, and the manifest names only complete shards.
     """
     try:
         yield

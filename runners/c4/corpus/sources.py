@@ -26,11 +26,11 @@ ENDS = 2**20
 
 
 class DataError(ValueError):
-    """The data are at fault: corrected data make another corpus, so nothing of this one is of further use."""
+    """The data are invalid. Corrected data make another corpus, so this corpus is of no further use."""
 
 
 def find_files(data: Sequence[str]) -> dict[Split, list[str]]:
-    """Return the files of each split, those of a folder in sorted order.
+    """Return the files of each split; the files of a folder are sorted.
 
     Args:
         data: files, and folders of files; if empty, the files on the hub are returned.
@@ -70,10 +70,10 @@ def _expand(path: Path) -> list[Path]:
 
 
 def describe(file: str) -> dict[str, str]:
-    """Return name and fingerprint of a source file; they do not depend on its folder or its time.
+    """Return name and fingerprint of a source file; neither depends on its folder or its time of change.
 
-    The fingerprint of a compressed file covers its size and its two ends: the last bytes of gzip are the CRC of the
-    content.
+    The fingerprint of a compressed file covers its size, its first and its last bytes. The last bytes of a gzip file
+    contain the CRC of its content.
     """
     # The name identifies a file on the hub.
     if file.startswith(HUB):
@@ -93,12 +93,12 @@ def describe(file: str) -> dict[str, str]:
 
 
 def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each document; the number is that of its line in the sequence of all lines.
+    """Yield index and text of each document; the index counts the lines of all files together.
 
     Args:
         files: source files in order.
-        lines: number of lines in each of the first files; one is appended when another file ends.
-        start: number of the first line to read.
+        lines: number of lines of each file that is known to have ended; numbers are appended when further files end.
+        start: index of the first line to read.
 
     Raises:
         ValueError: a file cannot be read.
@@ -116,7 +116,7 @@ def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[i
                 yield number, _text(line, file, number - first)
             number += 1
 
-        # The length of a file is known once it was read to its end.
+        # The file was read to its end, so its number of lines is known.
         if i == len(lines):
             lines.append(number - first)
         first = number
@@ -145,7 +145,7 @@ def _hub_lines(file: str, skip: int) -> Iterator[str]:
         raise ValueError(f"reading C4 needs the package datasets: pip install '.[pretraining]', or {ADVICE}") from error
 
     try:
-        # Read plain lines: the JSON reader infers types from the first lines, and casts or fails at others.
+        # Read plain lines, because the JSON reader infers types from the first lines, and casts or fails at others.
         with quiet():
             rows = iter(datasets.load_dataset("text", data_files=[file], split="train", streaming=True).skip(skip))
         while (row := next(rows, None)) is not None:
@@ -157,7 +157,7 @@ def _hub_lines(file: str, skip: int) -> Iterator[str]:
 
 
 def _text(line: str, file: str, number: int) -> str:
-    """Return the text of a JSON line, the ``number``-th of its file from 0."""
+    """Return the text of a JSON line; ``number`` is its index in the file."""
     try:
         text = json.loads(line)["text"]
         # JSON can spell lone surrogates, which UTF-8 cannot.
@@ -173,12 +173,12 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def hub() -> Iterator[None]:
-    """Let the libraries of the Hugging Face hub read only from their cache if the hub does not answer.
+    """Make the libraries of the Hugging Face hub read only from their cache if the hub does not answer.
 
-    Otherwise they would ask six times for each file that is not in the cache, half a minute in all.
+    Otherwise they would ask six times for each file that is not in the cache, which takes half a minute.
 
     Raises:
-        Exception: reading inside the context failed; if the hub did not answer, the error of its connection.
+        Exception: reading inside the context failed. If the hub did not answer, this is the error of the connection.
     """
     from huggingface_hub import constants, get_session
 
@@ -191,7 +191,7 @@ def hub() -> Iterator[None]:
         unreachable = error
         constants.HF_HUB_OFFLINE = True
 
-    # If it does not answer, its error explains a failure better than that of the cache.
+    # If the hub does not answer, the error of the connection explains more than the error of the cache.
     try:
         with quiet():
             yield
@@ -205,7 +205,7 @@ def hub() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the hub's warnings at every retry; the error after the last retry tells enough."""
+    """Silence the hub's warnings at every retry; the error after the last retry says enough."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Bytes of text that a token stands for, which turn nats a token into bits a byte."""
+"""Mean number of bytes of text per token, which converts nats per token into bits per byte."""
 
 from typing import TYPE_CHECKING
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE = 2**18
-"""Tokens that are decoded, at most."""
+"""Largest number of tokens that are decoded."""
 
 
 def bytes_per_token(windows: Windows, seq_len: int, tokenizer: "Tokenizer") -> float | None:
-    """Return the mean UTF-8 bytes of the text of a target token; end-of-text stands for none.
+    """Return the mean number of UTF-8 bytes per target token; end-of-text counts as zero bytes.
 
-    The text is decoded from the first tokens, so it lacks what the tokenizer does not keep. None if it is empty.
+    The first tokens are decoded, so characters that the tokenizer drops do not count. None if the text is empty.
 
     Args:
         windows: a split, in the order of the text.
-        seq_len: targets of a window.
-        tokenizer: the tokenizer of its tokens.
+        seq_len: targets per window.
+        tokenizer: the tokenizer that made the tokens.
     """
     count = min(len(windows), max(1, SAMPLE // seq_len))
     targets_NT = windows.batch(0, count)[:, 1:]

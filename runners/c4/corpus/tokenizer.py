@@ -1,4 +1,4 @@
-"""Tokenizers: where they come from, and the facts about them that a corpus and a model need."""
+"""Load tokenizers, and read from them what a corpus and a model need."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
-"""Names of the end-of-text token, the preferred ones first."""
+"""Names of the end-of-text token, in order of preference."""
 
 
 def load_tokenizer(name: str) -> "Tokenizer":
@@ -27,7 +27,7 @@ def load_tokenizer(name: str) -> "Tokenizer":
     except ImportError as error:
         raise ValueError("tokenising needs the package tokenizers: pip install '.[pretraining]'") from error
 
-    # A name that can only be meant as a file is not looked up on the hub.
+    # Do not look up on the hub a name that can only be a file.
     is_file = Path(name).is_file()
     if not is_file and (name.endswith(".json") or Path(name).is_dir()):
         raise ValueError(f"no tokenizer file {name}: give --tokenizer a tokenizer.json or a name on the hub")
@@ -41,7 +41,8 @@ def load_tokenizer(name: str) -> "Tokenizer":
     except Exception as error:  # the library raises plain Exception, and the network's errors have no common base
         where, more = ("file", "") if is_file else ("on the hub, or no network", ", and --data too without a network")
         raise ValueError(
-            f"no tokenizer {name!r} {where} ({first_line(error)}): give --tokenizer a tokenizer.json file{more}"
+            f"no tokenizer {name!r} {where} ({first_line(error)}): give --tokenizer a tokenizer.json file, such as "
+            f"python -m runners.c4 convert makes{more}"
         ) from error
 
     tokenizer.no_truncation()

@@ -1,7 +1,7 @@
-"""Batches of token windows: shuffled by seed, shared out to ranks, a function of the step alone.
+"""Batches of token windows, shuffled by a seed and divided among ranks.
 
-No global generator is used and no state is kept between calls. A run that continues from step k therefore reads the
-same windows as a run from step 0, with any number of ranks.
+A batch depends only on the seed and the step: no global generator is used, and no state is kept between calls. A run
+that continues from step k therefore reads the same windows as a run from step 0, with any number of ranks.
 """
 
 from functools import lru_cache, partial
@@ -14,16 +14,16 @@ from runners.c4.corpus.sources import Split
 
 
 class Windows:
-    """A split as windows of T+1 tokens that overlap by one: every token but the first is a target once an epoch.
+    """A split as windows of T+1 tokens that overlap by one: every token but the first is a target once per epoch.
 
-    The windows of all epochs form one sequence, and batch k is the k-th piece of it; an epoch may end within a batch.
-    Tokens at the end that fill no window are left out.
+    The windows of all epochs form one sequence, and batch k is its k-th piece; an epoch may end within a batch. Tokens
+    at the end that do not fill a window are left out.
 
     Args:
         corpus: the corpus, from ``runners.c4.corpus.prepare.prepare``.
         split: name of the split.
         seq_len: T.
-        seed: seed of the order, which differs between epochs; None keeps the order of the text.
+        seed: seed of the shuffled order, which differs between epochs; None keeps the order of the text.
 
     Raises:
         ValueError: a shard is missing or damaged, or the split has fewer than T+1 tokens.
@@ -39,7 +39,7 @@ class Windows:
         # A batch needs two orders if an epoch ends within it.
         self._order = lru_cache(maxsize=2)(partial(_order, self._count, seed))
 
-        # Shards with tokens that the run uses, and the position in the split at which each one ends.
+        # The shards that the run uses, and the position in the split at which each shard ends.
         shards = corpus.manifest.splits[split].shards
         ends = np.cumsum([shard.tokens for shard in shards])
         used = np.searchsorted(ends, tokens) + 1
@@ -54,9 +54,9 @@ class Windows:
         """Return the windows of one rank: every ``world``-th window of batch ``step``.
 
         Args:
-            step: number of the batch, from 0.
-            batch_size: windows of the batch, of all ranks together.
-            rank: number of this rank.
+            step: index of the batch.
+            batch_size: number of windows of the batch over all ranks.
+            rank: index of this rank.
             world: number of ranks.
 
         Returns:
@@ -73,7 +73,7 @@ class Windows:
     def documents(self, step: int, batch_size: int) -> list[str]:
         """Return the documents ``split/number`` with tokens in batch ``step`` of all ranks, in the order of the batch.
 
-        The number is that of the line in the sequence of the split's source files, from 0.
+        The number is the index of the document's line in the split's source files, counted over all files.
         """
         numbers = (n for begin in self._begins(step, batch_size) for n in self._document_numbers(begin))
         return [f"{self._split}/{number}" for number in dict.fromkeys(numbers)]
@@ -84,10 +84,10 @@ class Windows:
         return [int(self._order(place // self._count)[place % self._count]) * self._seq_len for place in places]
 
     def _pieces(self, begin: int) -> list[tuple[int, int, int]]:
-        """Return the shards that hold the window at ``begin``, and its range of positions in each.
+        """Return the shards that hold the window at ``begin``, and the window's range of positions in each.
 
         Returns:
-            Number of the shard, first position, and end position; positions count from the start of the split.
+            Index of the shard, first position, and end position; positions count from the start of the split.
         """
         end = begin + self._seq_len + 1
         first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
@@ -106,7 +106,7 @@ class Windows:
     def _document_numbers(self, begin: int) -> list[int]:
         """Return the numbers of the documents with tokens in the window at ``begin``."""
         numbers: list[int] = []
-        # Rows are sorted by position: from the document that holds the first token to the one that holds the last.
+        # Rows are sorted by position. Take those from the document of the first token to the document of the last.
         for shard, start, stop in self._pieces(begin):
             _tokens_N, documents_D3 = self._shards[shard]
             first = np.searchsorted(documents_D3[:, 0], start, side="right") - 1
@@ -116,5 +116,5 @@ class Windows:
 
 
 def _order(count: int, seed: int | None, epoch: int) -> np.ndarray:
-    """Return the numbers of all windows (count,) in the order of an epoch."""
+    """Return the indices of all windows (count,) in the order of an epoch."""
     return np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)

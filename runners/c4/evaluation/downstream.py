@@ -1,7 +1,7 @@
 """Zero-shot scores on multiple-choice sets, such as the paper's six: PIQA, HellaSwag, ARC-Easy, OpenBookQA, SciQ and
 WinoGrande.
 
-Every choice is a continuation of a context. The model's answer is the choice with the largest score.
+Each choice is a continuation of a context. The model's answer is the choice with the largest score.
 """
 
 import math
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NORMAL_95 = 1.959963984540054
 """The 97.5% quantile of the normal distribution."""
 MEANS = ("accuracy", "normalised_accuracy", "chance", "gold_nats_per_token", "gold_bits_per_byte")
-"""Figures of ``Scores`` that the table shows, also as means over the sets."""
+"""Fields of ``Scores`` in the table whose means over the sets are shown in its last row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,16 @@ class Scores:
 
     Attributes:
         items: number of questions.
-        accuracy: share of questions whose right choice has the largest log-probability of its continuation.
+        accuracy: share of questions for which the continuation of the right choice has the largest log-probability.
         accuracy_interval: 95% Wilson score interval of ``accuracy``.
-        normalised_accuracy: the same with log-probabilities divided by the characters of the continuation, the space
-            before its first word not counted (``acc_norm`` of lm-evaluation-harness).
+        normalised_accuracy: the same for log-probabilities divided by the number of characters of the continuation,
+            without the space before its first word (``acc_norm`` of lm-evaluation-harness).
         normalised_accuracy_interval: 95% Wilson score interval of ``normalised_accuracy``.
         chance: accuracy of choices drawn uniformly.
-        gold_nats_per_token: cross-entropy of the right continuations, over all their tokens.
-        gold_nats: cross-entropy of a right continuation as a whole, mean over the questions.
-        gold_bits_per_byte: cross-entropy of the right continuations over all their UTF-8 bytes, spaces included.
+        gold_nats_per_token: total cross-entropy of the right continuations, divided by their total number of tokens.
+        gold_nats: cross-entropy of a whole right continuation, averaged over the questions.
+        gold_bits_per_byte: total cross-entropy of the right continuations, divided by their total number of UTF-8
+            bytes, spaces included.
     """
 
     items: int
@@ -71,9 +72,9 @@ def evaluate_items(
         model: the model, on ``device``.
         tokenizer: the model's tokenizer.
         items: questions of the set.
-        batch_size: choices in one forward pass.
-        seq_len: tokens that the model reads of a choice at most.
-        device: where the model is.
+        batch_size: choices per forward pass.
+        seq_len: largest number of tokens that the model reads per choice.
+        device: device of the model.
     """
     # Likelihoods of all choices of all questions.
     end = end_of_text(tokenizer)
@@ -110,14 +111,14 @@ def evaluate_items(
 
 
 def _is_best(scores: Sequence[float], gold: int) -> bool:
-    """Return whether the first of the largest scores is that of choice ``gold``; false if any score is NaN."""
+    """Return whether choice ``gold`` is the first one with the largest score; false if any score is NaN."""
     return not any(map(math.isnan, scores)) and max(range(len(scores)), key=scores.__getitem__) == gold
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
     """Return the 95% score interval of the share ``right / count`` (Wilson 1927).
 
-    Unlike the normal interval it stays within 0 and 1, and it has a positive width for shares of 0 and 1.
+    Unlike the normal interval, it stays within 0 and 1 and has a positive width for shares of 0 and 1.
     """
     z2 = NORMAL_95**2
     share = right / count
@@ -129,7 +130,7 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
 
 
 def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
-    """Print one row for each set and a row of means; the table may be wider than the console.
+    """Print one row per set and a row of means; the table may be wider than the console.
 
     Args:
         scores: by set, ``Scores`` as a dict.
@@ -143,7 +144,7 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
     for heading, width in widths.items():
         table.add_column(heading, justify="right", no_wrap=True, min_width=width)
 
-    # A row for each set.
+    # One row per set.
     for name, score in scores.items():
         low, high = score["accuracy_interval"]
         accuracy, *others = _cells(score)
@@ -157,5 +158,5 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def _cells(figures: dict[str, float]) -> list[str]:
-    """Return the cells of a row that hold means."""
+    """Return the cells of a row with the figures of ``MEANS``."""
     return [f"{figures[name]:.3f}" for name in MEANS]

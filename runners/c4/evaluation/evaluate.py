@@ -1,4 +1,4 @@
-"""Likelihoods under a language model: the validation loss, and log-probabilities of continuations of contexts."""
+"""Likelihoods under a language model: the validation loss, and log-probabilities of continuations after contexts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LOGIT_ROWS = 4096
-"""Positions whose logits are in memory at a time: half a GiB at T5's vocabulary."""
+"""Number of positions whose logits are in memory at a time: half a GiB with T5's vocabulary."""
 
 
 class Pair(NamedTuple):
-    """Tokens of a context, at least one, and of its continuation, which the model predicts."""
+    """The tokens of a context, at least one, and the tokens of its continuation, which the model predicts."""
 
     context: list[int]
     continuation: list[int]
@@ -36,7 +36,7 @@ class Likelihood:
     Attributes:
         log_probability: log-probability of the whole continuation, in nats.
         tokens: length of the continuation in tokens.
-        greedy: whether each of its tokens is the likeliest one.
+        greedy: whether each of its tokens is the most likely one.
     """
 
     log_probability: float
@@ -46,7 +46,7 @@ class Likelihood:
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Turn off gradients and put the model in evaluation mode; products keep the precision of training."""
+    """Turn off gradients and put the model in evaluation mode; matrix products keep the precision of training."""
     training = model.training
     model.eval()
     try:
@@ -65,22 +65,23 @@ def validation_loss(
     rank: int = 0,
     world: int = 1,
 ) -> float:
-    """Return the mean cross-entropy over the windows that the first ``tokens`` targets of a split fill.
+    """Return the mean cross-entropy over the first windows of a split.
 
     Args:
         model: the model, on ``device``.
-        windows: the split in order (built with seed None).
-        tokens: number of targets to read; a window that they do not fill is left out.
-        batch_size: windows of one forward pass on one rank.
-        device: where the model is.
-        rank: number of this process among those that share the windows.
-        world: number of these processes. Each makes the same number of forward passes, as sharded parameters need.
+        windows: the split in the order of the text (built with seed None).
+        tokens: number of targets to read; a window that they fill only in part is left out.
+        batch_size: windows per forward pass on one rank.
+        device: device of the model.
+        rank: index of this process among the processes that share the windows.
+        world: number of these processes. All run the same number of forward passes, because sharded parameters are
+            gathered in each.
 
     Returns:
         The mean over the windows of all ranks in nats per token, the same on each rank.
 
     Raises:
-        ValueError: the tokens fill no window.
+        ValueError: the tokens do not fill a window.
     """
     together = batch_size * world
     length = windows.batch(0, together, rank, world).shape[1] - 1
@@ -91,7 +92,7 @@ def validation_loss(
             f"give --validation-tokens {length} at least, and validation text that long"
         )
 
-    # Sum of the losses, and their number; windows after the last one count nothing.
+    # Sum of the losses, and their number; windows that only fill the last batch have weight zero.
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with evaluating(model, device):
         for step in range(math.ceil(count / together)):
@@ -109,7 +110,7 @@ def log_spaced(steps: int, evaluations: int) -> list[int]:
     """Return the steps at which a run of ``steps`` is evaluated, evenly spaced in the logarithm.
 
     There are ``evaluations`` of them, or ``steps`` if that is less. At the start, even spacing would repeat whole
-    numbers; consecutive numbers stand there, and the remaining steps are spaced evenly.
+    numbers. There, consecutive numbers are used instead, and the remaining steps are spaced evenly.
 
     >>> log_spaced(1000, 4), log_spaced(100, 8), log_spaced(3, 12)
     ([1, 10, 100, 1000], [1, 2, 4, 8, 15, 28, 53, 100], [1, 2, 3])
@@ -122,20 +123,20 @@ def log_spaced(steps: int, evaluations: int) -> list[int]:
 
 
 def encode_pair(tokenizer: "Tokenizer", context: str, continuation: str, end_of_text: int) -> Pair:
-    """Encode a context and its continuation, split where lm-evaluation-harness splits them.
+    """Encode a context and its continuation, split in the same place as in lm-evaluation-harness.
 
-    The whole text is encoded, and the context's tokens are cut off. White space at the end of the context counts to the
-    continuation, because a tokenizer joins it to the next word.
+    The whole text is encoded, and the context's tokens are cut off. White space at the end of the context belongs to
+    the continuation, because a tokenizer joins it to the next word.
 
     Args:
         tokenizer: the tokenizer.
         context: text of the context.
         continuation: text of the continuation.
-        end_of_text: token that stands for the context if no token precedes the continuation: the context is empty, or
-            shares its only token with the continuation. Training documents start after this token, too.
+        end_of_text: token used as the context if no token precedes the continuation, because the context is empty or
+            shares its only token with the continuation. Training documents follow this token, too.
 
     Raises:
-        ValueError: the continuation has no token.
+        ValueError: the continuation encodes to no token.
     """
     given = tokenizer.encode(context.rstrip(), add_special_tokens=False).ids
     whole = tokenizer.encode(context + continuation, add_special_tokens=False).ids
@@ -158,11 +159,11 @@ def log_likelihoods(
     Args:
         model: the model, on ``device``.
         pairs: contexts and continuations.
-        batch_size: windows of one forward pass.
-        seq_len: tokens that the model reads at a time.
-        device: where the model is.
+        batch_size: windows per forward pass.
+        seq_len: largest number of tokens that the model reads at a time.
+        device: device of the model.
     """
-    # The longest windows come first, so that memory runs out at once or never.
+    # The longest windows come first, so that memory runs out in the first batch or not at all.
     parts = [(pair, *part) for pair, (context, rest) in enumerate(pairs) for part in _parts(context, rest, seq_len)]
     parts.sort(key=lambda part: len(part[1]), reverse=True)
 
@@ -173,7 +174,7 @@ def log_likelihoods(
             owners, texts, counts = zip(*parts[start : start + batch_size], strict=True)
             tokens_BT = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
 
-            # Of each window, the last tokens before the padding are scored.
+            # Score the last tokens of each window before the padding.
             end_B1 = torch.tensor([len(text) for text in texts])[:, None]
             position_T = torch.arange(1, tokens_BT.shape[1])
             scored_BT = (position_T < end_B1) & (position_T >= end_B1 - torch.tensor(counts)[:, None])
@@ -203,13 +204,13 @@ def _score(model: LanguageModel, tokens_BT: Tensor, scored_BT: Tensor) -> tuple[
     """Score the tokens of ``tokens_BT[:, 1:]`` that ``scored_BT`` selects.
 
     Returns:
-        Their log-probabilities (N,) in float32, and whether each is the likeliest token (N,).
+        Their log-probabilities (N,) in float32, and whether each is the most likely token (N,).
     """
     hidden_ND = model.encode(tokens_BT[:, :-1])[scored_BT]
     target_N = tokens_BT[:, 1:][scored_BT]
     log_probabilities, greedy = [], []
     for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
-        # bfloat16 keeps two or three digits of a logit, too few to tell answers apart.
+        # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
         with torch.autocast(tokens_BT.device.type, enabled=False):
             logits = model.readout(hidden.float())
         log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))

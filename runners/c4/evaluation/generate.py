@@ -3,7 +3,8 @@
     python -m runners.c4 generate results/c4/<run> --prompt "The history of"
     python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
 
-Each layer carries its own state from token to token; that of attention is the keys and values of all tokens so far.
+Each layer carries its own state from token to token. The state of attention is the keys and values of all earlier
+tokens.
 """
 
 import math
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import tyro
@@ -20,7 +21,7 @@ from torch import Tensor
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
-from runners.cli import check_seed, cli, user_errors
+from runners.cli import check_seed, cli, shown_as, user_errors
 from runners.device import find_devices
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn.
+    """Settings for drawing the next token.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: number of the likeliest tokens that may be drawn; all of them unless given.
-        seed: seed of the draws.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: draw only from this number of most likely tokens; from all unless given.
+        seed: seed of the random draws.
     """
 
     temperature: float = 1.0
-    top_k: int | None = None
+    top_k: Annotated[int | None, shown_as("INT")] = None
     seed: int = 0
 
     def check(self) -> None:
@@ -55,14 +56,14 @@ class Options(Sampling):
     """Continue a prompt with a trained model.
 
     Attributes:
-        checkpoint: folder of a run, of which the newest checkpoint is read, or a checkpoint file.
-        prompt: text to continue; without one, the start of a document.
-        max_new_tokens: tokens to generate, unless the text ends before.
+        checkpoint: folder of a run, whose newest checkpoint is read; a checkpoint file; or an exported folder.
+        prompt: text to continue; unless given, generation begins at the start of a document.
+        max_new_tokens: tokens to generate, unless the text ends earlier.
         device: auto takes the GPU if there is one.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
-    prompt: str = ""
+    checkpoint: Annotated[tyro.conf.Positional[Path], shown_as("MODEL")]
+    prompt: Annotated[str, shown_as()] = ""
     max_new_tokens: int = 128
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_steps(model: LanguageModel) -> None:
-    """Check that a model can generate, by asking it for an initial state.
+    """Check that a model can generate, by requesting its initial state.
 
     Raises:
         ValueError: its layer has no step form.
@@ -110,7 +111,7 @@ def check_steps(model: LanguageModel) -> None:
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """Encode a prompt; an empty one becomes end-of-text, the token before each training document."""
+    """Encode a prompt; an empty prompt becomes end-of-text, the token before each training document."""
     return tokenizer.encode(text, add_special_tokens=False).ids or [end_of_text(tokenizer)]
 
 
@@ -131,7 +132,7 @@ def generate(
     """
     from tokenizers.decoders import DecodeStream
 
-    # The text of a token depends on whether it is the first one, so the stream reads the prompt, too.
+    # The text of a token depends on whether it is the first one, so the decoder also reads the prompt.
     stream = DecodeStream(skip_special_tokens=True)
     for token in prompt:
         stream.step(tokenizer, token)
@@ -154,7 +155,7 @@ def generate_tokens(
         max_new_tokens: tokens to generate at most.
         sampling: how the tokens are drawn.
         end: token at which to stop; it is not yielded.
-        known: number of tokens that the tokenizer knows; logits beyond are padding and never drawn.
+        known: size of the tokenizer's vocabulary; further logits are padding and are never drawn.
 
     Raises:
         ValueError: the model's layers fail at a position, as those of limited length do.
@@ -167,7 +168,7 @@ def generate_tokens(
     unread = list(prompt)
     position = 0
     for _ in range(max_new_tokens):
-        # Read the prompt, later the last token.
+        # Read the prompt in the first round, the last token in later rounds.
         for token in unread:
             try:
                 logits_BV, states = model.step(torch.tensor([token], device=device), states)
@@ -188,7 +189,7 @@ def generate_tokens(
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw a token; ``logits_V`` and ``generator`` are on the CPU, so that a seed draws the same on every device."""
+    """Draw a token; ``logits_V`` and ``generator`` are on the CPU, so that a seed gives the same draws everywhere."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
 

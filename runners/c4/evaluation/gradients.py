@@ -1,23 +1,23 @@
-"""Measure how far back trained models reach: the size of the gradient by distance.
+"""Measure how far back trained models use their inputs: the gradient norm at each distance.
 
     python -m runners.c4 gradients results/c4/RT_RUN results/c4/TRANSFORMER_RUN
-    python -m runners.c4 gradients my_model --data my_corpus    # an exported model, and text to read
+    python -m runners.c4 gradients my_model --data my_corpus    # an exported model, and validation text
 
 The figure at distance d is the norm of the gradient of the loss at position t with respect to the input embedding at
 position t - d, averaged over positions t and over sequences of validation text. Oncescu et al. 2026 (arXiv:2604.21215),
-section 4, "Dampening long paths without eliminating long-range access", say without a figure that longer chains have a
-smaller effect in the Recurrent Transformer, and that direct edges of attention remain.
+section 4, "Dampening long paths without eliminating long-range access", state without a measurement that longer chains
+have a smaller effect in the Recurrent Transformer, and that direct edges of attention remain.
 
-``gradients.json`` and ``gradients.png`` in ``--out`` hold all distances. The table and the chart show figures relative
-to that at d = 0, because embeddings of different models have different scales. Everything runs in float32: the rounding
-of bfloat16 would hide small gradients.
+``gradients.json`` and ``gradients.png`` in ``--out`` hold all distances. The table and the chart show the norm divided
+by the norm at d = 0, because embeddings of different models have different scales. Everything runs in float32, because
+the rounding of bfloat16 would hide small gradients.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from runners.c4.checkpoints import load_config, load_model
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files, read
 from runners.c4.corpus.tokenizer import end_of_text
-from runners.cli import check_out, cli, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 from runners.device import find_devices
 from runners.files import write_json
 
@@ -53,16 +53,16 @@ class Options:
 
     Attributes:
         checkpoints: folders of runs, checkpoint files, or exported folders.
-        data: C4-format files or folders of them; unless given, those of each run.
-        sequences: sequences of validation text.
-        targets: positions of a sequence whose losses are followed back, evenly spaced up to the last one.
-        batch_size: sequences that are computed at once.
-        out: folder of gradients.json and gradients.png.
+        data: C4-format files or folders of them; unless given, each run's own data.
+        sequences: number of sequences of validation text.
+        targets: number of positions t per sequence, evenly spaced up to the last position.
+        batch_size: sequences per backward pass.
+        out: folder for gradients.json and gradients.png.
         device: auto takes the GPU if there is one.
     """
 
-    checkpoints: tyro.conf.Positional[tuple[Path, ...]]
-    data: tuple[str, ...] = ()
+    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("MODEL ...")]
+    data: Annotated[tuple[str, ...], shown_as()] = ()
     sequences: int = 32
     targets: int = 16
     batch_size: int = 16
@@ -72,6 +72,8 @@ class Options:
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
         check_out(self.out)
+        if not self.checkpoints:
+            raise ValueError("no models: name folders of runs, such as results/c4/RUN")
         for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {least}")
@@ -79,20 +81,20 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Size of the gradient of one model by distance.
+    """Gradient norms of one model by distance.
 
     Attributes:
         checkpoint: name of the run's folder, of the checkpoint file, or of the exported folder.
-        mixer: its layer.
+        mixer: name of its layer.
         width: model width.
         layers: number of layers.
-        parametrisation: that of its training.
+        parametrisation: parametrisation in which it was trained.
         seq_len: positions of a sequence.
         sequences: number of sequences.
-        targets: positions whose losses were followed back.
-        loss: mean of these losses in nats.
-        gradient: mean size of the gradient at distances 0, 1, ..., seq_len - 1.
-        half_width: half of its 95% interval over the sequences.
+        targets: positions t whose losses were differentiated.
+        loss: mean of these losses in nats per token.
+        gradient: mean gradient norm at distances 0, 1, ..., seq_len - 1.
+        half_width: half of the 95% interval of each mean over the sequences.
     """
 
     checkpoint: str
@@ -108,7 +110,7 @@ class Reach:
     half_width: Sequence[float]
 
     def relative(self) -> NDArray[np.float64]:
-        """Return mean and half width (2, T) relative to the mean at distance 0."""
+        """Return means and half widths (2, T), divided by the mean at distance 0."""
         return np.array([self.gradient, self.half_width]) / self.gradient[0]
 
 
@@ -121,9 +123,9 @@ def main(arguments: Sequence[str]) -> None:
         reaches = []
         for checkpoint in options.checkpoints:
             reaches.append(measure(checkpoint, options, console))
-            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats a token", soft_wrap=True)
+            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats per token", soft_wrap=True)
 
-        # What was measured, as file, chart and table.
+        # Write file and chart, and print the table.
         from runners.c4.charts import plot_gradients  # imports Matplotlib
 
         named = dict(zip(names_of(reaches), reaches, strict=True))
@@ -138,11 +140,11 @@ def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
 
     Args:
         checkpoint: folder of a run, checkpoint file, or exported folder.
-        options: what to measure.
-        console: console for progress.
+        options: text, number of sequences and of positions, and device.
+        console: console on which progress is drawn.
 
     Raises:
-        ValueError: there is no such model, no text, or too little.
+        ValueError: there is no such model, or no text or too little of it.
     """
     config = load_config(checkpoint)
     length = config.seq_len
@@ -152,15 +154,18 @@ def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
     texts = (text for _, text in read(files, [], 0))
     tokens_ST = first_windows(texts, tokenizer, options.sequences, length)
 
-    # Targets at even distances, the last position among them.
+    # Evenly spaced targets, the last position among them.
     count = min(options.targets, length)
     targets = [length * (n + 1) // count - 1 for n in range(count)]
+
+    # Losses and gradient norms of all sequences.
     model.to(device).requires_grad_(False)
-    rows, silent = tokens_ST.split(options.batch_size), not console.is_terminal
-    batches = track(rows, f"{checkpoint}", console=console, transient=True, disable=silent)
+    rows = tokens_ST.split(options.batch_size)
+    batches = track(rows, f"{checkpoint}", console=console, transient=True, disable=not console.is_terminal)
     parts = [gradient_sizes(model, part_BT.to(device), targets) for part_BT in batches]
     losses_SP, sizes_SPT = (torch.cat(y).double().cpu() for y in zip(*parts, strict=True))
 
+    # Mean over targets, then over sequences.
     by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), targets) for sizes_PT in sizes_SPT])
     half_T = Z * by_distance_ST.std(0, ddof=1) / len(by_distance_ST) ** 0.5
     return Reach(
@@ -175,9 +180,10 @@ def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
 
 
 def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, length: int) -> Tensor:
-    """Return the first windows (count, length + 1) of texts, with an end-of-text token around each text.
+    """Return the first windows (count, length + 1) of the concatenated texts.
 
-    As in training, a window's last token is the first one of the next window.
+    An end-of-text token stands before the first text and after each text. As in training, the last token of a window is
+    also the first token of the next window.
 
     Raises:
         ValueError: the texts have too few tokens.
@@ -195,12 +201,12 @@ def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, leng
 
 
 def gradient_sizes(model: LanguageModel, tokens_BT: Tensor, targets: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return losses at positions and the sizes of their gradients.
+    """Return the losses at the targets and the norms of their gradients.
 
     Args:
-        model: a model; products run in the dtype of its parameters.
+        model: a model; matrix products run in the dtype of its parameters.
         tokens_BT: windows (B, T + 1).
-        targets: P positions t, whose losses are those of the tokens at t + 1.
+        targets: P positions t; the loss at t is the loss of predicting the token at t + 1.
 
     Returns:
         Losses (B, P) in nats, and norms (B, P, T) of their gradients with respect to the input embedding of each
@@ -212,7 +218,7 @@ def gradient_sizes(model: LanguageModel, tokens_BT: Tensor, targets: Sequence[in
     target_BP = tokens_BT[:, 1:][:, at_P]
     losses_BP = F.cross_entropy(model.readout(hidden_BPD).mT, target_BP, reduction="none")
 
-    # Sequences do not depend on each other, so the sum over them has the gradients of all.
+    # Sequences do not depend on each other, so one backward pass of their sum gives the gradient of each.
     sizes = []
     for loss_B in losses_BP.unbind(1):
         (dx_BTD,) = torch.autograd.grad(loss_B.sum(), x_BTD, retain_graph=True)
@@ -221,7 +227,7 @@ def gradient_sizes(model: LanguageModel, tokens_BT: Tensor, targets: Sequence[in
 
 
 def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.float64]:
-    """Return the mean size (T,) at each distance d over the targets t >= d, the last position among them."""
+    """Return the mean norm (T,) at each distance d over the targets t >= d; the last position must be a target."""
     sums_T, counts_T = np.zeros(sizes_PT.shape[1]), np.zeros(sizes_PT.shape[1])
     for t, sizes_T in zip(targets, sizes_PT, strict=True):
         sums_T[: t + 1] += sizes_T[t::-1]
@@ -230,7 +236,10 @@ def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> N
 
 
 def names_of(reaches: Sequence[Reach]) -> list[str]:
-    """Return short names of the models, which begin with the layer; those of the same kind also have their folder's."""
+    """Return short names of the models, which begin with the layer.
+
+    Models of equal layer, shape and parametrisation also have the name of their checkpoint.
+    """
     endings = {"paper": "", "authors": "-authors"}
     kinds = [f"{reach.mixer}-{reach.width}x{reach.layers}{endings[reach.parametrisation]}" for reach in reaches]
     times = Counter(kinds)
@@ -240,10 +249,10 @@ def names_of(reaches: Sequence[Reach]) -> list[str]:
 
 
 def print_table(named: dict[str, Reach], console: Console) -> None:
-    """Print the sizes at distances 0, 1, 2, 4, ..., and the largest one."""
+    """Print the relative norms at distances 0, 1, 2, 4, ..., and at the largest distance."""
     longest = max(reach.seq_len for reach in named.values()) - 1
     shown = sorted({0, longest, *(2**n for n in range(longest.bit_length()))})
-    table = Table("distance", title="size of the gradient, relative to distance 0", title_justify="left")
+    table = Table("distance", title="gradient relative to distance 0", title_justify="left")
     for name in named:
         table.add_column(name, justify="right")
 
@@ -255,7 +264,7 @@ def print_table(named: dict[str, Reach], console: Console) -> None:
 
 
 def _described(config: Config) -> dict[str, Any]:
-    """Return what a model is."""
+    """Return the attributes of ``Reach`` that describe a model."""
     return {
         "mixer": config.mixer,
         "width": config.shape().width,

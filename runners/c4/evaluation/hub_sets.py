@@ -1,7 +1,8 @@
-"""The paper's six multiple-choice sets on the Hugging Face hub: where each lies, and how its rows become questions.
+"""The paper's six multiple-choice sets on the Hugging Face hub: their addresses, and how rows become questions.
 
-Prompts are those of lm-evaluation-harness, with three exceptions: PIQA's begins with "Goal:" (there "Question:"),
-OpenBookQA's stem has the frame of ARC's questions, and SciQ without a supporting text begins with the question.
+The prompts are those of lm-evaluation-harness, with three exceptions: PIQA's prompt begins with "Goal:" instead of
+"Question:", OpenBookQA's stem is framed like ARC's questions, and SciQ's prompt begins with the question if there is no
+supporting text.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Choices = tuple[list[str], list[str], int]
-"""Contexts, choices without the space before them, and the number of the right one."""
+"""Contexts, choices without the space before them, and the index of the right choice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Multiple-choice questions: read from files or from the Hugging Face hub.
 
-From the hub the validation split of each set is read: the answers to the test splits of PIQA, HellaSwag and WinoGrande
-are not public.
+From the hub, the validation split of each set is read, because the answers to the test splits of PIQA, HellaSwag and
+WinoGrande are not public.
 """
 
 import gzip
@@ -19,13 +19,13 @@ HUB = "hub"
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A question: a context and a continuation for each choice; in most sets, one of the two is shared by all choices.
+    """A question: a context and a continuation for each choice. In most sets, all choices share one of the two.
 
     Attributes:
         id: name of the question.
-        contexts: by choice, the text that the model is given.
-        continuations: by choice, the text whose probability is the score, with the space before its first word.
-        gold: number of the right choice.
+        contexts: for each choice, the text given to the model.
+        continuations: for each choice, the text whose probability is the score, with the space before its first word.
+        gold: index of the right choice.
     """
 
     id: str
@@ -38,9 +38,9 @@ def read_items(source: str | Path) -> dict[str, list[Item]]:
     """Read questions by set.
 
     Args:
-        source: ``hub`` for the Hugging Face hub, or a folder with a ``<set>.jsonl`` or ``<set>.jsonl.gz`` for each set.
-            A line of a file is ``{"id": ..., "contexts": [...], "continuations": [...], "gold": 0}``, with one context
-            and one continuation for each choice.
+        source: ``hub`` for the Hugging Face hub, or a folder with one ``<set>.jsonl`` or ``<set>.jsonl.gz`` per set. A
+            line of a file is ``{"id": ..., "contexts": [...], "continuations": [...], "gold": 0}``, with one context
+            and one continuation per choice.
 
     Raises:
         ValueError: there are no such files, a file is damaged, a line is not a question, or the hub cannot be reached.

@@ -2,9 +2,9 @@
 
     python -m runners.c4 lm_eval --model rt-c4 --model_args checkpoint=results/c4/<run> --tasks piqa hellaswag
 
-It registers the model, which is in ``runners.c4.evaluation.lm_eval_model``, and then runs the harness's own command
-``lm_eval`` with all arguments. From 0.4.14 on the harness finds the model by itself (its pull request 4013), and
-``lm_eval --model rt-c4`` is the same. From Python:
+The command registers the model of ``runners.c4.evaluation.lm_eval_model``, and then runs the harness's own command
+``lm_eval`` with all arguments. From version 0.4.14 on, the harness finds the model by itself (its pull request 4013),
+and ``lm_eval --model rt-c4`` does the same. From Python:
 
     from lm_eval import simple_evaluate
     from runners.c4.evaluation.lm_eval_adapter import register
@@ -12,7 +12,7 @@ It registers the model, which is in ``runners.c4.evaluation.lm_eval_model``, and
     register()
     simple_evaluate("rt-c4", model_args={"checkpoint": "results/c4/<run>"}, tasks=["piqa", "hellaswag"])
 
-The harness is the extra ``eval``: ``pip install '.[eval]'``.
+The extra ``eval`` installs the harness: ``pip install '.[eval]'``.
 """
 
 import sys
@@ -22,7 +22,7 @@ from runners.cli import user_errors
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the harness's command line, which then knows ``rt-c4``; an error is one line and exit status 2."""
+    """Run the harness's command line with ``rt-c4`` registered; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
         register()
         from lm_eval.__main__ import cli_evaluate
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def register() -> None:
-    """Make ``rt-c4`` known to the harness.
+    """Register ``rt-c4`` with the harness.
 
     Raises:
         ValueError: lm-evaluation-harness is not installed.

@@ -1,8 +1,8 @@
 """The model ``rt-c4`` of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness), version 0.4.
 
-Importing this file needs the harness (the extra ``eval``) and makes the model known to it. Versions of the harness with
+Importing this file needs the harness (the extra ``eval``) and registers the model with it. Versions of the harness with
 plugins (0.4.14 and later) import it by themselves, by the entry point ``lm_eval.models`` in ``pyproject.toml``. For
-earlier ones, ``runners.c4.evaluation.lm_eval_adapter`` does.
+earlier versions, ``runners.c4.evaluation.lm_eval_adapter`` imports it.
 """
 
 import logging
@@ -24,11 +24,11 @@ from runners.device import find_devices
 NAME = "rt-c4"
 """Name of the model in the harness."""
 MAX_NEW_TOKENS = 256
-"""Tokens generated for a request that names no number; the harness's own models do the same."""
+"""Number of tokens generated for a request that does not name one; the harness's own models use the same number."""
 GENERATION = {"until", "max_gen_toks", "do_sample", "temperature", "top_k"}
 """Settings of a request to generate."""
 OTHER_SAMPLING = {"top_p", "min_p", "typical_p"}
-"""Settings that concern sampling alone and are not known here; greedy decoding ignores them."""
+"""Settings of sampling that are not supported here; greedy decoding ignores them."""
 
 
 @register_model(NAME)
@@ -36,10 +36,10 @@ class CheckpointLM(LM):
     """The harness's three kinds of requests, answered by a trained model.
 
     Args:
-        checkpoint: folder of a run, of which the newest checkpoint is read, a checkpoint file, or an exported folder.
-        batch_size: texts in one forward pass.
-        max_batch_size: not used; the harness gives it to every model.
-        device: ``auto``, or PyTorch's name of a device; the harness says ``cuda:0`` unless ``--device`` is given.
+        checkpoint: folder of a run, whose newest checkpoint is read; a checkpoint file; or an exported folder.
+        batch_size: texts per forward pass.
+        max_batch_size: not used; the harness passes it to every model.
+        device: ``auto``, or PyTorch's name of a device; the harness passes ``cuda:0`` unless ``--device`` is given.
         **unknown: other ``--model_args``, which are refused.
 
     Raises:
@@ -69,7 +69,7 @@ class CheckpointLM(LM):
         self.end = end_of_text(self.tokenizer)
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
+        """Return each continuation's log-probability after its context, and whether greedy decoding generates it."""
         texts = (request.args for request in requests)
         pairs = [encode_pair(self.tokenizer, context, continuation, self.end) for context, continuation in texts]
         return [(answer.log_probability, answer.greedy) for answer in self._score(pairs)]
@@ -95,7 +95,7 @@ class CheckpointLM(LM):
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
         """Return the continuation of one context."""
-        # As in the harness: sampling if it is asked for, or if a temperature is given and nothing is said.
+        # As in the harness: sample if the request says so, or if it gives a temperature and does not say.
         temperature = settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0)
         greedy = temperature == 0.0 or settings.get("do_sample") is False
         known = GENERATION | OTHER_SAMPLING if greedy else GENERATION
@@ -108,7 +108,7 @@ class CheckpointLM(LM):
         )
         sampling.check()
 
-        # The harness gives one stop text or several.
+        # The harness passes one stop text or several.
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else until
         length = settings.get("max_gen_toks", MAX_NEW_TOKENS)
@@ -119,13 +119,13 @@ class CheckpointLM(LM):
 
 
 def find_place(device: str) -> torch.device:
-    """Return a device by name, and the CPU for a GPU that is not there, as the harness's own models do.
+    """Return a device by name; if a GPU is named and there is none, return the CPU, as the harness's own models do.
 
     Args:
         device: ``auto``, which takes the GPU if there is one, or PyTorch's name of a device.
 
     Raises:
-        ValueError: PyTorch knows no such name.
+        ValueError: PyTorch has no device of this name.
     """
     if device == "auto":
         return find_devices(device)[0]
@@ -141,7 +141,7 @@ def find_place(device: str) -> torch.device:
 
 
 def read_until(pieces: Iterable[str], stops: Sequence[str]) -> str:
-    """Join ``pieces`` up to the first occurrence of any of ``stops``; take no more pieces than needed."""
+    """Join ``pieces`` up to the first occurrence of any of ``stops``; read no more pieces than needed."""
     text = ""
     for piece in pieces:
         text += piece

@@ -1,9 +1,9 @@
-"""The validation loss in two parts: tokens that the text before them tells, and the rest.
+"""The validation loss in two parts: the loss of recall tokens, and the loss of all other tokens.
 
-A *recall token* completes a bigram that stood before in the same window and is rare in training, so that the model must
-have read it there (Arora et al. 2023, "Zoology", arXiv:2312.04927, section 3: "AR hits"). They call a bigram rare that
-training shows at most 1,250 times, which makes 6.4% of the tokens of the Pile recall tokens. Their models read ten
-billion tokens; the same share of fewer tokens is a smaller count.
+A *recall token* completes a bigram that occurred earlier in the same window and is rare in the training data, so that
+the model must recall it from the window (Arora et al. 2023, "Zoology", arXiv:2312.04927, section 3: "AR hits"). In that
+paper a bigram is rare if it occurs at most 1,250 times in training; 6.4% of the tokens of the Pile are then recall
+tokens. Their models read ten billion tokens. Here the limit is the same share of the training tokens.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ RARE = 1250 / 10e9
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSplit:
-    """Which targets of the first validation windows are recall tokens.
+    """The recall tokens among the targets of the first validation windows.
 
     Attributes:
-        windows: the validation split in order.
-        recall_NT: for each target of N windows whether it is a recall token.
-        rare: occurrences in the training split up to which a bigram is rare.
+        windows: the validation split, in the order of the text.
+        recall_NT: whether each target of N windows is a recall token.
+        rare: largest count in the training split of a rare bigram.
     """
 
     windows: Windows
@@ -40,16 +40,16 @@ class RecallSplit:
 
     @property
     def share(self) -> float:
-        """Share of the targets that are recall tokens."""
+        """Share of recall tokens among the targets."""
         return float(self.recall_NT.mean())
 
     def losses(self, model: LanguageModel, batch_size: int, device: torch.device) -> tuple[float, float]:
-        """Return the mean cross-entropy of the recall tokens and of the rest, in nats a token.
+        """Return the mean cross-entropy of the recall tokens and of the other tokens, in nats per token.
 
         Args:
             model: the model, on ``device``.
-            batch_size: windows of one forward pass.
-            device: where the model is.
+            batch_size: windows per forward pass.
+            device: device of the model.
         """
         count = len(self.recall_NT)
         sums, of_all = np.zeros(2), np.zeros(2)
@@ -70,10 +70,10 @@ def split_recall(corpus: Corpus, windows: Windows, tokens: int, seq_len: int) ->
     """Find the recall tokens among the first ``tokens`` validation targets.
 
     Args:
-        corpus: the corpus; its training split tells which bigrams are rare.
-        windows: its validation split in order (built with seed None).
-        tokens: number of targets; a window that they do not fill is left out.
-        seq_len: targets of a window.
+        corpus: the corpus; bigrams are counted in its training split.
+        windows: its validation split in the order of the text (built with seed None).
+        tokens: number of targets; a window that they fill only in part is left out.
+        seq_len: targets per window.
     """
     vocab_size = corpus.manifest.vocab_size
     windows_NT = windows.batch(0, min(tokens // seq_len, len(windows)))
@@ -87,7 +87,7 @@ def split_recall(corpus: Corpus, windows: Windows, tokens: int, seq_len: int) ->
 
 
 def seen_before(keys_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each key whether its row has it at an earlier place."""
+    """Return for each key whether it also occurs earlier in its row."""
     order_NT = np.argsort(keys_NT, axis=1, kind="stable")
     sorted_NT = np.take_along_axis(keys_NT, order_NT, axis=1)
     again_NT = np.zeros(keys_NT.shape, np.bool_)
@@ -99,7 +99,7 @@ def seen_before(keys_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def count_bigrams(pieces: Iterator[NDArray[np.int64]], known: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return how often each of the sorted keys ``known`` is a bigram in pieces of text, borders between them included.
+    """Return how often each of the sorted keys ``known`` occurs as a bigram of a text, which is given in pieces.
 
     The key of tokens a, b is ``a * vocab_size + b``.
     """
@@ -115,7 +115,7 @@ def count_bigrams(pieces: Iterator[NDArray[np.int64]], known: NDArray[np.int64],
 
 
 def _training_pieces(corpus: Corpus) -> Iterator[NDArray[np.int64]]:
-    """Yield the training tokens that the run uses, a shard at a time."""
+    """Yield the training tokens that the run uses, one shard at a time."""
     left = corpus.tokens("train")
     for shard in corpus.manifest.splits["train"].shards:
         yield open_shard(corpus.folder, shard)[0][:left].astype(np.int64)

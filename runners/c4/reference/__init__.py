@@ -1,1 +1,1 @@
-"""Reference language models: experiments with small models, one file a model in ``results/reference``."""
+"""Reference language models: experiments with small models, one file per model in ``results/reference``."""

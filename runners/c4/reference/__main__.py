@@ -1,20 +1,21 @@
 """Train small language models for an experiment, and keep the figures of each in a file.
 
-    python -m runners.c4 convert .corpus manuals/ --clean --vocabulary 8000    # the text, once
-    python -m runners.c4.reference --data .corpus                              # every layer: every missing run
+    python -m runners.c4 convert .corpus manuals/ --clean --vocabulary 8000    # make the corpus, once
+    python -m runners.c4.reference --data .corpus                              # train every missing run of every layer
     python -m runners.c4.reference --data .corpus --rows rt transformer
-    python -m runners.c4.reference --data .corpus --dry-run                    # which runs are missing, and how long
+    python -m runners.c4.reference --data .corpus --dry-run                    # list missing runs and their time
     python -m runners.c4.reference --data .corpus --experiment transition      # RT against the Transformer
     python -m runners.c4.reference --data .corpus --experiment variants --rows rt-6-block-4 rt-6-block-16
 
 ``runners.c4.reference.experiments`` says which models an experiment trains. ``ranking`` trains every layer with 4
 layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
-model is trained at learning rates 1e-3, 3e-3 and 1e-2, further ones while the best is at the edge, and a second seed of
-the best. All models of an experiment read the same text.
+model is trained at learning rates 1e-3, 3e-3 and 1e-2. While the best rate is the lowest or highest one tried, its next
+neighbour is tried as well. The best rate is then trained with a second seed. All models of an experiment read the same
+text.
 
-The figures of a model are a small file below ``results/reference/language-models``, written after each run. A stopped
-run continues from its checkpoint in ``--out``, if that folder is still there. Several commands may share both folders:
-each model is trained by one of them.
+The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
+run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. Several commands may share
+both folders: each model is trained by one of them.
 """
 
 from runners.interrupt import end_at_once
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from filelock import FileLock, Timeout
@@ -59,7 +60,7 @@ from runners.c4.reference.cells import (
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.watchers import Bar
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.device import device_name, find_devices
 from runners.progress import spell
 
@@ -71,8 +72,8 @@ class ReferenceOptions:
     """Train small language models for an experiment.
 
     Attributes:
-        data: folder that python -m runners.c4 convert made: texts and tokenizer.
-        experiment: which models: every layer; RT against the Transformer; variants of RT, by parametrisation.
+        data: folder of texts and tokenizer, made by python -m runners.c4 convert.
+        experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation.
         rows: models of the experiment to train, all unless given.
         folder: where the models' files are stored.
         out: folder of the runs behind them.
@@ -81,7 +82,7 @@ class ReferenceOptions:
 
     data: Path
     experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
-    rows: tuple[str, ...] = ()
+    rows: Annotated[tuple[str, ...], shown_as()] = ()
     folder: Path = FOLDER
     out: Path = Path("results/reference-language-models")
     dry_run: bool = False
@@ -154,14 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], options: ReferenceOptions, say: Say) -> None:
-    """Say which models are finished, which runs the others lack at least, and how long these take on this device."""
+    """Print which models are finished, the least number of runs that the others need, and the time on this device."""
     left = {name: runs_left(cell["runs"] if cell else []) for name, cell in cells.items()}
     finished = sum(count == 0 for count in left.values())
     say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
     for model in models:
         cell = cells[model.name]
         if cell is not None and is_stale(cell, model.config, model.options):
-            say(f"stale: {model.name} was trained by code that trains otherwise: delete its file to train it again")
+            say(f"stale: {model.name} was trained by code that trains differently: delete its file to train it again")
     if options.dry_run:
         for name, count in left.items():
             say(f"missing: {name}, {count} run{'s' * (count > 1)} at least" if count else f"finished: {name}")
@@ -184,7 +185,7 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
 
 
 def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
-    """Return the mean seconds of a run of each model in a folder that has runs of a device."""
+    """Return by name the mean seconds of the runs of each model in a folder that has runs on ``device``."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         runs = (read_cell(file) or {"runs": []})["runs"]
@@ -196,7 +197,10 @@ def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
 
 
 def train_models(models: Sequence[Model], options: ReferenceOptions, console: Console) -> bool:
-    """Train the missing runs of models; return whether all could be trained or are another process's."""
+    """Train the missing runs of models; return False if one of them stopped with an error.
+
+    A model that another process trains counts as trained.
+    """
     whole = True
     config = models[0].config  # all models read the same text
     with world("auto") as here, user_errors(ValueError, OSError):
@@ -217,12 +221,12 @@ def train_models(models: Sequence[Model], options: ReferenceOptions, console: Co
 def train_if_free(
     model: Model, corpus: Corpus, split: RecallSplit, here: World, options: ReferenceOptions, console: Console
 ) -> None:
-    """Train the missing runs of a model, unless another process does.
+    """Train the missing runs of a model, unless another process trains it.
 
     Raises:
         RunError: a run cannot continue.
         StoppedError: the process was asked to stop; its state is saved.
-        ValueError: the model's file is of another corpus or other settings.
+        ValueError: the model's file belongs to another corpus or other settings.
     """
     config, file = model.config, model.file
     lock = options.out / "locks" / file.relative_to(options.folder).with_suffix("")
@@ -243,7 +247,7 @@ def train_if_free(
 
 
 def in_words(run: Mapping[str, Any]) -> str:
-    """Return the figures of a run in a line."""
+    """Return the figures of a run as one line of text."""
     where = f"lr {run['lr']:g}, seed {run['seed']}"
     if run["validation_loss"] is None:
         return f"{where}: diverged at step {run['diverged_at']}"

@@ -1,8 +1,8 @@
-"""The runs of a reference language model: which they are, how one is trained, and the file that holds them.
+"""The runs of a reference language model: the order of the runs, their training, and the file that holds them.
 
-A model is trained at three learning rates with the first seed. While the best of them lies at the edge of those that
-were tried, the next one is tried as well. The best one is then trained with the other seeds. The file of the model is
-written after each run, so that the files alone tell what is missing.
+A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
+its next neighbour is tried as well. The best rate is then trained with the other seeds. The file of the model is
+written after each run, so that the files alone show which runs are missing.
 """
 
 import math
@@ -31,11 +31,11 @@ SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
 """Name of the folder below the reference results."""
 FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / NAME
-"""In the checkout that this file is from; without a checkout, in the current folder."""
+"""Lies in the checkout of this file; without a checkout, in the current folder."""
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-"""Learning rates that may be tried."""
+"""Learning rates that may be tried, in ascending order."""
 FIRST = RATES[2:5]
-"""Those that every model is trained at."""
+"""Learning rates at which every model is trained."""
 SEEDS = (0, 1)
 DIGITS = 5
 """Significant digits of the curves."""
@@ -69,7 +69,7 @@ def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
         if rate not in losses:
             return rate, SEEDS[0]
 
-    # Neighbours of the best one.
+    # Neighbours of the best rate.
     best = min(losses, key=lambda rate: (losses[rate], rate))
     at = RATES.index(best)
     for rate in RATES[max(0, at - 1) : at + 2]:
@@ -83,7 +83,7 @@ def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the learning rate with the lowest validation loss of the first seed; None if there is none yet."""
+    """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged."""
     losses = {rate: loss for rate, loss in losses_by_rate(runs).items() if math.isfinite(loss)}
     return min(losses, key=losses.__getitem__, default=None)
 
@@ -95,7 +95,10 @@ def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
 
 
 def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many runs a model needs at least: more if its best learning rate turns out to be at the edge."""
+    """Return the least number of runs that a model still needs.
+
+    It needs more if its best learning rate turns out to be the lowest or highest one tried.
+    """
     best = chosen_rate(runs) or FIRST[1]
     imagined = [*runs]
     while (place := next_place(imagined)) is not None:
@@ -105,12 +108,12 @@ def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
 
 
 def new_cell(config: Config, options: dict[str, Any], corpus: Corpus, split: RecallSplit) -> Cell:
-    """Return the content of a model's file before any run.
+    """Return the content of a model's file before its first run.
 
     Args:
-        config: configuration of the model's runs.
+        config: configuration that the model's runs share.
         options: options of the layer that differ from its defaults.
-        corpus: their data.
+        corpus: data of the runs.
         split: the recall tokens of the validation data.
     """
     layer, layer_config = layer_of(config, options)
@@ -148,14 +151,14 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus, file: Path) -> None:
-    """Refuse to add runs to those of another corpus or other settings.
+    """Check that the runs of a file have the same corpus and settings as the runs to add.
 
     Raises:
         ValueError: they differ; the message says what to do.
     """
     same_text = cell["corpus"]["name"] == corpus.folder.name
     layer, layer_config = layer_of(config, options)
-    # An option that is newer than the file had its default.
+    # The file does not name options that are newer than it; its runs used their defaults.
     earlier = settings_of(Config()) | cell["config"], asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "other settings" if same_text else "another corpus"
@@ -171,7 +174,7 @@ def train_place(
     world: World,
     watchers: Sequence[Watcher],
 ) -> dict[str, Any]:
-    """Train one run, or read its result if it is trained; return its figures as the file holds them.
+    """Train one run, or read its result if it is finished; return its entry in the model's file.
 
     Raises:
         RunError: the run cannot continue.
@@ -206,12 +209,12 @@ def train_place(
 
 
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
-    """Write a model's file."""
+    """Write a model's file, with the chosen learning rate and whether all runs are there."""
     write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
 
 
 def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:
-    """Return whether a run of a model was trained by code that trains otherwise than today's."""
+    """Return whether the code of any run of a model trains differently from today's code."""
     code = run_code(config)
     others = [run for run in cell["runs"] if run["code"] != code]
     if not others:

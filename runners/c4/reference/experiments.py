@@ -1,9 +1,10 @@
-"""The experiments with language models: which models each of them trains, and in which settings.
+"""The experiments with language models: the models that each experiment trains, and their settings.
 
-- ``ranking``: every layer as a small language model, for the question whether scores of the tasks predict losses.
-- ``transition``: RT against the Transformer at 30M parameters and 301M tokens, beyond the 110M tokens after which
-  induction heads form at such a batch (arXiv:2511.16893), in the paper's parametrisation and in the authors'.
-- ``variants`` and ``variants-authors``: what else the paper varies, against RT of ``transition``, by parametrisation.
+- ``ranking``: every layer as a small language model. It answers whether the scores of the tasks predict losses.
+- ``transition``: RT and the Transformer at 30M parameters and 301M tokens, in the parametrisation of the paper and in
+  that of the authors' code. Induction heads form after 110M tokens at this batch size (arXiv:2511.16893).
+- ``variants`` and ``variants-authors``: the paper's other changes of RT, each compared with RT of ``transition``. The
+  first uses the parametrisation of the paper, the second that of the authors' code.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class Row:
     Attributes:
         mixer: layer.
         options: options of the layer that differ from its defaults.
-        settings: fields of ``Config`` that differ from those of the experiment's preset.
+        settings: fields of ``Config`` that differ from the experiment's preset.
     """
 
     mixer: str
@@ -35,9 +36,9 @@ class Experiment:
     """Models that read the same number of tokens of the same text.
 
     Attributes:
-        preset: preset of ``runners.c4`` that they start from.
-        folder: folder of their files below that of all experiments.
-        rows: models by name, which is that of their file.
+        preset: preset of ``runners.c4`` with the settings that the models share.
+        folder: folder of the models' files, below the folder of all experiments.
+        rows: models by name; the name is also the name of the model's file.
     """
 
     preset: str
@@ -49,14 +50,14 @@ class Experiment:
 
         Args:
             name: name of the model.
-            **places: fields of ``Config`` that say where data and results are.
+            **places: fields of ``Config`` with the paths of data and results.
         """
         row = self.rows[name]
         return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **places)
 
 
 def _transition() -> dict[str, Row]:
-    """RT and the Transformer of equal depth, and the Transformer of twice the depth and equal parameters."""
+    """RT, the Transformer of equal depth, and the Transformer of twice the depth with as many parameters."""
     rows = {}
     for parametrisation, ending in _ENDINGS.items():
         own = {"parametrisation": parametrisation}
@@ -67,7 +68,7 @@ def _transition() -> dict[str, Row]:
 
 
 def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
-    """One change of RT each, and of the Transformer where a comparison needs it."""
+    """RT with one change per row, and the Transformer with the same change where a comparison needs it."""
     own, steps = {"parametrisation": parametrisation}, PRESETS["30m"].steps
     batch_32 = {**own, "batch_size": 32, "steps": 2 * steps}
     rows = {

@@ -1,7 +1,8 @@
-"""Whether today's code still trains a language model as the code of a run did.
+"""Check whether today's code trains a language model in the same way as the code of a stored run.
 
-The hash of a run's code changes with every edit. A *rehearsal* tells edits that matter: a few optimizer steps of a
-smaller model on random tokens, on the CPU in float64. A run keeps the losses, its *trajectory*.
+The hash of a run's code changes with every edit. A *rehearsal* shows which edits matter: it takes a few optimizer steps
+of a smaller model on random tokens, on the CPU in float64. Each run stores the losses of its rehearsal, its
+*trajectory*.
 """
 
 import math
@@ -17,16 +18,16 @@ from runners.c4.model import build, mean_loss
 from runners.c4.step import Stepper, learning_rate
 
 SMALL: dict[str, Any] = {"layers": 2, "seq_len": 20, "batch_size": 4, "steps": 4, "micro_batch_size": None, "lr": 1e-2}
-"""What a rehearsal changes. Its sequences are longer than two segments of most layers."""
+"""Settings of a rehearsal that replace those of the run. The sequences are longer than two segments of most layers."""
 VOCABULARY = 50
 CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
 TOLERANCE = 1e-5
-"""Relative difference of two losses of one code; constants of layers differ in their last bits among processors."""
+"""Largest relative difference of two losses of the same code: processors differ in the last bits of constants."""
 
 
 def trajectory(config: Config, options: dict[str, Any]) -> list[float]:
-    """Return the losses of the rehearsal of a run: of each step's batch, then of that batch after the last step.
+    """Return the losses of a run's rehearsal: the loss of each step, then of the last batch again after the last step.
 
     Args:
         config: configuration of the run.
@@ -59,7 +60,7 @@ def _losses(config: Config, options: dict[str, Any]) -> list[float]:
 
 
 def agree(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether two trajectories are those of code that trains in the same way."""
+    """Return whether two trajectories agree, so that their code trains in the same way."""
     return len(one) == len(other) and all(
         math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(one, other, strict=True)
     )

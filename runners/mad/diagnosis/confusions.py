@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix
 from tasks.base import Tokens
 
 MAX_CLASSES = 64
-"""Most classes in a confusion matrix; of more, those that are missed most often are shown."""
+"""Largest number of classes in a confusion matrix; if there are more, the most often missed ones are shown."""
 TOP_CONFUSIONS = 20
 
 
@@ -22,7 +22,7 @@ class Confusion:
     Attributes:
         target: the right token.
         predicted: the model's token.
-        count: scored positions with both.
+        count: number of scored positions with this target and this prediction.
         share: their share of the scored positions with this target, in [0, 1].
     """
 
@@ -40,7 +40,7 @@ class ConfusionMatrix:
         occurring: number of classes C.
         classes: tokens of the rows and columns: all C ascending, or the ``MAX_CLASSES`` targets most often missed.
         counts: rows are targets, columns predictions.
-        targets: scored positions with each row's target, predictions outside ``classes`` included.
+        targets: number of scored positions with each row's target, including predictions outside ``classes``.
         top: the most frequent confusions of all classes, most frequent first.
     """
 

@@ -1,7 +1,7 @@
 """Diagnosis of one trained model: accuracy by position, confusions, linear probes, and accuracy beyond training.
 
-``diagnose`` reads the test split and the extrapolation sets and writes ``diagnosis.json`` and ``diagnosis.png``. It is
-for the model that was chosen already: nothing here may choose one.
+``diagnose`` reads the test split and the extrapolation sets, and writes ``diagnosis.json`` and ``diagnosis.png``. It is
+meant for a model that is already chosen; its results must not be used to choose one.
 
 Dimensions: S sequences, T positions, N scored positions.
 """
@@ -27,17 +27,17 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
     """Diagnose a trained model on its device and write ``diagnosis.json`` and ``diagnosis.png``.
 
     Args:
-        model: trained on ``task``; it stays in its mode.
-        task: gives the test split and the extrapolation sets.
-        folder: where the files are written, made if missing; each file is whole or absent.
-        title: of the figure.
+        model: a model trained on ``task``; its training mode is not changed.
+        task: provides the test split and the extrapolation sets.
+        folder: folder of the files, created if missing; each file is complete or absent.
+        title: title of the figure.
 
     Raises:
         UnreadableError: the model fails on the test split, or its output at a scored position is not finite.
     """
     diagnosis = _examine(model, task, title)
 
-    # The JSON file last: where it is, the figure is too.
+    # The JSON file is written last, so that the figure exists wherever it does.
     figure = draw_figure(diagnosis)
     write_atomically(folder / "diagnosis.png", lambda temporary: figure.savefig(temporary, dpi=150))
     write_json(folder / "diagnosis.json", asdict(diagnosis))

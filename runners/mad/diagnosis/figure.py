@@ -210,7 +210,7 @@ def _plot_lengths(
 
 
 def _plot_bars(axes: Axes, sets: dict[str, Accuracy], chances: dict[str, Accuracy], names: list[str]) -> None:
-    """Plot two bars a set, sequence and token accuracy, each with its chance level."""
+    """Plot two bars per set, sequence and token accuracy, each with its chance level."""
     for i, (metric, chance_label) in enumerate((("sequence", ""), ("token", "chance"))):
         at = np.arange(len(names)) + BAR * (i - 0.5)
         bars = axes.bar(at, [getattr(sets[name], metric) for name in names], BAR, label=f"{metric} accuracy")

@@ -17,17 +17,17 @@ class Diagnosis:
         task: name of the task.
         sequences: sequences of the test split.
         scored_positions: scored positions of the test split.
-        accuracy: on the test split.
+        accuracy: accuracy on the test split.
         macro_accuracy: token accuracy averaged over classes, only for comparison with other suites.
-        chance: of a solver that draws each answer uniformly.
-        by_position: accuracy of every position that is ever scored.
+        chance: accuracy of a solver that draws each answer uniformly.
+        by_position: accuracy of every position that is scored in any sequence.
         by_answer: accuracy of the 1st, 2nd, ... scored position of a sequence.
         confusion: targets against predictions.
         probe: linear probes of the hidden state.
         extrapolation_sets: accuracy on each extrapolation set.
-        extrapolation_chances: chance on each of them.
-        unreadable_sets: why there is no accuracy on the others.
-        trained_length: N of the longest sequences in training, as in the names of sets called "length N".
+        extrapolation_chances: chance on each of these sets.
+        unreadable_sets: by name of each other set, the reason why it has no accuracy.
+        trained_length: length N of the longest sequences in training, as in the names of sets called "length N".
     """
 
     title: str

@@ -30,7 +30,7 @@ from runners.mad.diagnosis.samples import FOLDS, Sample, draw_sample, split_fold
 from tasks.base import Batch, Task, Tokens
 
 MAX_POSITIONS = 5
-"""Positions probed one by one where all positions share one hidden state."""
+"""Number of positions that are probed separately if all positions share one hidden state."""
 INVERSE_PENALTY = 0.01
 """``C`` of the logistic regression. On in-context recall of length 32, at four stages of training, the probe came
 within 1.1 points of the model's own accuracy. Values of 0.1 and more were slower and no better."""
@@ -59,7 +59,7 @@ class Probe:
         examples: probed examples.
         sequences: different sequences among them.
         classes: different answers among them.
-        dropped_classes: answers left out as too rare or too many.
+        dropped_classes: number of answers that are left out because they are too rare, or there are too many answers.
         hidden: the probe on the hidden state.
         embedding: the probe on the embedding of the token at which the hidden state is read.
         majority: share of the most frequent answer.
@@ -110,13 +110,13 @@ def _mean(values: list[float]) -> float | None:
 def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> ProbeReport:
     """Probe a model's hidden state for the answers of a split.
 
-    In a language model one probe covers all scored positions, each read where it stands. An autoencoder has one hidden
-    state for all positions: that of its encoder at the last position. There up to ``MAX_POSITIONS`` scored positions,
-    evenly spaced, get a probe each, and the embedding is that of the last token.
+    In a language model, one probe covers all scored positions, and reads the hidden state at each. An autoencoder has
+    one hidden state for all positions: its encoder's output at the last position. There, up to ``MAX_POSITIONS`` evenly
+    spaced scored positions get a probe each, which is compared with a probe of the last token's embedding.
 
     Args:
         model: the trained model.
-        task: tells the model's kind of backbone.
+        task: task of the model, which determines the kind of backbone.
         batch: the split.
         predictions_ST: the model's predictions on it.
 
@@ -191,7 +191,7 @@ def _cross_validate(
         regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
         classifier = make_pipeline(StandardScaler(), regression)
 
-        # What the warning says is returned instead.
+        # The returned flag replaces the warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             classifier.fit(features_ND[fitted], answer_N[fitted])

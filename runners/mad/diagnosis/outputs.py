@@ -22,17 +22,17 @@ Features = NDArray[np.float64]
 
 
 class UnreadableError(ValueError):
-    """A model has no outputs for some sequences: its code fails on them, or its outputs are not finite."""
+    """A model has no valid outputs for some sequences: its code fails on them, or its outputs are not finite."""
 
 
 @contextmanager
 def failures_as_unreadable() -> Iterator[None]:
-    """Turn errors of a model's own code into an ``UnreadableError`` of one line, except lack of memory."""
+    """Turn errors of a model's own code, except out-of-memory errors, into an ``UnreadableError`` of one line."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a user's layer may fail in any way, above all on lengths that it was not trained at
+    except Exception as error:  # a user's layer may raise anything, especially at lengths that it was not trained on
         raise UnreadableError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 

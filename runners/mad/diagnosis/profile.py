@@ -13,9 +13,9 @@ class Profile:
     """Accuracy along the sequence, three aligned columns.
 
     Attributes:
-        index: position, from 0; or the ordinal of the answer within its sequence, from 1.
-        accuracy: share of scored positions at this index that are right.
-        sequences: sequences that have a scored position at this index.
+        index: position, from 0; or number of the answer within its sequence, from 1.
+        accuracy: share of right predictions among the scored positions at this index.
+        sequences: number of sequences with a scored position at this index.
     """
 
     index: list[int]
@@ -24,18 +24,18 @@ class Profile:
 
 
 def profiles(share_ST: NDArray[np.float64], scored_ST: NDArray[np.bool_]) -> tuple[Profile, Profile]:
-    """Return the accuracy of every position that is ever scored, and of the 1st, 2nd, … scored one of a sequence.
+    """Return the accuracy by position, and the accuracy of the 1st, 2nd, … scored position of a sequence.
 
     Args:
-        share_ST: share of the runs that are right; only read where ``scored_ST``.
-        scored_ST: positions that count.
+        share_ST: share of runs whose prediction is right; only read where ``scored_ST`` is set.
+        scored_ST: whether a position is scored.
     """
     position_N, ordinal_N = np.nonzero(scored_ST)[1], scored_ST.cumsum(axis=1)[scored_ST]
     return _profile(share_ST[scored_ST], position_N), _profile(share_ST[scored_ST], ordinal_N)
 
 
 def along_the_sequence(by_position: Profile, by_answer: Profile) -> tuple[str, Profile]:
-    """Return the profile to show, with its axis: by answer if the answers stand at many different positions."""
+    """Return the profile to show, and the name of its axis: by answer if the positions of answers vary."""
     if len(by_position.index) > 2 * len(by_answer.index):
         return "answer", by_answer
     return "position", by_position

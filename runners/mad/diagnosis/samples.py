@@ -12,12 +12,12 @@ from tasks.base import Batch, Tokens
 
 FOLDS = 5
 SEED = 0
-"""Seed of the subsample and of the folds: a diagnosis is repeatable."""
+"""Seed of the subsample and of the folds, so that a diagnosis is reproducible."""
 MAX_EXAMPLES = 4_000
 POOL = 4 * MAX_EXAMPLES
-"""Leading scored positions that the examples are drawn from: a large split needs no forward pass over all of it."""
+"""Examples are drawn from this number of leading scored positions, so that a large split need not be read whole."""
 MAX_CLASSES = 128
-"""Most frequent answers that a probe tells apart; together with ``MAX_EXAMPLES`` this bounds its cost."""
+"""Largest number of classes of a probe: the most frequent answers. With ``MAX_EXAMPLES``, this limits its cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class Sample:
     """Scored positions to probe, in order of their sequences.
 
     Attributes:
-        sequence_N: index of the sequence; a probe is never judged on a sequence that it was fitted on.
+        sequence_N: index of the sequence; a probe is never tested on a sequence that it was fitted on.
         position_N: position in the sequence.
-        answer_N: the target there.
+        answer_N: target at that position.
         dropped_classes: number of answers left out. They are not among the ``MAX_CLASSES`` most frequent, or occur in
             fewer than ``FOLDS`` sequences of the sample.
     """
@@ -73,6 +73,6 @@ def draw_sample(batch: Batch, position: int | None = None) -> Sample:
 
 
 def split_folds(sample: Sample) -> list[tuple[Tokens, Tokens]]:
-    """Return ``FOLDS`` pairs of indices, to fit on and to judge on: classes balanced, no sequence on both sides."""
+    """Return ``FOLDS`` pairs of training and test indices, with balanced classes and no sequence on both sides."""
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=SEED)
     return list(splitter.split(sample.answer_N, sample.answer_N, sample.sequence_N))

@@ -1,1 +1,1 @@
-"""Reference results: every layer on every task under the full protocol, one file a cell in ``results/reference``."""
+"""Reference results: every layer on every task under the full protocol, one file per cell in ``results/reference``."""

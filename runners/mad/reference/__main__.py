@@ -1,17 +1,17 @@
-"""Train what is missing of the reference results, then write their overview.
+"""Train the missing reference results, then write their overview.
 
     python -m runners.mad.reference                                  # every missing cell, on all GPUs
     python -m runners.mad.reference --layers rt transformer --tasks compression
-    python -m runners.mad.reference --preset quick                   # the same of the preset quick of runners.mad
+    python -m runners.mad.reference --preset quick                   # the same for the preset quick of runners.mad
     python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # which cells are missing or stale
 
 Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. With
-``--preset quick`` it is a small setting, which is not the published protocol, in a folder of its own.
+``--preset quick``, a cell has small settings, which are not the published protocol, and is stored in a separate folder.
 
 A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
-that folder is still there. On several GPUs one process a GPU takes cells, each cell once; so do several commands that
-share both folders.
+that folder still exists. On several GPUs, one process per GPU takes cells, and each cell is trained once. Several
+commands that share both folders also divide the cells among themselves.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
 and its accuracy against the length of its blocks.
@@ -29,12 +29,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, run_command, user_errors
+from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
@@ -54,12 +55,12 @@ from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
 
 ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
-"""Set in the environment of the processes that this command starts, one a GPU."""
+"""Set in the environment of the processes that this command starts, one per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions:
-    """Train what is missing of the reference results.
+    """Train the missing reference results.
 
     Attributes:
         layers: rows to train, all unless given.
@@ -67,12 +68,12 @@ class ReferenceOptions:
         preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
         folder: where the cells are stored.
         out: results folder of the studies behind the cells.
-        overview: write the overview of the cells that there are, and train nothing.
+        overview: write the overview of the existing cells, and train nothing.
         dry_run: print which cells are missing or stale and how long training takes, and train nothing.
     """
 
-    layers: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    layers: Annotated[tuple[str, ...], shown_as()] = ()
+    tasks: Annotated[tuple[str, ...], shown_as()] = ()
     preset: ProtocolName = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
@@ -91,7 +92,7 @@ class ReferenceOptions:
 
     def plan(self, entry: Entry, task: str) -> Options:
         """Return the options of a cell's training."""
-        # A storage a cell, because processes that share one wait for each other.
+        # One storage per cell, because processes that share one wait for each other.
         storage = str(self.studies / "cells" / f"{entry.name}-{task}.journal")
         return options_of(entry, task, self.preset, out=self.studies, storage=storage)
 
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
         missing = [place for place in wanted if place not in there]
 
-    # What there is, and what will be done; the process that was started by hand speaks for all.
+    # Print the state and the plan; only the process started by the user prints, not those it starts for GPUs.
     by_hand = ONE_GPU not in os.environ
     if by_hand:
         with user_errors(ValueError, OSError):
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def print_state(
     there: Sequence[Place], missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]
 ) -> None:
-    """Say how many cells there are, how many of them are stale, and with ``--dry-run`` which are stale or missing."""
+    """Print how many cells exist, how many are stale, and with ``--dry-run`` which cells are stale or missing."""
     files = [cell_file(options.cells, entry, task) for entry, task in there]
     verdicts = find_stale([read_cell(file) for file in files])
     stale = [file for file, is_stale in zip(files, verdicts, strict=True) if is_stale]
@@ -156,7 +157,7 @@ def print_state(
 
 
 def print_forecast(missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]) -> None:
-    """Say what is trained of the missing cells, and how long that takes."""
+    """Print how many cells will be trained, and how long that takes."""
     plan = options.plan(*missing[0])
     cells = f"{len(missing)} cell{'s' * (len(missing) > 1)}"
     say(
@@ -169,7 +170,7 @@ def print_forecast(missing: Sequence[Place], options: ReferenceOptions, say: Cal
 
 
 def chosen_entries(names: Sequence[str]) -> list[Entry]:
-    """Rows by name, all if there are no names.
+    """Return rows by name; all rows if there are no names.
 
     Raises:
         ValueError: there is no such row.
@@ -180,7 +181,7 @@ def chosen_entries(names: Sequence[str]) -> list[Entry]:
 
 
 def chosen_tasks(names: Sequence[str]) -> list[str]:
-    """Names of tasks, all if there are no names.
+    """Return the names of tasks; all tasks if there are no names.
 
     Raises:
         ValueError: there is no such task.
@@ -191,7 +192,7 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
 
 
 def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> None:
-    """Train a cell unless another process does, or has done so by now."""
+    """Train a cell, unless another process is training it or has finished it."""
     locks = options.studies / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     try:
@@ -207,10 +208,10 @@ def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: C
 
 
 def train_on_all_gpus(arguments: Sequence[str]) -> None:
-    """Run this command once a GPU; the processes take cells until none is left.
+    """Run this command once per GPU; the processes take cells until none is left.
 
     Raises:
-        SystemExit: a process failed or was stopped; with its status.
+        SystemExit: a process failed or was stopped; the exit has its status.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     start = partial(subprocess.Popen, [sys.executable, "-m", "runners.mad.reference", *arguments])
@@ -221,7 +222,7 @@ def train_on_all_gpus(arguments: Sequence[str]) -> None:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait()  # each saves its state and says so
+            process.wait()  # each saves its state and prints that it did
     if failed := [status for status in statuses if status]:
         raise SystemExit(failed[0])
 

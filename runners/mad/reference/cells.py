@@ -1,7 +1,7 @@
 """One cell of the reference results: a layer on a task, trained under one protocol and stored in a small file.
 
 There are two protocols: ``full``, the published one over the wide grid, and ``quick``, the preset of ``runners.mad``.
-Their cells lie in folders of their own.
+Their cells are in separate folders.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,25 +28,25 @@ from runners.mad.studies import kept_model, kept_record, train_studies
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
-"""The folder of the checkout that this file is from; without a checkout, that of the current folder."""
+"""Folder in the checkout of this file; without a checkout, in the current folder."""
 SEEDS = 5
 ProtocolName = Literal["full", "quick"]
 DIGITS = 5
-"""Significant digits of the curves."""
+"""Significant digits of figures in the curves."""
 
 
 def protocol_folder(folder: Path, protocol: ProtocolName) -> Path:
-    """Folder of a protocol's cells, below that of all."""
+    """Return the folder of a protocol's cells, given the folder of all cells."""
     return folder if protocol == "full" else folder / protocol
 
 
 def cell_file(folder: Path, entry: Entry, task: str) -> Path:
-    """File of a cell, in the folder of its protocol."""
+    """Return the file of a cell, in the folder of its protocol."""
     return folder / entry.name / f"{task}.json"
 
 
 def options_of(entry: Entry, task: str, protocol: ProtocolName = "full", **changes: Any) -> Options:
-    """The options of a cell.
+    """Return the options with which a cell is trained.
 
     Args:
         entry: the row.
@@ -61,7 +61,7 @@ def options_of(entry: Entry, task: str, protocol: ProtocolName = "full", **chang
 
 
 def train_cell(entry: Entry, task: str, options: Options, console: Console) -> dict[str, Any]:
-    """Train a cell, or read what is trained of it in the results folder of ``options``; return its content."""
+    """Train a cell, reusing runs in the results folder of ``options``; return its content."""
     experiments = plan_experiments(options, dict(entry.options), {})
     ((experiment, summary),) = train_studies(
         experiments, options.runs, options.settings, console, more_seeds=options.more_seeds
@@ -70,12 +70,12 @@ def train_cell(entry: Entry, task: str, options: Options, console: Console) -> d
 
 
 def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -> dict[str, Any]:
-    """Content of a cell.
+    """Return the content of a cell.
 
     Args:
         entry: the row.
-        experiment: what was trained.
-        summary: what it reached.
+        experiment: the experiment that was trained.
+        summary: its results.
         out: results folder, which holds the curves.
     """
     chosen = summary.chosen_point
@@ -123,8 +123,8 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
 def positions_of(experiment: Experiment, point: Point | None, out: Path) -> dict[str, Any] | None:
     """Return the mean token accuracy of a point's seeds along the sequences of the test split, rounded.
 
-    ``axis`` is ``position`` or ``answer``: the ordinal of the answer, where answers stand at many different positions.
-    None if every point diverged, or a model is gone or cannot be read.
+    ``axis`` is ``position``, or ``answer`` if the positions of answers vary; the index is then the number of the answer
+    in its sequence. None if every point diverged, or a model is missing or cannot be read.
     """
     batch, device = experiment.instance.split("test"), find_devices("auto")[0]
     try:
@@ -139,12 +139,12 @@ def positions_of(experiment: Experiment, point: Point | None, out: Path) -> dict
 
 
 def curves_of(experiment: Experiment, point: Point | None, out: Path) -> list[list[list[float | None]]]:
-    """For each seed of a point its evaluations: step, training loss, validation loss, sequence and token accuracy."""
+    """Return the evaluations of each seed of a point; ``curve_rows`` describes them."""
     return [curve_rows(kept_record(experiment, run, out)) for run in (point.runs if point else [])]
 
 
 def curve_rows(record: Mapping[str, Any]) -> list[list[float | None]]:
-    """The evaluations of a run as a cell holds them, from the run's record."""
+    """Return the evaluations in a run's record: step, training loss, validation loss, sequence and token accuracy."""
     rows = []
     for at in record["curve"]:
         validation = at["validation"] or {}
@@ -154,7 +154,7 @@ def curve_rows(record: Mapping[str, Any]) -> list[list[float | None]]:
 
 
 def experiment_of(cell: Mapping[str, Any]) -> Experiment:
-    """What the command of a cell would train today, in the precision that the cell was trained in."""
+    """Return the experiment that the command of a cell would train today, in the precision of the cell."""
     entry = Entry(name=cell["layer"], mixer=cell["mixer"], options=cell["options"], layers=cell["layers"])
     protocol: ProtocolName = "quick" if cell["preset"] == "quick" else "full"
     (experiment,) = plan_experiments(options_of(entry, cell["task"], protocol), dict(entry.options), {})
@@ -162,10 +162,10 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
 
 
 def read_cell(path: Path) -> dict[str, Any]:
-    """Content of a cell's file, with what the first files did not hold yet.
+    """Return the content of a cell's file; fields that earlier files lack get default values.
 
     Raises:
-        DamagedFileError: it is damaged.
+        DamagedFileError: the file is damaged.
     """
     cell = read_json(path)
     first = {
@@ -180,20 +180,20 @@ def read_cell(path: Path) -> dict[str, Any]:
 
 
 def read_cells(folder: Path, entries: Iterable[Entry], task: str) -> list[dict[str, Any]]:
-    """Cells of a task that are there, in the order of ``entries``."""
+    """Return the existing cells of a task, in the order of ``entries``."""
     files = [cell_file(folder, entry, task) for entry in entries]
     return [read_cell(file) for file in files if file.exists()]
 
 
 def write_cell(folder: Path, entry: Entry, task: str, cell: Mapping[str, Any]) -> Path:
-    """Write the file of a cell."""
+    """Write the file of a cell and return its path."""
     path = cell_file(folder, entry, task)
     write_json(path, cell)
     return path
 
 
 def cell_point(point: Point) -> dict[str, Any]:
-    """Figures of a grid point as a cell holds them: one value a seed."""
+    """Return the figures of a grid point as a cell stores them: one value per seed."""
     names = ("validation_sequence_accuracy", "validation_token_accuracy", "validation_loss")
     tested = ("test_sequence_accuracy", "test_token_accuracy")
     values = point.values or {}

@@ -1,4 +1,4 @@
-"""Layers with a row in the reference results: every registered one, and variants that answer a question."""
+"""Layers with a row in the reference results: every registered layer, and variants that answer a question."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ FIRST = (
     *("rt", "transformer", "deltanet", "gated-deltanet", "rwkv7", "mamba2", "mamba", "gla", "hyena", "lstm"),
     *("staircase", "sliding-attention"),
 )
-"""Layers in the order in which they are trained; the others follow."""
+"""Layers that are trained first, in this order; the others follow."""
 
 VARIANTS = (
     # The paper's trade of depth for speed (conclusion, "blocking").
@@ -52,4 +52,4 @@ ENTRIES: dict[str, Entry] = {
 }
 """All rows by name, in the order in which they are trained."""
 LAYERS = tuple(entry for entry in ENTRIES.values() if entry.name == entry.mixer)
-"""The rows of the registered layers with their defaults, which a layer is ranked among."""
+"""The rows of the registered layers with their defaults, among which a layer is ranked."""

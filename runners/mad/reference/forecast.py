@@ -1,7 +1,7 @@
-"""How long the training of reference cells takes: the cells that are there tell how long their device took.
+"""How long the training of missing reference cells takes, estimated from the times of existing cells.
 
-A cell that is not there is expected to take the mean of its layer's cells times the mean of its task's cells, over the
-mean of all; means are geometric, and a layer or task without a cell counts as the mean of all. On a CPU, steps of some
+A missing cell is expected to take the mean of its layer's cells times the mean of its task's cells, divided by the mean
+of all cells. Means are geometric; a layer or task without a cell counts as the mean of all. On a CPU, steps of some
 cells are timed.
 """
 
@@ -28,12 +28,12 @@ Place = tuple[str, str]
 def forecast(
     missing: Sequence[tuple[Entry, str]], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
 ) -> str:
-    """Say in words how long the training of missing cells takes; empty if nothing is known.
+    """Return in words how long the training of missing cells takes; empty if nothing is known.
 
     Args:
-        missing: rows and tasks.
+        missing: rows and tasks of the missing cells.
         plan: makes the options of a cell.
-        cells: the cells of the protocol that are there.
+        cells: the existing cells of the protocol.
     """
     devices = Counter(cell["device"] for cell in cells)
     device = max(devices, key=devices.__getitem__, default="")
@@ -44,7 +44,7 @@ def forecast(
         options = plan(entry, task)
         if clock is None:
             here = find_devices(options.device)
-            # Nothing is timed on a GPU: its first step is compiled, which takes longer than all others.
+            # Nothing is timed on a GPU, because its first step is compiled, which takes longer than all others.
             budget = 0.0 if here[0].type == "cuda" else BUDGET
             clock = Clock(here, -(-len(options.runs) // len(here)), budget)
 
@@ -67,7 +67,7 @@ def forecast(
 
 
 def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:
-    """Return the seconds that a cell is expected to take, from those that others took; None without others."""
+    """Return the seconds that a cell is expected to take, from the seconds of other cells; None without others."""
     if not took:
         return None
     everything = fmean(map(log, took.values()))

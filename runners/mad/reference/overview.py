@@ -1,7 +1,7 @@
-"""The overview of the reference results, made from their files alone: a picture and a page of tables.
+"""The overview of the reference results, made only from their files: a picture and a page of tables.
 
 ``overview.png`` is the heat map of accuracies. ``overview.md`` holds the ranking, the effective depth of RT and its
-accuracy against the length of its blocks. What has no file yet is "not run yet".
+accuracy against the length of its blocks. Cells without a file are "not run yet".
 """
 
 import math
@@ -25,15 +25,15 @@ BLOCKS = {1: "rt", 4: "rt-block-4", 16: "rt-block-16"}
 """Rows of RT by the length of its blocks."""
 
 Found = Mapping[tuple[str, str], Standing]
-"""Standings by row and task, of the cells that are there."""
+"""Standings of the existing cells, by row and task."""
 
 
 def write_overview(folder: Path, command: str) -> list[Path]:
-    """Write the picture and the page of a folder of cells; return their paths, none if there are no cells.
+    """Write the picture and the page of a folder of cells; return their paths, or an empty list if there are no cells.
 
     Args:
-        folder: of one protocol's cells.
-        command: what the page says that it is made by.
+        folder: folder of one protocol's cells.
+        command: command that makes the page, which the page names.
     """
     rows = ENTRIES.values()
     cells = [cell for task in TASKS for cell in read_cells(folder, rows, task)]
@@ -42,7 +42,7 @@ def write_overview(folder: Path, command: str) -> list[Path]:
     standings = to_standings(cells)
     found = {(cell["layer"], cell["task"]): s for cell, s in zip(cells, standings, strict=True)}
 
-    # Stale cells have a row of their own in the picture, because their labels are marked.
+    # Stale cells have a separate row in the picture, because their labels are marked.
     picture, page = folder / "overview.png", folder / "overview.md"
     figure = draw_heat_map(list(found.values()))
     write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
@@ -129,7 +129,7 @@ def block_table(found: Found) -> str:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose columns but the first are aligned to the right."""
+    """Return a Markdown table; all columns except the first are aligned to the right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -1,7 +1,8 @@
-"""Reference rows beside one's own studies: which cells may be compared with them, and as what they are shown.
+"""Reference rows for comparison with a user's own studies: which cells are comparable, and how they are shown.
 
-A cell and a study are compared if they share task and data, model (widths and number of layers), training (steps,
-batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that a laptop's study has its rows.
+A cell and a study are comparable if they share task and data, model (widths and number of layers), training (steps,
+batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that studies on a laptop have
+reference rows, too.
 """
 
 import json
@@ -19,7 +20,7 @@ from runners.mad.options import GRIDS, WEIGHT_DECAYS
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
-from runners.mad.results.ranking import print_ranking
+from runners.mad.results.ranking import print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
 from runners.mad.training.protocol import Optimizer, Protocol
@@ -27,12 +28,12 @@ from tasks.base import Accuracy
 
 MARK = " (stale)"
 """End of the label of a stale cell."""
-STALE = "stale: trained on other data, or by code that trains otherwise than today's"
+STALE = "stale: trained on other data, or by code that trains differently from today's"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What results must share to be compared.
+    """The settings that results must share to be comparable.
 
     Attributes:
         task: registered name.
@@ -41,7 +42,7 @@ class Terms:
         steps: optimizer steps.
         training: batch size, evaluations, optimizer.
         points: learning rate and weight decay of each grid point.
-        seeds: runs of the chosen point.
+        seeds: number of runs of the chosen point.
     """
 
     task: str
@@ -74,7 +75,7 @@ class Terms:
         )
 
     def missing_options(self, other: "Terms") -> list[str]:
-        """Return the options with which results of other terms would be of these."""
+        """Return the options with which results with the terms ``other`` would have these terms."""
         found = [] if self.task_config == other.task_config else ["the task's own settings"]
         found += [_option(name, n) for name, n in self.shape.items() if n != other.shape[name]]
         found += [_option("steps", self.steps)] if self.steps != other.steps else []
@@ -91,12 +92,12 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """One's own layers of one setting and the reference rows beside them.
+    """The user's own layers in one setting, and the reference rows beside them.
 
     Attributes:
-        own: one's own.
-        rows: reference rows; none if nothing may be compared.
-        reason: what would give rows, if there are none.
+        own: the user's own layers.
+        rows: reference rows; empty if no row is comparable.
+        reason: what the user can do to get rows, if there are none.
     """
 
     own: list[Standing]
@@ -105,7 +106,7 @@ class Ranking:
 
 
 def reference_folder(name: str) -> Path | None:
-    """Folder of ``--reference``.
+    """Return the folder that ``--reference`` names; None for ``none``.
 
     Raises:
         ValueError: there is no such folder.
@@ -152,7 +153,7 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
 
 
 def _apart(row: Standing, labels: set[str]) -> Standing:
-    """Return a reference row under a label that none of one's own layers has."""
+    """Return a reference row with a label that differs from those of the user's own layers."""
     return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
 
 
@@ -172,7 +173,7 @@ def _comparable(
         wanted = " --preset quick" if preset == "quick" else ""
         return [], f"python -m runners.mad.reference{wanted} --tasks {terms.task} trains them"
 
-    # Other options than those of the cells that lack the fewest.
+    # Suggest the options of the cells that need the fewest changes.
     lacking = [Terms.of(cell, cell["points"]).missing_options(terms) for cell in (*full[:1], *quick[:1])]
     needed = min(lacking, key=len)
     others = ", or --preset quick" if quick and needed is lacking[0] else ""
@@ -180,7 +181,7 @@ def _comparable(
 
 
 def to_standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:
-    """Return the figures of cells for a comparison, under the names of their rows; stale ones are marked."""
+    """Return the standings of cells, named after their rows; stale cells are marked."""
     return [_standing(cell, stale) for cell, stale in zip(cells, find_stale(cells), strict=True)]
 
 
@@ -205,10 +206,9 @@ def _standing(cell: Mapping[str, Any], stale: bool) -> Standing:
 
 
 def print_rankings(found: Sequence[Ranking], console: Console) -> None:
-    """Print each ranking with its sentences; settings without reference rows get one line for each reason."""
-    for ranking in found:
-        if ranking.rows:
-            print_ranking([*ranking.own, *ranking.rows], ranking.own, console)
+    """Print the rankings with their sentences; settings without reference rows get one line per reason."""
+    if ranked := [([*ranking.own, *ranking.rows], ranking.own) for ranking in found if ranking.rows]:
+        print_ranks(ranked, console)
     if any(MARK in row.mixer for ranking in found for row in ranking.rows):
         console.print(STALE)
 

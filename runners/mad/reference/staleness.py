@@ -1,12 +1,13 @@
-"""Which reference cells are stale: trained on other data, or by code that trains otherwise than today's.
+"""Find stale reference cells: cells trained on other data, or by code that trains differently from today's.
 
-1. A verdict follows from the cell, the code that plans and trains it, and the versions of PyTorch and NumPy. Their hash
-   is its key in a file in the user's cache folder; what stands there is not found again. Without the file, or with a
-   damaged one, all verdicts are.
-2. A cell of other data than today's command would train on is stale. A cell of the same code is not.
-3. The others are rehearsed (``runners.mad.search.identity``): in float64 where a cell holds a trajectory in float64,
-   which tells smaller changes of code, and in float32 where it is older. Cells that share a rehearsal, such as those of
-   a layer on tasks of one vocabulary, share its trajectory. Many rehearsals are run by several processes.
+1. A verdict depends on the cell, the code that plans and trains it, and the versions of PyTorch and NumPy. Their hash
+   is the key of the verdict in a file in the user's cache folder. Verdicts in that file are not computed again; if the
+   file is missing or damaged, all verdicts are computed.
+2. A cell is stale if today's command would train on other data. Otherwise, a cell of the same code is not stale.
+3. All other cells are rehearsed (``runners.mad.search.identity``). If a cell holds a trajectory in float64, the
+   rehearsal runs in float64, which detects smaller changes of code; older cells are rehearsed in float32. Cells that
+   share a rehearsal, for example those of a layer on tasks of equal vocabulary, share its trajectory. Several processes
+   run many rehearsals.
 """
 
 import json
@@ -37,32 +38,32 @@ from tasks import TASKS
 
 CACHE = user_cache_path("recurrent-transformer-diagnostics") / "reference-verdicts.json"
 MOST = 20_000
-"""Verdicts in the cache; older ones are dropped. Checkouts of different code share it."""
+"""Largest number of verdicts in the cache; older ones are dropped. Checkouts of different code share the cache."""
 DECIDING = (
     *("runners.mad.options", "runners.mad.plan", "runners.mad.experiment", "runners.mad.search.identity"),
     *("runners.mad.reference.cells", "runners.mad.reference.entries", "runners.mad.reference.staleness"),
 )
-"""Modules that decide, besides those of layer, task and training, what a cell's command would train."""
+"""Modules that decide what a cell's command would train, beside the modules of layer, task and training."""
 FEW = 12
-"""Rehearsals that one process does sooner than others have started."""
+"""Number of rehearsals that one process finishes before further processes have started."""
 
 Cell = Mapping[str, Any]
 
 
 def find_stale(cells: Sequence[Cell]) -> list[bool]:
-    """Return of each cell whether it is stale."""
+    """Return whether each cell is stale; use the cache."""
     keys = _keys(cells)
     known = _read()
     unknown = {key: cell for key, cell in zip(keys, cells, strict=True) if key not in known}
     if unknown:
         known |= dict(zip(unknown, check(list(unknown.values())), strict=True))
-        with suppress(OSError):  # a folder that cannot be written costs time alone
+        with suppress(OSError):  # without the cache, the next command only takes longer
             write_json(CACHE, dict([*known.items()][-MOST:]))
     return [known[key] for key in keys]
 
 
 def check(cells: Sequence[Cell]) -> list[bool]:
-    """Return of each cell whether it is stale, found without the cache."""
+    """Return whether each cell is stale, without the cache."""
     stale = [True] * len(cells)
     waiting: dict[tuple[Any, ...], tuple[Experiment, torch.dtype]] = {}
     rehearsals: dict[int, tuple[Any, ...]] = {}
@@ -100,7 +101,7 @@ def _keys(cells: Sequence[Cell]) -> list[str]:
 
 
 def _read() -> dict[str, bool]:
-    """Return the verdicts in the cache; none if it is damaged."""
+    """Return the verdicts in the cache; an empty dict if it is damaged."""
     try:
         found = read_json(CACHE)
     except (DamagedFileError, OSError):
@@ -111,7 +112,7 @@ def _read() -> dict[str, bool]:
 def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Trajectory | None]:
     """Return the trajectory of each experiment in its dtype.
 
-    Many are shared out to as many processes as PyTorch takes threads.
+    Many rehearsals are divided among as many processes as PyTorch uses threads.
     """
     processes = min(torch.get_num_threads(), len(experiments) // FEW)
     if processes > 1:
@@ -120,7 +121,7 @@ def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Tra
             with deaf_to_interrupts():
                 coming = pool.map(trajectory, *zip(*experiments, strict=True))
             return [*_shown(coming, "rehearsing reference cells", len(experiments))]
-        except BrokenProcessPool:  # the system ended a process, for want of memory say
+        except BrokenProcessPool:  # the system ended a process, for example for lack of memory
             pass
         finally:
             pool.shutdown(cancel_futures=True)
@@ -128,13 +129,13 @@ def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Tra
 
 
 def _prepare_process() -> None:
-    """Let a process have one thread, and end with its parent alone."""
+    """Limit a process to one thread, and make it ignore Ctrl-C and end with its parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _shown(items: Any, what: str, total: int | None = None) -> Any:
-    """Return the items, with a bar on a terminal while they are gone through."""
+    """Return an iterator over the items that shows a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)

@@ -1,1 +1,1 @@
-"""What studies reached."""
+"""The results of studies."""

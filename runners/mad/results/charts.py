@@ -1,4 +1,4 @@
-"""The chart of a comparison: bars of a few mixers, a heat map of many."""
+"""The chart of a comparison: bars for a few mixers, a heat map for many."""
 
 import math
 import textwrap
@@ -25,15 +25,15 @@ from runners.mad.results.tables import span
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
-"""Characters in a line of a name."""
+"""Largest number of characters in a line of a name."""
 LONGEST_TICK = 20
-"""Characters in a line of a setting under its bars."""
+"""Largest number of characters in a line of a setting below its bars."""
 METRICS = ("sequence", "token")
-"""Accuracies, a panel each."""
+"""Accuracies, with one panel each."""
 LIGHT, DARK = "#ffffff", "#111111"
-"""Ink on the cells of a heat map."""
+"""Colours of the text on cells of a heat map."""
 TOP, NUMBERS = 1.13, 1.035
-"""Top of a panel of bars, and where the numbers stand: above all bars, whiskers and lines."""
+"""Upper end of a panel of bars, and the height of the numbers: above all bars, whiskers and lines."""
 
 Cells = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
 
 
 def draw_bars(standings: Sequence[Standing]) -> Figure:
-    """Draw a panel for each accuracy, with a group of bars for each setting and the numbers in a row above them.
+    """Draw one panel per accuracy, with one group of bars per setting and the numbers in a row above the bars.
 
     Whiskers are 95% intervals, clipped to [0, 1].
     """
@@ -75,7 +75,7 @@ def draw_bars(standings: Sequence[Standing]) -> Figure:
 
 
 def title(standings: Sequence[Standing]) -> str:
-    """Return the first line of a chart's title: what is shown, after how many steps, over how many seeds."""
+    """Return the first line of a chart's title: figure, number of steps, and number of seeds."""
     steps = sorted({s.steps for s in standings if s.steps is not None})
     seeds = _seeds(standings)
     length = f" after {' to '.join(f'{n:,}' for n in sorted({steps[0], steps[-1]}))} steps" if steps else ""
@@ -84,7 +84,7 @@ def title(standings: Sequence[Standing]) -> str:
 
 
 def _same_setting(standings: Sequence[Standing]) -> bool:
-    """Return whether all settings have one name, which stands in the title alone."""
+    """Return whether all settings have the same name, which is then shown only in the title."""
     return len({s.difficulty for s in standings}) == 1 and len(standings[0].difficulty) <= LONGEST_TICK
 
 
@@ -94,7 +94,7 @@ def _tick(task: str, difficulty: str) -> str:
 
 
 def _draw_bar(axes: Axes, standing: Standing, metric: str, x: float, width: float, color: str) -> None:
-    """Draw one bar with its whiskers and its number, between its chance and its ceiling."""
+    """Draw one bar with its whiskers and its number, and lines for chance and ceiling."""
     estimate = standing.accuracy(metric)
     if estimate is not None:
         mean = estimate.mean
@@ -117,7 +117,7 @@ def _add_legend(figure: Figure, look: Mapping[str, Style]) -> None:
     handles.append(Line2D([], [], color="black", label="ceiling"))
     handles.append(Line2D([], [], color="black", linestyle="dotted", label="chance"))
 
-    # A legend's width is known once it is part of the figure.
+    # A legend's width is known only when it is part of the figure.
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
         if legend.get_window_extent().width <= figure.bbox.width:
@@ -138,12 +138,12 @@ def _seeds(standings: Sequence[Standing]) -> list[int]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a heat map: a row a mixer, between ceiling and chance; a column a setting.
+    """The cells of a heat map: one row per mixer, between ceiling and chance, and one column per setting.
 
     Attributes:
         rows: labels of the rows.
         settings: labels of the columns.
-        diverged: mixers and settings of which every grid point diverged.
+        diverged: pairs of mixer and setting whose grid points all diverged.
     """
 
     rows: list[str]
@@ -158,7 +158,7 @@ class Grid:
 
 
 def draw_heat_map(standings: Sequence[Standing]) -> Figure:
-    """Draw a panel for each accuracy: a row a mixer, by family, between ceiling and chance; a column a setting."""
+    """Draw one panel per accuracy, with one row per mixer, grouped by family, and one column per setting."""
     heading = title(standings)
     if _same_setting(standings):  # the title names it
         standings = [replace(standing, difficulty="baseline") for standing in standings]
@@ -174,7 +174,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     sizes = np.array([1, *(size for _, size in families), 1])
     ends = sizes.cumsum() - 0.5
 
-    # A figure with room for labels and cells of several lines.
+    # A figure with space for labels and for cells of several lines.
     labels = [_broken(row) for row in grid.rows]
     seeds = _seeds(standings)
     lines = max(label.count("\n") for label in labels) + 1
@@ -207,7 +207,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
 
 
 def _cells(standings: Sequence[Standing], grid: Grid, metric: str) -> tuple[Cells, Cells]:
-    """Return accuracies and half widths of their intervals, each (rows, settings); NaN where there is none."""
+    """Return accuracies and half widths of their intervals, each (rows, settings); NaN for a missing figure."""
     accuracies = np.full((len(grid.rows), len(grid.settings)), np.nan)
     half_widths = np.full_like(accuracies, np.nan)
 
@@ -240,6 +240,6 @@ def _draw_cells(axes: Axes, grid: Grid, accuracies: Cells, half_widths: Cells) -
 
 
 def _ink(accuracy: float) -> str:
-    """Return dark ink for a light cell, light ink for a dark one; the same for cells with the same number."""
+    """Return a dark text colour for light cells, and a light one for dark cells; equal numbers get equal colours."""
     red, green, blue, _ = COLORS(round(accuracy, 2))
     return DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else LIGHT

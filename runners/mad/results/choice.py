@@ -1,4 +1,4 @@
-"""Which grid point is chosen on validation, what other grids would choose, and what the choice says of the grid."""
+"""The choice of a grid point on validation, the choices of other grids, and what the choice shows about the grid."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -13,9 +13,9 @@ PAPER_LRS = (1e-4, 5e-4, 1e-3)
 """Oncescu et al. 2026, appendix "Synthetic experiments", which prints 5e-4 a second time."""
 WIDE_LRS = (*PAPER_LRS, 2e-3, 5e-3)
 OTHER_GRIDS: Mapping[str, tuple[float, ...]] = {"paper": PAPER_LRS, "paper with 5e-3": (*PAPER_LRS, 5e-3)}
-"""Learning rates of the grids whose choice is read from the runs of a larger one."""
+"""Learning rates of smaller grids whose choice is computed from the runs of a larger grid."""
 NEAR = 0.9
-"""Share of the best point's token accuracy that is near it."""
+"""Share of the best point's token accuracy from which a point counts as near the best."""
 SATURATED = 1e-3
 """Distance from the ceiling of token accuracy at which a larger learning rate cannot help."""
 
@@ -25,11 +25,11 @@ Edge = Literal["smallest", "largest"]
 
 
 def choose_point(trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = None) -> GridPoint | None:
-    """The grid point with the best mean validation score over its seeds.
+    """Return the grid point with the best mean validation score over its seeds.
 
     Args:
         trials: finished trials.
-        lrs: learning rates to choose among; all by default.
+        lrs: learning rates to choose from; all by default.
 
     Returns:
         None if a seed of each point diverged.
@@ -43,14 +43,14 @@ def choose_point(trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = No
 
 
 def choose_in_other_grids(trials: Sequence[FrozenTrial]) -> dict[str, GridPoint]:
-    """What each of ``OTHER_GRIDS`` would choose, if the trials hold its learning rates and others besides."""
+    """Return the choice of each of ``OTHER_GRIDS`` for which the trials hold its learning rates and further ones."""
     tried = {run_of(trial).lr for trial in trials}
     choices = {name: choose_point(trials, lrs) for name, lrs in OTHER_GRIDS.items() if tried > set(lrs)}
     return {name: point for name, point in choices.items() if point is not None}
 
 
 def by_point(trials: Sequence[FrozenTrial]) -> dict[GridPoint, list[FrozenTrial]]:
-    """Trials by grid point."""
+    """Return trials by grid point."""
     groups: dict[GridPoint, list[FrozenTrial]] = {}
     for trial in trials:
         run = run_of(trial)
@@ -59,20 +59,20 @@ def by_point(trials: Sequence[FrozenTrial]) -> dict[GridPoint, list[FrozenTrial]
 
 
 def diverged_seeds(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Step at which each diverged seed did, by seed."""
+    """Return the step of divergence by seed, for seeds that diverged."""
     return {run_of(t).seed: t.user_attrs["diverged_step"] for t in trials if "diverged_step" in t.user_attrs}
 
 
 def edge_of(
     chosen: GridPoint | None, tried: Sequence[float], accuracies: Mapping[GridPoint, float], ceiling: Accuracy
 ) -> Edge | None:
-    """Which end of the grid's learning rates was chosen; None inside the grid, and where the ceiling is reached.
+    """Return which end of the grid's learning rates was chosen; None inside the grid, and if the ceiling is reached.
 
     Args:
         chosen: the chosen point.
-        tried: learning rates of the grid, also those that diverged.
-        accuracies: mean validation token accuracy of each point, without those that diverged.
-        ceiling: of the task.
+        tried: learning rates of the grid, including those that diverged.
+        accuracies: mean validation token accuracy of each point that did not diverge.
+        ceiling: ceiling of the task.
     """
     if chosen is None or len(set(tried)) < 2 or accuracies[chosen] >= ceiling.token - SATURATED:
         return None
@@ -81,13 +81,13 @@ def edge_of(
 
 
 def near_best(accuracies: Mapping[GridPoint, float], points: int) -> float | None:
-    """Share of the grid's points whose validation token accuracy is at least ``NEAR`` of the best one's.
+    """Return the share of the grid's points whose validation token accuracy is at least ``NEAR`` times the best one.
 
-    It says how sensitive a layer is to learning rate and weight decay: 1 is not at all.
+    It shows how sensitive a layer is to learning rate and weight decay: 1 means not at all.
 
     Args:
         accuracies: as in ``edge_of``.
-        points: number of points, those that diverged included.
+        points: number of points, including those that diverged.
     """
     if not accuracies:
         return None

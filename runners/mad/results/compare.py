@@ -3,7 +3,7 @@
     python -m runners.compare
     python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
 
-The reference results of the same task and settings stand beside the studies; ``--reference none`` leaves them out.
+Reference results of the same task and settings are shown beside the studies; ``--reference none`` leaves them out.
 Nothing is trained: all figures are read from the ``summary.json`` that ``runners.mad`` writes for each study.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
@@ -31,10 +32,10 @@ class Options:
     Attributes:
         studies: folders of studies, or their summary.json; all in the results folder unless given.
         out: folder of results.
-        reference: reference rows beside yours: shipped, none, or a folder that runners.mad.reference has written.
+        reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
     """
 
-    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
     out: Path = Path("results")
     reference: str = "shipped"
 
@@ -108,7 +109,7 @@ def read_summaries(paths: Sequence[Path]) -> list[Summary]:
 
 
 def _comparable(path: Path) -> Summary:
-    """Read a summary and check it by a comparison that is not shown.
+    """Read a summary, and check it by a trial comparison.
 
     Raises:
         IncomparableError: values that a comparison needs are missing or wrong.

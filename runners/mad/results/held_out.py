@@ -1,6 +1,6 @@
-"""The test split: only the runs of a chosen point are evaluated on it, each of them once.
+"""Evaluation on the test split, only for the runs of a chosen point, and once per run.
 
-The figures are stored in the run's folder as ``test.json``. Later calls read them from there.
+The figures are stored in the run's folder as ``test.json``, from which later calls read them.
 """
 
 import math
@@ -30,7 +30,7 @@ class Reading:
         sequence_accuracy: share of sequences in [0, 1].
         token_accuracy: share of scored positions in [0, 1].
         loss: mean cross-entropy over scored positions in nats; None if it is not finite.
-        extrapolation: accuracies by the task's extrapolation sets, without those that the model cannot read.
+        extrapolation: accuracies by extrapolation set, without sets on which the model fails.
     """
 
     sequence_accuracy: float
@@ -48,11 +48,11 @@ def read_test(
         experiment: layer and task.
         runs: finished runs.
         folder: results folder.
-        device: where to evaluate.
-        together: most models in memory at a time, as in training.
+        device: device of the evaluation.
+        together: largest number of models in memory at a time, as in training.
 
     Raises:
-        DamagedFileError: the parameters of a run without figures are gone, or its figures are damaged.
+        DamagedFileError: the parameters of a run without figures are missing, or its figures are damaged.
     """
     paths = {run: run_folder(folder, experiment, run) / "test.json" for run in runs}
     known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
@@ -85,7 +85,7 @@ def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: tor
         for row, parameters in zip(rows, kept, strict=True):
             row.copy_(parameters[name])
 
-    # Counts on the test split, and accuracies on the extrapolation sets that the model can read.
+    # Counts on the test split, and accuracies on the extrapolation sets on which the model does not fail.
     counts = _counts(members, experiment.instance, "test")
     extrapolation: list[dict[str, Accuracy]] = [{} for _ in runs]
     for name in experiment.instance.extrapolation_names:
@@ -93,7 +93,7 @@ def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: tor
             found = _counts(members, experiment.instance, name)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a layer of bounded length may fail in any way on longer sequences; the diagnosis says how
+        except Exception:  # a layer of limited length may raise anything on longer sequences; the diagnosis says what
             continue
 
         shares = zip(found.sequence_accuracy.tolist(), found.token_accuracy.tolist(), strict=True)
@@ -122,7 +122,7 @@ def kept_parameters(experiment: Experiment, run: Run, folder: Path) -> dict[str,
     """Return the parameters of a finished run that training kept, by name.
 
     Raises:
-        DamagedFileError: the file is gone or cannot be read.
+        DamagedFileError: the file is missing or cannot be read.
     """
     path = run_folder(folder, experiment, run) / "model.safetensors"
     try:

@@ -1,4 +1,4 @@
-"""The disk that a study takes, and which of its models are kept."""
+"""The disk space of a study, and the deletion of models that are not kept."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,17 +7,17 @@ from runners.mad.experiment import Experiment, run_folder, study_folder
 from runners.mad.results.summary import Summary
 
 Keep = Literal["all", "best", "none"]
-"""Which models stay once a study has its result: those of all runs, of the chosen point, or none."""
+"""Which models are kept after a study has its result: those of all runs, of the chosen point, or none."""
 
 
 def delete_models(experiment: Experiment, summary: Summary, out: Path, keep: Keep) -> None:
-    """Delete the models that are not kept; records, curves and test figures stay.
+    """Delete the models that are not kept; records, curves and test figures are kept.
 
     Args:
-        experiment: what was trained.
-        summary: what it reached; points that other grids would choose count as chosen.
+        experiment: the experiment that was trained.
+        summary: its results; points that other grids would choose count as chosen.
         out: results folder.
-        keep: which models stay.
+        keep: which models are kept.
     """
     chosen = {summary.chosen, *summary.other_choices.values()} if keep == "best" else set()
     for index, point in enumerate(summary.points if keep != "all" else ()):
@@ -26,7 +26,7 @@ def delete_models(experiment: Experiment, summary: Summary, out: Path, keep: Kee
 
 
 def disk_use(experiment: Experiment, summary: Summary, out: Path) -> str:
-    """Return in words what the files of a study and of its runs take."""
+    """Return in words the disk space of a study's files and of its runs."""
     folders = [run_folder(out.resolve(), experiment, run) for run in summary.runs]
     files = (path for folder in [study_folder(out.resolve(), experiment), *folders] for path in folder.glob("*"))
     size = sum(path.stat().st_size for path in files)

@@ -1,7 +1,7 @@
-"""Where layers stand on a task: ranks, a table and one sentence.
+"""The ranking of layers on a task: ranks, a table and one sentence.
 
-Layers are ranked by mean test accuracy over tokens. Two layers are told apart where their 95% intervals are disjoint;
-a layer whose every grid point diverged is behind all others.
+Layers are ranked by mean test accuracy over tokens. Two layers differ if their 95% intervals are disjoint. A layer
+whose grid points all diverged is last.
 """
 
 import math
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixers.costs import FOOTNOTE, HEADINGS, short
-from runners.mad.results.standings import Standing
+from runners.mad.results.standings import Standing, by_layer
 from runners.mad.results.tables import fits, print_intervals, print_protocols
 
 Interval = tuple[float, float]
@@ -25,7 +25,7 @@ def ranked(standings: Sequence[Standing]) -> list[tuple[int, Standing]]:
 
 
 def interval(standing: Standing) -> Interval:
-    """Return the 95% interval of the token accuracy; a single seed is a point, divergence is below everything."""
+    """Return the 95% interval of the token accuracy: a point for a single seed, minus infinity for divergence."""
     estimate = standing.accuracy("token")
     if estimate is None:
         return -math.inf, -math.inf
@@ -34,7 +34,7 @@ def interval(standing: Standing) -> Interval:
 
 
 def sentence(own: Standing, standings: Sequence[Standing]) -> str:
-    """Say where a layer stands among others.
+    """Return a sentence with the rank of a layer, and the layers from which it differs.
 
     Args:
         own: the layer, one of ``standings``.
@@ -45,7 +45,7 @@ def sentence(own: Standing, standings: Sequence[Standing]) -> str:
     others = [s for _, s in order if s is not own]
     low, high = interval(own)
 
-    # The others behind, beside and before it.
+    # Layers that are worse, not different, and better.
     behind = [s.mixer for s in others if interval(s)[1] < low]
     beside = [s.mixer for s in others if interval(s)[1] >= low and interval(s)[0] <= high]
     before = [s.mixer for s in others if interval(s)[0] > high]
@@ -55,7 +55,9 @@ def sentence(own: Standing, standings: Sequence[Standing]) -> str:
         f"within the intervals of {', '.join(beside)}" if beside else "",
         f"behind {', '.join(before)} outside the intervals" if before else "",
     ]
-    place = f"{own.mixer} is {ordinal(rank)} of {len(standings)} on {own.setting}"
+    level = sum(other == rank for other, _ in order) - 1
+    others_level = f", level with {level} other{'s' * (level > 1)}," if level else ""
+    place = f"{own.mixer} is {ordinal(rank)} of {len(standings)}{others_level} on {own.setting}"
     return f"{place}: {'; '.join(filter(None, parts))}"
 
 
@@ -65,32 +67,48 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if 11 <= number % 100 <= 13 else ending}"
 
 
-def print_ranking(standings: Sequence[Standing], own: Collection[Standing], console: Console) -> None:
-    """Print the layers of one setting by rank, with accuracies and costs, then a sentence on each own layer.
+def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]], console: Console) -> None:
+    """Print the layers of each setting by rank, with accuracies and costs, then a sentence about each own layer.
 
-    A narrow console gets the costs in a table of their own.
+    On a narrow console, the costs are in a separate table, once for all settings of a preset.
+
+    Args:
+        found: for each setting, all of its layers, and the user's own layers among them.
+        console: where to print.
     """
-    setting = standings[0].setting
-    rows = [(("→ " if s in own else "  ") + s.mixer, rank, s) for rank, s in ranked(standings)]
-    accuracies = [(label, str(rank), *s.accuracies()) for label, rank, s in rows]
-    costs = [tuple(s.costs.cells(short)) for _, _, s in rows]
+    mine = [s for _, own in found for s in own]
+    headings = ("", "sequence", "token")
+    tables = []
+    for standings, _ in found:
+        rows = [(_label(s, mine), str(rank), *s.accuracies()) for rank, s in ranked(standings)]
+        costs = [tuple(s.costs.cells(short)) for _, s in ranked(standings)]
+        whole = [row + cells for row, cells in zip(rows, costs, strict=True)]
+        tables.append((standings[0].setting, _table(headings, rows), _table((*headings, *HEADINGS), whole)))
 
-    title, headings = f"{setting}: yours (→) among the reference rows, by token accuracy", ("", "sequence", "token")
-    table = _table(title, (*headings, *HEADINGS), [a + c for a, c in zip(accuracies, costs, strict=True)])
-    if fits(table, console):
-        console.print(table)
-    else:
-        console.print(
-            _table(title, headings, accuracies),
-            _table("costs", HEADINGS, [(a[0], *c) for a, c in zip(accuracies, costs, strict=True)]),
-        )
+    # With the costs, if every table has room for them.
+    is_wide = all(fits(wide, console) for *_, wide in tables)
+    for setting, narrow, wide in tables:
+        title = f"{setting}: yours (→) among the reference rows, by token accuracy"
+        console.print(title, style="table.title", soft_wrap=True)
+        console.print(wide if is_wide else narrow)
 
-    print_intervals([s.seeds for s in standings], console)
-    print_protocols([s.preset for s in standings], console)
+    everything = [s for standings, _ in found for s in standings]
+    for preset in () if is_wide else dict.fromkeys(s.preset for s in everything):
+        layers = {_label(s, mine): s.costs.cells(short) for s in by_layer(everything) if s.preset == preset}
+        console.print(f"costs ({preset})" if preset else "costs", style="table.title")
+        console.print(_table(HEADINGS, [(label, *cells) for label, cells in layers.items()]))
+
+    # Legend, then the sentences.
+    print_intervals([s.seeds for s in everything], console)
+    print_protocols([s.preset for s in everything], console)
     console.print(f"costs: {FOOTNOTE}")
-    for s in standings:
-        if s in own:
+    for standings, own in found:
+        for s in own:
             console.print(sentence(s, standings), soft_wrap=True)
+
+
+def _label(standing: Standing, own: Collection[Standing]) -> str:
+    return ("→ " if standing in own else "  ") + standing.mixer
 
 
 def _mean(standing: Standing) -> float:
@@ -98,9 +116,9 @@ def _mean(standing: Standing) -> float:
     return -math.inf if estimate is None else estimate.mean
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Make a table of layers' names and their cells."""
-    table = Table(title=title, title_justify="left")
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Make a table of layers' names and their cells; a title would be broken at the table's width."""
+    table = Table()
     table.add_column("mixer", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

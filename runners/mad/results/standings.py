@@ -21,7 +21,7 @@ from tasks import TASKS
 from tasks.base import Accuracy
 
 FEW = 4
-"""Largest number of mixers that are compared without the names of their families."""
+"""Largest number of mixers that are not grouped by family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Standing:
     Attributes:
         mixer: label of the study's row.
         family: kind of layer.
-        remark: what the table says below the label.
+        remark: text below the label in tables.
         task: name of the task.
         difficulty: name of the task's setting.
         test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
@@ -39,9 +39,9 @@ class Standing:
         ceiling: best possible accuracies on the test split.
         chance: accuracies of guessing on the test split.
         costs: costs of one layer.
-        preset: name of the preset that the settings are from.
-        steps: optimizer steps of a run, if they are known.
-        place: sort key of rows and bars; equal places stay in the order given.
+        preset: name of the preset of the settings.
+        steps: optimizer steps of a run; None if unknown.
+        place: sort key of rows and bars; equal places keep their order.
     """
 
     mixer: str
@@ -81,7 +81,7 @@ class Standing:
 
     @property
     def setting(self) -> str:
-        """The task, with its difficulty unless that is the baseline."""
+        """The task, with its difficulty unless it is the baseline."""
         return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     def accuracy(self, metric: str) -> Estimate | None:
@@ -112,7 +112,7 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
     """Return standings whose labels name the settings in which layers, tasks and training differ."""
     configs = [summary.config for summary in summaries]
 
-    # Words for the settings in which layers of one name, or the training of all, differ.
+    # Names for the settings in which layers of the same name, or the training of all, differ.
     labels = [_label(summary) for summary in summaries]
     layers = _differences(labels, [_of_layer(config) for config in configs])
     trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
@@ -132,7 +132,7 @@ def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
         for summary, config, layer, mixer, task in zip(summaries, configs, labels, mixers, tasks, strict=True)
     ]
 
-    # Rows that are still the same differ in code or data: their fingerprints and revisions tell them apart.
+    # Rows with equal labels differ in code or data; fingerprints and revisions distinguish them.
     rows = Counter((s.mixer, s.setting) for s in standings)
     return [
         replace(s, mixer=f"{s.mixer} {_tail(summary)}") if rows[s.mixer, s.setting] > 1 else s
@@ -183,7 +183,7 @@ def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:
 
 
 def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
-    """Return a sort key of settings: numbers sort by size, other values as text."""
+    """Return a sort key of settings: numbers are sorted by size, other values as text."""
     return [
         (name, value, "") if isinstance(value, int | float) else (name, math.inf, str(value))
         for name, value in settings.items()
@@ -191,7 +191,7 @@ def _sortable(settings: dict[str, Any]) -> list[tuple[str, float, str]]:
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of nested settings that are no dictionaries themselves."""
+    """Yield the names and values of nested settings that are not dictionaries themselves."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -200,7 +200,7 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return for each entry, as text, its settings that differ among the entries of its name."""
+    """Return for each entry, as text, the settings in which the entries of its name differ."""
     of_name: dict[Any, list[dict[str, Any]]] = {}
     for name, setting in zip(names, settings, strict=True):
         of_name.setdefault(name, []).append(setting)
@@ -216,14 +216,14 @@ def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> li
 
 
 def grouped(standings: Sequence[Standing], attribute: Literal["setting", "family"]) -> list[Standing]:
-    """Bring the standings of one setting or family together; the order stays otherwise as given."""
+    """Group standings by setting or family; apart from that, the order is kept."""
     value_of = attrgetter(attribute)
     values = list(dict.fromkeys(map(value_of, standings)))
     return sorted(standings, key=lambda s: values.index(value_of(s)))
 
 
 def by_layer(standings: Sequence[Standing]) -> list[Standing]:
-    """Sort standings by place and bring those of one family together."""
+    """Sort standings by place, and group them by family."""
     return grouped(sorted(standings, key=attrgetter("place")), "family")
 
 
@@ -232,9 +232,9 @@ Row = tuple[str | Text, list[str], list[str]]
 
 
 def print_comparison(standings: Sequence[Standing], console: Console) -> None:
-    """Print under each task one row a layer: test accuracies of the chosen point, and costs; then the task's limits.
+    """Print under each task one row per layer: test accuracies of the chosen point, and costs; then the task's limits.
 
-    More than ``FEW`` mixers stand under their families. A narrow console gets the costs in a table of their own.
+    More than ``FEW`` mixers are grouped by family. On a narrow console, the costs are in a separate table.
     """
     levels = ("task", "family", "mixer") if count_mixers(standings) > FEW else ("task", "mixer")
     tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))

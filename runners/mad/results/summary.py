@@ -1,4 +1,4 @@
-"""What a study reached: its grid points over their seeds, the chosen one with its test figures, ceiling and chance."""
+"""The results of a study: grid points over their seeds, test figures of the chosen point, ceiling and chance."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,16 +29,16 @@ METRICS = (
     "steps_per_second",
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
-"""Read for the chosen point alone, so that nobody chooses by them."""
+"""Figures that are read only for the chosen point, so that no choice depends on them."""
 
 
 class IncomparableError(ValueError):
-    """A file is no summary of a study, or one of an earlier version."""
+    """A file is not a summary of a study, or it is the summary of an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Mean over seeds and half the width of its 95% Student-t interval, None for a single seed."""
+    """Mean over seeds, and half the width of its 95% Student-t interval; None for a single seed."""
 
     mean: float
     half_width: float | None
@@ -62,10 +62,10 @@ class Point:
         lr: peak learning rate.
         weight_decay: weight decay.
         seeds: seeds of its runs.
-        values: figures by name, one value a seed; those of the test split for selected points alone; None where a seed
-            diverged.
+        values: figures by name, one value per seed, None where a seed diverged; figures of the test split only for
+            selected points.
         estimates: means and intervals of ``values``.
-        extrapolation: accuracies on each of the task's extrapolation sets, one a seed, for selected points alone.
+        extrapolation: accuracies on each of the task's extrapolation sets, one per seed, only for selected points.
         diverged: step at which a seed diverged, by seed.
     """
 
@@ -79,7 +79,7 @@ class Point:
 
     @property
     def runs(self) -> list[Run]:
-        """Its runs, one a seed."""
+        """Its runs, one per seed."""
         return [Run(lr=self.lr, weight_decay=self.weight_decay, seed=seed) for seed in self.seeds]
 
 
@@ -90,21 +90,21 @@ class Summary:
     Attributes:
         study: name of the study.
         config: settings of the experiment (``Experiment.to_dict``).
-        fingerprint: of settings and data.
+        fingerprint: fingerprint of settings and data.
         family: kind of layer.
-        remark: what tables say beside the result, such as that the layer has no recurrence on so short sequences.
+        remark: remark in tables, for example that the layer has no recurrence on sequences this short.
         points: the grid points.
         chosen: index of the point with the best mean validation score; None if all diverged.
         best_seed: the chosen point's seed with the best validation score.
         edge: end of the grid's learning rates at which the chosen point lies, unless it reaches the ceiling.
         near_best: share of the points with at least 0.9 of the best validation token accuracy.
-        other_choices: index of the point that other grids would choose, by grid (``runners.mad.results.choice``).
+        other_choices: by grid, the index of the point that it would choose (``runners.mad.results.choice``).
         ceiling: accuracies that a perfect solver reaches on the test split.
         chance: accuracies of guessing.
-        costs: of one layer.
-        seconds: of training, evaluations included, shares of runs that were trained together.
-        versions: of libraries that the last run was trained with.
-        device: that the last run was trained on.
+        costs: costs of one layer.
+        seconds: total training time of all runs, evaluations included; runs trained together share their time.
+        versions: versions of libraries with which the last run was trained.
+        device: device on which the last run was trained.
         label: name of the layer in tables; None in summaries of earlier versions.
     """
 
@@ -140,7 +140,7 @@ class Summary:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are test figures of the chosen point; without the models of all its runs there are none."""
+        """Whether the chosen point has test figures, which need the models of all its runs."""
         point = self.chosen_point
         return point is not None and TEST_METRICS[0] in (point.estimates or {})
 
@@ -165,7 +165,7 @@ class Summary:
 
     @property
     def seeds(self) -> int:
-        """The largest number of runs that a mean is over."""
+        """The largest number of runs in a mean."""
         return max((len(point.seeds) for point in self.points), default=0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,10 +183,10 @@ def summarise(
     """Group finished trials by grid point.
 
     Args:
-        experiment: what was trained.
+        experiment: the experiment that was trained.
         trials: finished trials of its study.
         chosen: the point that was chosen among these trials, or among some of them.
-        readings: test figures of the selected points' runs, by run; runs without one have no test figures.
+        readings: test figures of the selected points' runs, by run; other runs have no test figures.
         other_choices: points that other grids would choose.
     """
     groups, task = by_point(trials), experiment.instance
@@ -235,11 +235,11 @@ def write_summary(summary: Summary, folder: Path) -> None:
 
 
 def read_summary(path: Path) -> Summary:
-    """Summary of a study, from its folder or its file.
+    """Return the summary of a study, given its folder or its file.
 
     Raises:
-        IncomparableError: the file is no summary of this version.
-        ValueError: there is none, or it is damaged.
+        IncomparableError: the file is not a summary of this version.
+        ValueError: there is no summary, or it is damaged.
     """
     file = path / "summary.json" if path.is_dir() else path
     if not file.is_file():
@@ -253,7 +253,7 @@ def read_summary(path: Path) -> Summary:
 
 
 def refusal(path: Path) -> str:
-    """Why a summary cannot be compared, and what to do."""
+    """Return why a summary cannot be compared, and what to do."""
     file = path / "summary.json" if path.is_dir() else path
     return f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
 
@@ -266,7 +266,7 @@ def _point(at: GridPoint, trials: Sequence[FrozenTrial], readings: Mapping[Run, 
     if not diverged:
         values = {name: [trial.user_attrs[name] for trial in trials] for name in METRICS}
 
-        # A mean over some of the seeds would be no estimate of the point.
+        # A mean over only some of the seeds would not be an estimate of the point.
         known = [readings[run] for run in runs if run in readings]
         if len(known) == len(runs):
             for name in TEST_METRICS:

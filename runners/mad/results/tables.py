@@ -1,4 +1,4 @@
-"""A study's table for people."""
+"""The table of a study on the console."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,15 +16,15 @@ COLUMNS = (
 )
 """Headings of a study's table, and the figures below them."""
 PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
-"""What tables say of a preset whose figures could be taken for those of the published protocol."""
+"""Remarks of tables on presets whose figures could be mistaken for those of the published protocol."""
 UNLIMITED = 1000
-"""Columns of a console on which every table fits."""
+"""Width of a console on which every table fits."""
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """One row a grid point, the chosen one marked and with its test figures; then ceiling and chance.
+    """Print one row per grid point, test figures of the chosen point, ceiling and chance.
 
-    A narrow console gets test figures and speed in a second table.
+    On a narrow console, test figures and speed are in a second table.
     """
     name, finite = summary.heading, [point for point in summary.points if point.estimates is not None]
     if fits(_points(name, summary, finite, COLUMNS), console):
@@ -47,7 +47,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 
 def print_choice(summary: Summary, console: Console) -> None:
-    """Say which point was chosen, whether it lies at the edge of the grid, and what other grids would choose."""
+    """Print which point was chosen, whether it is at the edge of the grid, and what other grids would choose."""
     if (chosen := summary.chosen_point) is None:
         console.print("chosen: none, every point diverged")
         return
@@ -55,7 +55,7 @@ def print_choice(summary: Summary, console: Console) -> None:
     if summary.edge is not None:
         console.print(edge_advice(summary), soft_wrap=True)
     if summary.near_best is not None and len(summary.points) > 1:
-        console.print(f"{summary.near_best:.0%} of the grid's points have 0.9 of the best validation token accuracy")
+        console.print(f"{summary.near_best:.0%} of the grid points reach 0.9 of the best validation token accuracy")
 
     for grid, index in summary.other_choices.items():
         point = summary.points[index]
@@ -68,7 +68,7 @@ def print_choice(summary: Summary, console: Console) -> None:
 
 
 def explain_divergence(summary: Summary) -> str:
-    """Say when the first run of a study without a result diverged, and what to do."""
+    """Return when the first run of a study without a result diverged, and what to do."""
     first = min(step for point in summary.points for step in point.diverged.values())
     if all(step == 1 for point in summary.points for step in point.diverged.values()):
         cause = "its loss or gradient is not finite before any training: correct the layer"
@@ -78,7 +78,7 @@ def explain_divergence(summary: Summary) -> str:
 
 
 def edge_advice(summary: Summary) -> str:
-    """What to do about a chosen learning rate that is the smallest or largest of the grid."""
+    """Return advice for a chosen learning rate that is the smallest or largest of the grid."""
     assert summary.chosen_point is not None
     better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
     lrs = sorted({point.lr for point in summary.points})
@@ -95,13 +95,13 @@ def fits(table: Table, console: Console) -> bool:
 
 
 def print_intervals(seeds: Collection[int], console: Console) -> None:
-    """Say what ± means, where means are over several seeds."""
+    """Print what ± means, if there are means over several seeds."""
     if several := [count for count in seeds if count > 1]:
         console.print(f"±: half the 95% t-interval of the mean over {span(several)} seeds, not clipped to [0, 1]")
 
 
 def print_protocols(presets: Collection[str | None], console: Console) -> None:
-    """Say of which presets the figures are not those of the published protocol."""
+    """Print which presets are not the published protocol."""
     for preset in dict.fromkeys(presets):
         if preset in PROTOCOLS:
             console.print(PROTOCOLS[preset])
@@ -113,7 +113,7 @@ def span(counts: Collection[int]) -> str:
 
 
 def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
-    """One row for each of some points of a summary."""
+    """Return a table with one row per point."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "lr", "wd", *(heading for heading, _ in columns)):
         table.add_column(heading, justify="right")

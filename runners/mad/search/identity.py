@@ -175,4 +175,4 @@ def _difference(then: Trajectory | None, now: Trajectory | None) -> str:
         return "has changed, and there is no rehearsal of it to compare with"
     pairs = zip_longest(then, now)
     before, after = next((a, b) for a, b in pairs if not _close(a, b))
-    return f"trained otherwise (a rehearsal gave {before}, and gives {after} now)"
+    return f"trains differently (a rehearsal gave {before}, and gives {after} now)"

@@ -103,7 +103,7 @@ class Display(Watcher):
 
         seconds = (now - began) / (step - first)
         if (left := seconds * (task.total - step)) > SECONDS_OF_A_LONG_TRAINING:
-            speed, hours = f"{seconds:.2g} s a step", f"{left / 3600:,.1f} h"
+            speed, hours = f"{seconds:.2g} s per step", f"{left / 3600:,.1f} h"
             self._progress.console.print(f"{task.description}: {speed}: {hours} for these runs", soft_wrap=True)
         self._announced = True
 

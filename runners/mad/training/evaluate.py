@@ -23,7 +23,7 @@ def evaluate(ensemble: Ensemble, params_RP: Tensor, data: Resident, vocab_size: 
 
     Args:
         ensemble: the runs.
-        params_RP: parameters to evaluate, one row a run.
+        params_RP: parameters to evaluate, one row per run.
         data: the split.
         vocab_size: size of the vocabulary, which bounds the sequences of a forward pass.
     """

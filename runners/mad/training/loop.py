@@ -78,8 +78,8 @@ def train(
         protocol: steps, batch size, evaluations and optimizer.
         runs: what is trained.
         device: where it is trained.
-        checkpoints: one file a run, or none at all. If all exist, training resumes from them; they must be of the same
-            step.
+        checkpoints: one file per run, or an empty sequence. If all files exist, training resumes from them; they must
+            hold the same step.
         listener: called after each evaluation.
         resumed: called if training resumes.
         progressed: called between evaluations.
@@ -191,7 +191,7 @@ class _Loop:
             raise StoppedError(self.step, asked)
 
     def save(self) -> None:
-        """Write one file a run, so that each can be resumed alone or in other company."""
+        """Write one file per run, so that each can be resumed alone or in other company."""
         for r, path in enumerate(self.checkpoints):
             info = {"step": self.step, "seconds": self.seconds, "curve": [asdict(point) for point in self.curves[r]]}
             save_tensors(path, {name: tensor[r] for name, tensor in self._rows().items()}, info)

@@ -10,7 +10,7 @@ from runners.mad.training.protocol import Optimizer, Run
 
 
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) on stacked parameters (R, P), one row a run.
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) on stacked parameters (R, P), one row per run.
 
     Each run has its own learning rate, weight decay and clipping. A run whose loss or gradient is not finite is frozen:
     its parameters do not change any more. A step waits for nothing on the host, so that it fits into a CUDA graph.
@@ -52,7 +52,7 @@ class AdamW:
         """Take one step in place.
 
         Args:
-            params_RP: parameters, one row a run.
+            params_RP: parameters, one row per run.
             gradient_RP: their gradient, not clipped.
             loss_R: losses that the gradient is of.
         """

@@ -43,7 +43,7 @@ class Protocol:
     """Settings of training that all runs of an experiment share.
 
     Attributes:
-        batch_size: sequences a step.
+        batch_size: sequences per step.
         epochs: passes over the training split.
         steps: optimizer steps, in place of epochs; None for epochs.
         evaluations: evenly spaced evaluations on the validation split; the parameters of the best one are kept.

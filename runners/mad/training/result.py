@@ -66,7 +66,7 @@ class Result:
         validation: metrics of the kept parameters; None for a diverged run.
         parameters: kept parameters by name.
         seconds: wall time of training, evaluations included, shared with the other runs of the ensemble.
-        steps_per_second: optimizer steps a second of the whole ensemble.
+        steps_per_second: optimizer steps per second of the whole ensemble.
     """
 
     curve: list[CurvePoint]

@@ -1,4 +1,4 @@
-"""The pictures of the report, each an answer to a question: panels of one task each, as SVG."""
+"""The pictures of the report. Each answers one question, with one SVG panel per task."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from runners.report.cells import METRICS, Board, Cell
 from tasks import TASKS
 
 Draw = Callable[[str, str], Markup | None]
-"""Draws the panel of a task and a metric; None if there is nothing to draw."""
+"""Draws the panel of a task and a metric; returns None if there is nothing to draw."""
 LONGEST = 15
 """Characters of a name at the end of a line."""
 CIRCLES = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★"}
@@ -23,11 +23,11 @@ class Picture:
 
     Attributes:
         name: anchor in the page.
-        title: what it shows.
-        question: what it answers, and how to read it.
-        panels: SVG by task and metric; a panel that does not depend on the metric stands under ``both``.
+        title: title.
+        question: the question that it answers, and how to read it.
+        panels: SVG by task and metric; a panel that does not depend on the metric has the key ``both``.
         legend: mark and colour of each layer.
-        missing: what is not drawn, and why.
+        missing: which panels are missing, and why.
         wide: whether a panel takes the whole width.
     """
 
@@ -41,7 +41,7 @@ class Picture:
 
 
 def panels_of_tasks(draw: Draw) -> dict[str, dict[str, Markup]]:
-    """Draw a panel for each task that has something to draw, in both metrics."""
+    """Draw the panels of all tasks that have something to draw, in both metrics."""
     found: dict[str, dict[str, Markup]] = {}
     for task in TASKS:
         for metric in METRICS:
@@ -51,7 +51,7 @@ def panels_of_tasks(draw: Draw) -> dict[str, dict[str, Markup]]:
 
 
 def not_shown(panels: Mapping[str, object], reason: str) -> str:
-    """Say which tasks have no panel."""
+    """Return a sentence that names the tasks without a panel; empty if there are none."""
     absent = [task for task in TASKS if task not in panels]
     if len(absent) == len(TASKS):
         return f"Nothing to draw yet: {reason}."
@@ -59,14 +59,14 @@ def not_shown(panels: Mapping[str, object], reason: str) -> str:
 
 
 def cells_of(board: Board, task: str) -> list[Cell]:
-    """Return a task's cells that have test accuracies, variants left out, the Recurrent Transformer last."""
+    """Return a task's cells with test accuracies, without variants; the Recurrent Transformer is last."""
     found = [board.cells[row, task] for row in board.rows if (row, task) in board.cells]
     shown = [cell for cell in found if cell.kind != "variant" and cell.values("token")]
     return sorted(shown, key=lambda cell: (cell.kind == "own", cell.row == "rt"))
 
 
 def legend_of(board: Board) -> dict[str, Style]:
-    """Return the styles of a board's rows that have cells, variants left out."""
+    """Return the styles of a board's rows that have cells, without variants."""
     rows = [row for row, (kind, _) in board.rows.items() if kind != "variant"]
     return styles([row for row in rows if any(row == other for other, _ in board.cells)])
 
@@ -78,7 +78,7 @@ def estimate_text(cell: Cell, metric: str) -> str:
 
 
 def end_label(cell: Cell) -> str:
-    """Return a name that fits beside the end of a line: of somebody's own layer its class, with a star."""
+    """Return a name that fits beside the end of a line; a user's own layer is named by its class, with a star."""
     if cell.kind != "own":
         return cell.row
     return cell.row.rpartition(":")[2].partition(" ")[0][:LONGEST] + " ★"

@@ -1,4 +1,4 @@
-"""Accuracy against what a layer costs: its state while decoding, and the FLOPs of its training."""
+"""Accuracy against the costs of a layer: its state while decoding, and the FLOPs of its training."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,9 +24,9 @@ def state_picture(board: Board) -> Picture:
         _state,
         name="state",
         title="Accuracy against state size",
-        question=f"What does a layer remember per number that it keeps? The state is the largest up to {POSITIONS} "
-        "positions, in floats, on a logarithmic axis. The line joins the layers that no other one beats with a state "
-        "of the same size or smaller (the Pareto front).",
+        question=f"How accurate is a layer for the size of its state? The state is the largest one up to {POSITIONS} "
+        "positions, in floats, on a logarithmic axis. The line joins the layers that no layer with a state of the same "
+        "size or smaller beats (the Pareto front).",
         axis=f"state at {POSITIONS} positions (floats)",
     )
 
@@ -39,8 +39,8 @@ def flops_picture(board: Board) -> Picture:
         name="flops",
         title="Accuracy against training FLOPs",
         question="What does accuracy cost in training? FLOPs of one run: forward pass times three, times the tokens "
-        "of all steps. Counted are matrix products and convolutions; recurrences without them count nothing, which "
-        "favours state-space layers and recurrent nets. The line is the Pareto front.",
+        "of all steps. Only matrix products and convolutions are counted. Recurrences without them count as zero, "
+        "which favours state-space layers and recurrent networks. The line is the Pareto front.",
         axis="FLOPs of one training run",
     )
 
@@ -62,7 +62,7 @@ def _picture(board: Board, cost: Cost, *, name: str, title: str, question: str, 
 
 
 def _draw(cells: Sequence[Cell], cost: Cost, legend: dict[str, Style], metric: str, axis: str) -> Markup | None:
-    """Draw a mark for each layer, with its interval, and the Pareto front."""
+    """Draw one mark with an interval per layer, and the Pareto front."""
     known = [(x, cell) for cell in cells if (x := cost(cell)) is not None]
     if len(known) < 2:
         return None
@@ -100,7 +100,7 @@ def _tick(value: float) -> str:
 
 
 def _draw_front(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Draw the Pareto front as steps: the best accuracy that a cost of at most x buys."""
+    """Draw the Pareto front as steps: the best accuracy at a cost of at most x."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or y > front[-1][1]:

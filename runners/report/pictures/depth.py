@@ -15,7 +15,7 @@ from tasks import TASKS
 
 UNTRAINED = "not\ntrained"
 HEIGHTS = (0.5, 0.3, 0.7)
-"""Where words may stand in place of a mark, the first preferred."""
+"""Possible positions of words in place of a mark, in order of preference."""
 
 
 def depth_picture(board: Board) -> Picture:
@@ -37,7 +37,7 @@ def depth_picture(board: Board) -> Picture:
         title="Effective depth",
         question="How many Transformer layers is one RT layer worth? The line and band are one RT layer with its "
         "interval. RT is worth the smallest number of layers whose interval of token accuracy reaches that of RT. "
-        + (f"Worth: {worth}." if worth else "No task has all cells that this takes yet."),
+        + (f"Worth: {worth}." if worth else "No task has all the cells that this needs yet."),
         panels=panels,
         legend={"rt": style_of("rt"), "transformer": style_of("transformer")},
         missing=not_shown(panels, "RT, or Transformers of one to four layers, are not trained on it"),
@@ -69,12 +69,12 @@ def block_picture(board: Board) -> Picture:
 def _draw(
     found: Sequence[Cell | None], ticks: Sequence[object], axis: str, metric: str, line: Cell | None = None
 ) -> Markup:
-    """Draw a mark for each cell, words where there is none, and a line with a band for ``line``."""
+    """Draw one mark per cell, words where there is no cell, and a line with a band for ``line``."""
     figure, axes = panel()
     tips = {}
     one = line or next(cell for cell in found if cell is not None)
 
-    # Words stand where they are farthest from every line.
+    # Put the words where they are farthest from every line.
     known = one.standing.accuracy(metric)
     lines = [getattr(limit, metric) for limit in (one.standing.ceiling, one.standing.chance)]
     lines += [known.mean] if line is not None and known is not None else []

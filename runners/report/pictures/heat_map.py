@@ -12,7 +12,8 @@ from runners.report.svg import STYLE, to_svg
 
 def heat_picture(board: Board) -> Picture:
     """Return the heat map of the rows that have cells."""
-    standings = [replace(cell.standing, difficulty="baseline") for cell in board.cells.values()]
+    setting = "quick" if board.name == "quick" else "baseline"
+    standings = [replace(cell.standing, difficulty=setting) for cell in board.cells.values()]
     panels = {}
     if standings:
         with rc_context(STYLE | {"axes.grid": False}):
@@ -23,7 +24,8 @@ def heat_picture(board: Board) -> Picture:
     return Picture(
         name="heat-map",
         title="Heat map",
-        question="Who solves what? Rows stand by family, between ceiling and chance. Grey is not trained, never zero.",
+        question="Which layer solves which task? Rows are sorted by family, between ceiling and chance. Grey means not "
+        "trained, never zero.",
         panels=panels,
         missing="" if panels else "No cell is trained yet.",
         wide=True,

@@ -16,11 +16,11 @@ from tasks import TASKS
 def language_picture(
     board: Board, models: Sequence[LanguageModel], found: dict[str, list[Correlations]], loss: str
 ) -> Picture:
-    """Return a panel for each score: a mark a layer, score against a loss.
+    """Return one panel per score, with one mark per layer: score against loss.
 
     Args:
         board: accuracies of the layers.
-        models: their language models.
+        models: language models of the layers.
         found: the correlations by metric.
         loss: short name of the loss.
     """
@@ -42,7 +42,7 @@ def language_picture(
                     mark(axes, x, model.loss(loss), legend[model.layer], f"point{n}")
                     tips[f"point{n}"] = f"{model.layer}: {x:.3g}, loss {model.loss(loss):.3f}"
                 axes.set_xlabel(score if score == MEAN_RANK else f"{metric} accuracy")
-                axes.set_ylabel("nats a token")
+                axes.set_ylabel("nats per token")
                 axes.margins(0.08)
                 axes.locator_params(nbins=4)
                 if (value := rho[score]) is not None:
@@ -54,8 +54,8 @@ def language_picture(
     return Picture(
         name=f"language-{loss}",
         title=f"Scores against the {LOSSES[loss][1]}",
-        question="Do layers that score better on a task model language better? A mark a layer; a falling cloud is yes, "
-        "for the mean rank a rising one.",
+        question="Do layers that score better on a task model language better? Each mark is a layer. A falling cloud "
+        "means yes; for the mean rank, a rising cloud does.",
         panels=panels,
         legend=legend,
         missing="" if panels else "Nothing to draw yet: two layers must have a score and a finished language model.",

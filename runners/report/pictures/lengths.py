@@ -18,19 +18,19 @@ from tasks.base import LENGTH_PREFIX
 
 AXES = {"position": "position in the sequence", "answer": "answer within its sequence"}
 FEW = 6
-"""Most lines that are labelled at their ends."""
+"""Largest number of lines that are labelled at their ends."""
 
 
 def length_picture(board: Board) -> Picture:
-    """Return the accuracy on sequences longer than those of training."""
+    """Return the accuracy on sequences longer than in training."""
     legend = legend_of(board)
     panels = panels_of_tasks(lambda task, metric: _draw_lengths(cells_of(board, task), legend, metric))
     rows = {cell.row for task in panels for cell in cells_of(board, task) if _lengths(cell)}
     return Picture(
         name="lengths",
         title="Extrapolation against length",
-        question="Does what is learned hold for longer sequences? Test accuracy by length, mean and 95% interval over "
-        "seeds. The grey line is the longest length in training.",
+        question="Do layers generalise to longer sequences? Test accuracy by length, mean and 95% interval over seeds. "
+        "The grey line is the longest length in training.",
         panels=panels,
         legend={row: style for row, style in legend.items() if row in rows},
         missing="" if panels else "Nothing to draw yet: no cell holds accuracies by length.",
@@ -38,7 +38,7 @@ def length_picture(board: Board) -> Picture:
 
 
 def position_picture(board: Board) -> Picture:
-    """Return the accuracy along the sequence, of the cells that hold it and of studies that have a diagnosis."""
+    """Return the accuracy along the sequence, for cells that hold it and for studies with a diagnosis."""
     legend = legend_of(board)
     panels: dict[str, dict[str, Markup]] = {}
     rows = set()
@@ -49,9 +49,9 @@ def position_picture(board: Board) -> Picture:
     return Picture(
         name="positions",
         title="Accuracy along the sequence",
-        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, or "
-        "by the order of the answers where their positions differ: the mean over the seeds of a reference cell, and "
-        "the chosen model of each of your studies. The dotted line is chance.",
+        question="Where in the sequence are the errors? Token accuracy at each scored position of the test split, "
+        "or at each answer in order if the positions of answers differ. Reference cells show the mean over their "
+        "seeds, and your own studies their chosen model. The dotted line is chance.",
         panels=panels,
         legend={row: style for row, style in legend.items() if row in rows},
         missing=""
@@ -62,7 +62,7 @@ def position_picture(board: Board) -> Picture:
 
 
 def _lengths(cell: Cell) -> dict[int, list[dict[str, float]]]:
-    """Return the accuracies of the seeds by length, with the test split at the length of training."""
+    """Return the accuracies of the seeds by length; the test split counts as the longest length in training."""
     numbers = {
         name: name.removeprefix(LENGTH_PREFIX) for name in cell.content["probes"] if name.startswith(LENGTH_PREFIX)
     }
@@ -79,7 +79,7 @@ def _trained_length(cell: Cell) -> int | None:
 
 
 def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str) -> Markup | None:
-    """Draw a line with a band for each layer."""
+    """Draw one line with a band per layer."""
     known = [(cell, found) for cell in cells if len(found := _lengths(cell)) > 1]
     if not known:
         return None
@@ -112,7 +112,7 @@ def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: st
 
 
 def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Markup:
-    """Draw a line for each cell."""
+    """Draw one line per cell."""
     figure, axes = panel(labels=len(cells) <= FEW)
     ends, tips, axis = [], {}, ""
 
@@ -134,7 +134,7 @@ def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Marku
 
 
 def _profile(cell: Cell) -> Mapping[str, Any] | None:
-    """Return index, accuracy and axis of a cell, or of a study from its diagnosis; None if it has none."""
+    """Return index, accuracy and axis of a cell, or of a study's diagnosis; None if there is neither."""
     if cell.diagnosis is None:
         return cell.content.get("positions")
     by_position, by_answer = (Profile(**cell.diagnosis[name]) for name in ("by_position", "by_answer"))

@@ -14,11 +14,11 @@ from runners.report.svg import STYLE, accuracy_axis, limit_lines, mark, panel, t
 FOCUS = ("rt", "transformer")
 """Layers that are always drawn in full."""
 FEW = 6
-"""Most lines that are labelled at their ends."""
+"""Largest number of lines that are labelled at their ends."""
 BEST = 2
-"""Other layers whose learning curves are drawn: the best on the task."""
+"""Number of other layers whose learning curves are drawn: the best ones on the task."""
 COLUMN = {"sequence": 3, "token": 4}
-"""Place of an accuracy in a row of a curve."""
+"""Index of an accuracy in a row of a curve."""
 
 
 def rate_picture(board: Board) -> Picture:
@@ -28,9 +28,9 @@ def rate_picture(board: Board) -> Picture:
     return Picture(
         name="learning-rate",
         title="Sensitivity to the learning rate",
-        question="Must the learning rate be tuned? Validation accuracy of seed 0 at each peak learning rate, the "
-        "better of the weight decays. The large mark is the chosen rate. A line that still rises at the right edge "
-        "says that the grid ends too early.",
+        question="Must the learning rate be tuned? Validation accuracy of seed 0 at each peak learning rate, with the "
+        "better weight decay. The large mark is the chosen rate. A line that still rises at the right edge shows that "
+        "the grid ends too early.",
         panels=panels,
         legend=legend,
         missing=not_shown(panels, "no cell holds several learning rates"),
@@ -46,7 +46,7 @@ def curve_picture(board: Board) -> Picture:
         name="curves",
         title="Learning curves",
         question="When is a task learned, and do the seeds agree? Validation accuracy against steps at the chosen "
-        f"point, one line a seed, of RT, the Transformer, the {BEST} best other layers of the task and yours.",
+        f"point, one line per seed, of RT, the Transformer, the {BEST} best other layers of the task and yours.",
         panels=panels,
         legend=shown,
         missing=not_shown(panels, "no cell holds curves"),
@@ -58,7 +58,7 @@ def _rows_drawn(board: Board, task: str) -> list[str]:
 
 
 def _in_focus(cells: Sequence[Cell]) -> list[Cell]:
-    """Return RT, the Transformer, the best other layers, and somebody's own."""
+    """Return RT, the Transformer, the best other layers, and the user's own layers."""
     others = [cell for cell in cells if cell.kind == "layer" and cell.row not in FOCUS]
     others.sort(key=lambda cell: fmean(cell.values("token")), reverse=True)
     rest = {cell.row for cell in others[BEST:]}
@@ -66,7 +66,7 @@ def _in_focus(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str) -> Markup | None:
-    """Draw a line for each layer; layers out of focus are thin."""
+    """Draw one line per layer; layers out of focus have thin lines."""
     lines = {cell.row: _by_rate(cell, metric) for cell in cells}
     cells = [cell for cell in cells if len(lines[cell.row]) > 1]
     if not cells:
@@ -104,7 +104,7 @@ def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str)
 
 
 def _by_rate(cell: Cell, metric: str) -> dict[float, float]:
-    """Return the accuracy of seed 0 by learning rate, the best over weight decays; rates that diverged are left out."""
+    """Return the best accuracy of seed 0 over weight decays, by learning rate; rates that diverged are left out."""
     found: dict[float, float] = {}
     for point in cell.content["points"]:
         if values := point.get(f"validation_{metric}_accuracy"):
@@ -113,7 +113,7 @@ def _by_rate(cell: Cell, metric: str) -> dict[float, float]:
 
 
 def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str) -> Markup | None:
-    """Draw a line for each seed."""
+    """Draw one line per seed."""
     cells = [cell for cell in cells if cell.content["curves"]]
     if not cells:
         return None
@@ -142,4 +142,4 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
         accuracy_axis(axes, metric)
         axes.set_ylabel(f"validation, {metric}s")
         label_ends(axes, ends)
-    return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy over training, a line a seed", tips)
+    return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy over training, one line per seed", tips)

@@ -14,13 +14,13 @@ from runners.report.svg import STYLE, panel, to_svg
 from runners.report.transition import ENDINGS, Models
 
 DRAWN = ("rt-6", "transformer-6", "transformer-12")
-"""Models of the curves, in the paper's parametrisation."""
+"""Models whose curves are drawn, in the paper's parametrisation."""
 LAST = 100
-"""Ratio of the last to the first number of tokens that is drawn."""
+"""Ratio of the last to the first number of tokens on the axis."""
 
 
 def transition_picture(models: Models) -> Picture:
-    """Return the validation loss against the tokens read, a panel for each parametrisation."""
+    """Return the validation loss against the tokens read, one panel per parametrisation."""
     legend = styles(DRAWN)
     panels = {}
     for name, ending in ENDINGS.items():
@@ -32,7 +32,7 @@ def transition_picture(models: Models) -> Picture:
         name="transition",
         title="RT against the Transformer as language models",
         question="Does RT learn faster, and who is ahead in the end? Validation loss against the tokens read, at the "
-        "best learning rate of each model, mean of the seeds; the band reaches from seed to seed.",
+        "best learning rate of each model. The line is the mean of the seeds, the band reaches from seed to seed.",
         panels=panels,
         legend=legend,
         missing="" if panels else "Nothing to draw yet: no model is trained.",
@@ -51,9 +51,9 @@ def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
             ends.append((row, float(mean_E[-1]), style.color))
             lowest = min(lowest, float(mean_E[-1]))
 
-        # The end decides, and the first steps would take most of the panel.
+        # Show the end of training, because the first steps would take most of the panel.
         axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.2))
-        axes.set(xlabel="tokens", ylabel="nats a token")
+        axes.set(xlabel="tokens", ylabel="nats per token")
         label_ends(axes, ends)
     last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
     return to_svg(figure, f"validation loss against tokens, {name} parametrisation; at the end {last}")

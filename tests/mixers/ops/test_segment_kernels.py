@@ -54,7 +54,7 @@ def relative_case(R: int, B: int, T: int, D: int, H: int, segment: int) -> Case:
 
 
 def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: int, memory: int, earlier: int) -> Case:
-    """T positions in blocks, with as many queries a block; masks as in a causal layer."""
+    """T positions in blocks, with as many queries per block; masks as in a causal layer."""
     draw = Draw(R, B, T, D, H, queries, block)
     blocks = -(-T // block)
     distance_IJ = torch.arange(queries)[:, None] + earlier * block - torch.arange(-memory, (earlier + 1) * block)

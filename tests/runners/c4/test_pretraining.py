@@ -61,13 +61,13 @@ def test_pretrain_trains_the_run_of_the_command(
     rows, expected = read_curve(result.folder), read_curve(folder)
     assert [(row.loss, row.validation_loss) for row in rows] == [(row.loss, row.validation_loss) for row in expected]
     assert result.validation_loss == expected[-1].validation_loss
-    assert f"validation cross-entropy {result.validation_loss:.4f} nats a token" in printed
+    assert f"validation cross-entropy {result.validation_loss:.4f} nats per token" in printed
 
     # A word of the texts has two or three letters and is a token; there is a space between two words.
     assert result.bytes_per_token is not None
     assert 3 < result.bytes_per_token < 4
     bits = result.validation_loss / math.log(2) / result.bytes_per_token
-    assert f"= {bits:.4f} bits a byte" in printed
+    assert f"= {bits:.4f} bits per byte" in printed
     assert "which makes its loss uncertain" in printed
 
     assert call("a", progress=False).validation_loss == result.validation_loss

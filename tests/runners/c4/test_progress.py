@@ -37,7 +37,7 @@ def test_a_log_has_lines_by_time_and_at_evaluations(monkeypatch: pytest.MonkeyPa
     assert printed([row(1, 4.0), row(2, 3.0)]) == []  # ten seconds have not passed
     evaluated = row(3, 2.0, validation_loss=2.0 * math.log(2))
     assert printed([row(1, 4.0), row(2, 3.0), evaluated]) == [
-        "step      3: training loss 3.0000, validation 1.3863 nats a token = 0.5000 bits a byte, lr 1.00e-03, "
+        "step      3: training loss 3.0000, validation 1.3863 nats per token = 0.5000 bits per byte, lr 1.00e-03, "
         "500 tokens/s, 3 min left"
     ]
     monkeypatch.setattr(watchers, "SECONDS_TO_FIRST_LINE", 0.0)
@@ -56,7 +56,7 @@ def test_the_training_loss_and_the_speed_are_means_of_the_last_steps(monkeypatch
 
 
 def test_bits_a_byte_are_left_out_where_the_bytes_are_unknown() -> None:
-    assert with_bits(1.0, None) == "1.0000 nats a token"
+    assert with_bits(1.0, None) == "1.0000 nats per token"
 
 
 def corpus(train: int, validation: int, asked: int, complete: bool = True) -> Corpus:

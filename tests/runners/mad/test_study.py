@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mixers.transformer import Transformer
 from runners.files import read_json
 from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
@@ -173,7 +174,11 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"task": "nope"}, "no task 'nope': choose from"),
         ({"steps": 0}, "--steps 0 must be at least 1"),
         ({"mixer_options": {"heads": 3}}, "heads: 3 must divide the model width 16"),
+        ({"mixer_options": {"head": 3}}, "--mixer.head does not apply to mixer transformer: .*--mixer.heads"),
+        ({"task_options": {"len": 3}}, "--task.len does not apply to task in-context-recall: .*--task.length"),
+        ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
         ({"lr": [100.0]}, "--lr 100 must lie between"),
+        ({"lr": 1e-3}, r"lr is a list: write lr=\[0.001\]"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(

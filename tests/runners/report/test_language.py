@@ -81,7 +81,7 @@ def test_the_interval_covers_what_it_should() -> None:
     """Of samples of 20 layers without a relation, about one in twenty has an interval that leaves zero out."""
     rng = np.random.default_rng(2)
     found = spearman(rng.standard_normal(20), rng.standard_normal((60, 20)))
-    assert sum(rho.tells for rho in found if rho is not None) <= 10
+    assert sum(rho.excludes_zero for rho in found if rho is not None) <= 10
 
 
 def test_scores_that_order_the_losses_are_found(results: Path) -> None:
@@ -101,7 +101,7 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
 
     text = answer(list(found.values()), "total")
     assert text.startswith("Yes: the best predictor of the validation loss is parity (ρ = 1.00, 95% interval 1.00 to")
-    assert text.endswith("The wrong way round: copying.")
+    assert text.endswith("Correlated the other way: copying.")
 
 
 def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -> None:

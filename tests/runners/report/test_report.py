@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runners.drawing import DARK, spread, style_of, styles
-from runners.mad.results.summary import Point, summarise
+from runners.mad.results.summary import Point, read_summary, summarise
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of
@@ -93,13 +93,19 @@ def test_without_any_cell_the_page_has_no_figures_of_them(tmp_path: Path, monkey
     assert not re.findall(r">\s*(nan|None|0\.0000)", page.partition('id="paper"')[0])
 
 
-def test_own_studies_stand_in_the_same_tables_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_studies_stand_in_the_same_tables_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     results, out = tmp_path / "results", tmp_path / "own"
     write_cell(results, "rt", "parity", [1.0, 1.0])
     use(results, monkeypatch)
-    study = write_study(out, *MINE, *TINY)
-    main([str(study), "--out", str(results)])
+    study, other = write_study(out, *MINE, *TINY), write_study(out, *MINE, *TINY, "--task.length", "48")
+    main([str(study), str(other), "--out", str(results)])
     page = (results / "report" / "index.html").read_text()
+
+    # A study of other settings of the task is left out.
+    said = capsys.readouterr().out
+    assert f"left out, because no reference result has their task's settings: {read_summary(other).study};" in said
     (row,) = re.findall(r'<tr data-kind="own"(.*?)\n    </tr>', page, re.DOTALL)
     assert f'data-layer="transformer{YOURS}"' in row
     assert "badge own" in row
@@ -144,7 +150,7 @@ def test_a_study_that_no_board_has_is_refused_in_one_line(
     with pytest.raises(SystemExit) as stopped:
         main([str(study), "--out", str(results)])
     assert stopped.value.code == 2
-    assert "leave the study out" in capsys.readouterr().err
+    assert "every study is left out" in capsys.readouterr().err
     assert not (results / "report").exists()
 
 

@@ -67,7 +67,7 @@ def test_depth_against_width(tmp_path: Path) -> None:
     write(tmp_path, "rt-3", (3.0, 3.0), layers=3, width=896)
     write(tmp_path, "transformer-6", (3.1, 3.1))
     cache = rows(tmp_path)["and keep less of each token while decoding"]
-    assert cache == ["5,376 against 7,680 floats a token", "not trained", "paper's: yes"]
+    assert cache == ["5,376 against 7,680 floats per token", "not trained", "paper's: yes"]
     assert Transition(finished_models(tmp_path)).verdict() == "agrees"
 
 

@@ -14,7 +14,7 @@ FEW = 16
 """Numbers of a run's tensor up to which its error is mostly chance.
 
 Over 14 samples, the plain form of Mamba-2 under autocast has an error of 0.3e-2 to 5.8e-2 in the gradient of its step
-size's bias (4 numbers a run; root mean square 1.9e-2). With its kernels' roundings: 0.7e-2 to 4.0e-2 (1.7e-2).
+size's bias (4 numbers per run; root mean square 1.9e-2). With its kernels' roundings: 0.7e-2 to 4.0e-2 (1.7e-2).
 """
 
 

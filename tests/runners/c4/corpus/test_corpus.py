@@ -476,7 +476,10 @@ def test_the_hub_is_read_as_local_files_are(source: Source, tmp_path: Path, monk
     [
         ("nowhere.json", "no tokenizer file nowhere.json: give --tokenizer"),
         (".", "no tokenizer file .: give --tokenizer"),
-        ("some-one/some-thing", "no tokenizer 'some-one/some-thing' on the hub, or no network .*give --tokenizer"),
+        (
+            "some-one/some-thing",
+            "no tokenizer 'some-one/some-thing' on the hub, or no network .*give --tokenizer .* convert makes",
+        ),
     ],
 )
 def test_a_tokenizer_that_is_not_there(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

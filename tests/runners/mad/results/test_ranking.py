@@ -1,12 +1,13 @@
 """Ranks on a task, and the sentence on where a layer stands."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from mixers.costs import Costs
-from runners.mad.results.ranking import ordinal, print_ranking, ranked, sentence
+from runners.mad.results.ranking import ordinal, print_ranks, ranked, sentence
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate
 from tasks.base import Accuracy
@@ -74,14 +75,29 @@ def test_ordinals(number: int, text: str) -> None:
 def test_the_table_has_ranks_costs_and_an_arrow_at_one_s_own(width: int) -> None:
     own = standing("mine", 0.5, 0.1, preset="quick")
     console = Console(width=width, file=io.StringIO())
-    print_ranking([own, standing("rt", 1.0, preset="quick")], [own], console)
+    print_ranks([([own, standing("rt", 1.0, preset="quick")], [own])], console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
     first = ["rt", "1", "1.0000 ± 0.0000", "1.0000 ± 0.0000"]
     second = ["→ mine", "2", "0.5000 ± 0.1000", "0.5000 ± 0.1000"]
     costs = ["1.23k", "5", "5", "77"]
-    expected = [first + costs, second + costs] if width == 200 else [first, second, ["rt", *costs], ["→ mine", *costs]]
-    assert rows == expected
+    of_layers = {"rt": ["rt", *costs], "→ mine": ["→ mine", *costs]}
+    assert rows[:2] == ([first + costs, second + costs] if width == 200 else [first, second])
+    assert {row[0]: row for row in rows[2:]} == ({} if width == 200 else of_layers)
     assert "mine is 2nd of 2 on parity (quick): behind rt outside the intervals" in text
     assert "quick: small settings, not the published protocol" in text
+
+
+def test_a_narrow_console_gets_the_costs_once_and_the_sentences_last() -> None:
+    own = [replace(standing("mine", 0.5, 0.1), task=task) for task in ("parity", "copying")]
+    console = Console(width=60, file=io.StringIO())
+    print_ranks([([one, replace(one, mixer="rt")], [one]) for one in own], console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines.count("costs") == 1
+    assert [line.partition(": yours")[0] for line in lines if ": yours" in line] == ["parity", "copying"]
+    assert [line.partition(":")[0] for line in lines[-2:]] == [
+        "mine is 1st of 2, level with 1 other, on parity",
+        "mine is 1st of 2, level with 1 other, on copying",
+    ]

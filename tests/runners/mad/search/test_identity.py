@@ -79,7 +79,7 @@ def test_code_that_trains_otherwise_gets_a_study_of_its_own_and_a_line_says_why(
     found, (line,) = identified(store)
     assert found == replace(EXPERIMENT, revision=2)
     assert found.name == f"{EXPERIMENT.name} r2"
-    assert line.startswith(f"{EXPERIMENT.name} was trained by code that trained otherwise (a rehearsal gave ")
+    assert line.startswith(f"{EXPERIMENT.name} was trained by code that trains differently (a rehearsal gave ")
     assert found.run_id(GRID[0]) != EXPERIMENT.run_id(GRID[0])
 
     # The new study is found again, and the old one, too, when its code is back.

@@ -217,7 +217,7 @@ def test_without_a_terminal_each_evaluation_is_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps", "said"), [(3.1, 20_000, ["3.1 s a step: 17.2 h for these runs"]), (0.1, 30_000, [])]
+    ("seconds", "steps", "said"), [(3.1, 20_000, ["3.1 s per step: 17.2 h for these runs"]), (0.1, 30_000, [])]
 )
 def test_a_long_training_is_announced_once_for_each_ensemble(
     monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int, said: list[str]
@@ -232,7 +232,7 @@ def test_a_long_training_is_announced_once_for_each_ensemble(
         for step in range(1, 5):
             now[0] += seconds
             display.progressed(step)
-    assert re.findall(r"\d\S* s a step: .* these runs", text.getvalue()) == 2 * said
+    assert re.findall(r"\d\S* s per step: .* these runs", text.getvalue()) == 2 * said
 
 
 def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluations(
@@ -249,7 +249,7 @@ def test_without_a_terminal_a_line_now_and_then_tells_the_speed_between_evaluati
             display.progressed(step)
         lines = [line.partition(": ")[2] for line in text.getvalue().splitlines()]
     assert lines == [
-        "2 s a step: 11.1 h for these runs",
+        "2 s per step: 11.1 h for these runs",
         "step 5 of 20000: 0.50 steps/s  11.1 h left",
         "step 35 of 20000: 0.50 steps/s  11.1 h left",
     ]
