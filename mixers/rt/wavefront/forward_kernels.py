@@ -79,15 +79,14 @@ def begin_fwd_kernel(
     if kt_ptr is not None:
         tl.store(kt_ptr + at_1E, k_low_1E, e_1E < D)
         tl.store(vt_ptr + at_1E, v_1E, e_1E < D)
-        return
-
-    # 4. Softmax state.
-    qk_1E = q_low_1E.to(tl.float32) * k_low_1E.to(tl.float32)
-    h = tl.arange(0, E // K)
-    at = (layer * rows + row) * H + h
-    tl.store(m_ptr + at, tl.sum(tl.reshape(qk_1E, [E // K, K]), 1) * (K**-0.5 * LOG2E), h < H)
-    tl.store(l_ptr + at, tl.full([E // K], 1.0, tl.float32), h < H)
-    tl.store(o_ptr + (layer * rows + row) * D + e_1E, v_1E, e_1E < D)
+    else:
+        # 5. Softmax state.
+        qk_1E = q_low_1E.to(tl.float32) * k_low_1E.to(tl.float32)
+        h = tl.arange(0, E // K)
+        at = (layer * rows + row) * H + h
+        tl.store(m_ptr + at, tl.sum(tl.reshape(qk_1E, [E // K, K]), 1) * (K**-0.5 * LOG2E), h < H)
+        tl.store(l_ptr + at, tl.full([E // K], 1.0, tl.float32), h < H)
+        tl.store(o_ptr + (layer * rows + row) * D + e_1E, v_1E, e_1E < D)
 
 
 @triton.jit(do_not_specialize=["B", "N", "t"])
