@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixers.ops.native.library import is_recorded
 from mixers.ops.native.norm import METHOD, norm_library
 from mixers.ops.numerics import NORM_EPS, runs_fused
 from mixers.ops.runs import over_batch, over_runs
@@ -22,8 +23,9 @@ def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
 
         return over_runs(rms_norm_method(torch.bfloat16), x, gain_D)[0]
 
-    plain = x.device.type == "cpu" and x.dtype == gain_D.dtype and x.dtype in (torch.float32, torch.float64)
-    if plain and norm_library(x.dtype) is not None:
+    alike = (x.device, x.dtype, x.shape[-1:]) == (gain_D.device, gain_D.dtype, gain_D.shape)
+    plain = alike and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    if plain and not is_recorded() and norm_library(x.dtype) is not None:
         return over_runs(METHOD, x, gain_D)[0]
     return naive_rms_norm(x, gain_D)
 

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
-from torch.autograd.function import once_differentiable
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
@@ -95,8 +94,9 @@ class _OverRuns(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative(ctx.method.name)
+
         saved_tensors = ctx.saved_tensors  # read only once, because checkpointing returns recomputed tensors only once
         tensors, results = saved_tensors[: ctx.inputs], saved_tensors[ctx.inputs :]
         outputs, saved = results[: ctx.method.outputs], results[ctx.method.outputs :]
@@ -127,6 +127,15 @@ class _OverRuns(torch.autograd.Function):
         if stacked:
             outputs = tuple(y.unflatten(0, (info.batch_size, -1)) for y in outputs)
         return (*outputs, *saved), (*(0 for _ in outputs), *(None for _ in saved))
+
+
+def _refuse_second_derivative(name: str) -> None:
+    """Raise NotImplementedError if the backward pass is to be differentiated: its results would count as constants."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name} has no second derivative, which create_graph=True and torch.func.grad ask for: "
+            "use torch.autograd.grad or backward without create_graph"
+        )
 
 
 def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
@@ -336,8 +345,9 @@ class _OverBatch(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative("an operation over the batch")
+
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             output = ctx.function(*leaves)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mixers.base import log_once
+from mixers.ops.native.library import is_recorded
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import Method, Optionals, Tensors, over_runs
 from mixers.rt.naive import Weights, naive_recurrence
@@ -128,6 +129,8 @@ def _unsupported_by_native(x: Tensor, heads: int, block: int) -> str | None:
         return f"{x.device.type} (native: cpu)"
     if product_dtype(x) != x.dtype or x.dtype not in (torch.float32, torch.float64):
         return f"products in {product_dtype(x)} (native: float32 or float64 throughout)"
+    if is_recorded():
+        return "records of operations, such as torch.export makes"
     if library(x.dtype, heads, x.shape[-1] // heads) is None:
         return "this machine (no C compiler that works)"
     return None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from mixers import MIXERS
 from mixers.base import NO_RECURRENCE, NO_WINDOW, Layer, Shape, State, decayed
@@ -354,3 +355,12 @@ def test_residual_branches_are_scaled_by_depth() -> None:
         x = inputs(5)
         differences.append(lambda layer=layer, x=x: layer(x) - x)
     torch.testing.assert_close(differences[0]() / 2, differences[1]())
+
+
+@pytest.mark.parametrize("name", ["rt", "transformer"])
+def test_exported_and_traced_layers_compute_what_the_layer_computes(name: str) -> None:
+    """What the layer's C code writes is not in a record of PyTorch's operations."""
+    layer, x, other = build(name, {}), inputs(9), inputs(9, seed=2)
+    with torch.no_grad():
+        for recorded in (torch.export.export(layer, (x,)).module(), make_fx(layer)(x)):
+            torch.testing.assert_close(recorded(other), layer(other), rtol=1e-12, atol=1e-12)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from platformdirs import user_cache_path
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
@@ -39,6 +40,16 @@ def compiled(source: Path, dtype: torch.dtype, **constants: int) -> ctypes.CDLL 
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("%s is not used: %s", source.name, getattr(error, "stderr", None) or error)
         return None
+
+
+def is_recorded() -> bool:
+    """Return whether PyTorch records its operations for later use, as ``torch.export`` and ``make_fx`` do.
+
+    The record would lack what C writes. ``torch.compile`` leaves its graph to call C, so this returns False for it.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    return not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is not None
 
 
 def _command(dtype: torch.dtype, **constants: int) -> list[str]:

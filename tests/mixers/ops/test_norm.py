@@ -47,6 +47,10 @@ def test_a_single_vector_and_rows_of_zeros_have_finite_gradients() -> None:
     torch.testing.assert_close(dx, torch.full((WIDTH,), 1e3))  # 1 / sqrt(eps)
 
 
+def test_one_gain_for_all_channels_counts_for_each() -> None:
+    assert torch.equal(rms_norm(draw(5), torch.full((1,), 2.0)), 2 * naive_rms_norm(draw(5), torch.ones(1)))
+
+
 def test_passes_gradcheck() -> None:
     leaves = draw(2, 3).requires_grad_(), draw().requires_grad_()
     assert torch.autograd.gradcheck(rms_norm, leaves, check_undefined_grad=False)

@@ -1,11 +1,12 @@
 """Operations on all runs: as they are, and as operators in a trace."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mixers.ops.runs import Method, as_operators, methods_met, over_runs
+from mixers.ops.runs import Method, as_operators, methods_met, over_batch, over_runs
 
 
 def scaled_sum(factor: Tensor) -> Method:
@@ -69,3 +70,13 @@ def test_methods_that_are_met_are_named_once_and_only_inside() -> None:
         over_runs(scaled_sum(torch.ones(1))._replace(label="sum"), *(y[0] for y in tensors), None)
     step(torch.ones(1), *tensors, None)
     assert list(inside) == ["scaled_sum", "sum"]
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Its gradients would be constants to autograd, which a sum with another term hides."""
+    x = torch.ones(1, 2, 3, requires_grad=True)
+    y, _ = over_runs(scaled_sum(torch.ones(1)), x[0], torch.ones(3), None)
+    with pytest.raises(NotImplementedError, match=r"scaled_sum has no second derivative, .* without create_graph"):
+        torch.autograd.grad((y + x**2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad((over_batch(torch.sin, x) + x**2).sum(), x, create_graph=True)

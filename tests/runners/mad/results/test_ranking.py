@@ -57,7 +57,8 @@ def test_equal_means_share_the_smaller_rank() -> None:
     layers = [standing("a", 0.5), standing("b", 1.0), standing("c", 1.0), standing("d", None), standing("e", None)]
     assert [(rank, s.mixer) for rank, s in ranked(layers)] == [(1, "b"), (1, "c"), (3, "a"), (4, "d"), (4, "e")]
     assert sentence(layers[2], layers) == (
-        "c is 1st of 5 on parity: ahead of a, d, e outside the intervals; within the intervals of b"
+        "c is 1st of 5, level with 1 other, on parity: "
+        "ahead of a, d, e outside the intervals; within the intervals of b"
     )
     assert sentence(layers[3], layers) == (
         "d is 4th of 5 on parity: within the intervals of e; behind b, c, a outside the intervals"
