@@ -40,8 +40,8 @@ def attend_bwd_kernel(
 ):
     """Gradients of a pair of the block at position t of a chunk of C, in G heads of a sequence.
 
-    QUERY: the next block, at t + BLOCK, is in the chunk, and its da is complete. PULL: there is a block at t; t = -BLOCK
-    has none. Grid: (layers * BLOCK * B, H / G).
+    QUERY: the next block, at t + BLOCK, is in the chunk, and its da is complete. PULL: there is a block at t; none is
+    at t = -BLOCK. Grid: (layers * BLOCK * B, H / G).
 
     1. PULL: load the pair, with k scaled by 1/sqrt(K), and what later chunks sent back: dk, dv.
     2. PULL and QUERY: load the chunk's queries after the block: those n of the next block, without delta, and later
