@@ -49,7 +49,7 @@ class RecurrentTransformer(AttentionLayer):
             qk_norm: RMS norm of queries and keys over the full width, before the split into heads.
             persistent_norm: RMS norm of the outputs before persistent keys and values; False is the paper's ablation.
             block: positions b computed at once, which attend to each other's temporary pairs (paper section 9). GPU
-                kernels take powers of two, and blocks of all positions.
+                kernels take powers of two, at widths beyond 256 only up to 16, and blocks of all positions.
             implementation: how the recurrence is computed: "naive", "tiled", "native", "wavefront", "fused", or
                 "auto", which chooses by device and shape. Results agree up to rounding.
         """
@@ -172,6 +172,7 @@ class RecurrentTransformer(AttentionLayer):
             slopes_H=first.slopes_H,
             scale=first.shape.residual_scale,
             persistent_norm=first.config.persistent_norm,
+            block=first._block(x_BTD),
             dtype=product_dtype(x_BTD),
         )
 

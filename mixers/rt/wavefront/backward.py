@@ -16,7 +16,7 @@ from mixers.rt.wavefront.backward_kernels import (
     gelu_bwd_kernel,
     pair_bwd_kernel,
 )
-from mixers.rt.wavefront.buffers import BackwardScratch, Kept, at_work
+from mixers.rt.wavefront.buffers import BackwardScratch, Kept, at_work, rows_at
 from mixers.rt.wavefront.launch import (
     ATTEND,
     BEGIN_BWD,
@@ -116,12 +116,12 @@ class Backward(Pass):
         2. Gradients that the group's pairs get from all later groups.
         3. For each chunk, last first:
            a. gradients that the chunk's pairs get from the group's later chunks;
-           b. for each position, last first: gradients that its pair gets from the chunk's later positions, and the
-              steps from there to the gradient of its attention output.
+           b. for each block, last first: gradients that its pairs get from the chunk's later positions, and the steps
+              from there to the gradients of its attention outputs.
         4. Gradients on which no position depends: weights, then queries, temporary pairs and inputs.
         """
         (_, _, base), n, sizes = groups.wave, groups.wave.n, self.sizes
-        group = sizes.schedule.group
+        group, block = sizes.schedule.group, sizes.block
 
         # 1. Hidden layer.
         product(groups.kept.n_u, groups.operands.up.mT, out=self.scratch.h[:n])
@@ -137,12 +137,12 @@ class Backward(Pass):
                 start, end = base + chunk, base + group
                 self.pull_past(groups, start=start, stop=start + CHUNK, end=end, first=False, tile=CHUNK_TILE)
 
-            # b. Positions. The last call only computes delta of the first position.
+            # b. Blocks. The last call only computes delta of the first block.
             pull = self.pull_in_chunk(groups, chunk)
-            for t in reversed(range(CHUNK)):
-                pull(t=t, J=position_tile(CHUNK - 2 - t), QUERY=t + 1 < CHUNK, PULL=True)
-                self.finish_position(groups, chunk + t)
-            pull(t=-1, J=2, QUERY=True, PULL=False)
+            for t in reversed(range(0, CHUNK, block)):
+                pull(t=t, J=position_tile(CHUNK - 2 * block - t), QUERY=t + block < CHUNK, PULL=True)
+                self.finish_block(groups, chunk + t)
+            pull(t=-block, J=2, QUERY=True, PULL=False)
 
         # 4. Weights, queries, temporary pairs and inputs.
         self.add_weight_gradients(groups)
@@ -176,14 +176,15 @@ class Backward(Pass):
         )
 
     def pull_in_chunk(self, groups: _Groups, chunk: int) -> Callable[..., Any]:
-        """Launch of the gradients of one position's pair, ``t`` of its chunk, from the chunk's later queries.
+        """Launch of the gradients of the pairs of the block at ``t`` of its chunk, from the chunk's later queries.
 
         The chunk begins at position ``chunk`` of the group. ``attend_bwd_kernel`` explains J, QUERY and PULL.
         """
-        first, scratch, sizes = groups.kept.at(chunk), self.scratch, self.sizes
+        scratch, sizes = self.scratch, self.sizes
+        first = groups.kept.at(chunk, sizes.block)
 
         return partial(
-            attend_bwd_kernel[groups.wave.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
+            attend_bwd_kernel[groups.wave.n * sizes.block * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
             q_ptr=first.q,
             k_ptr=first.k,
             v_ptr=first.v,
@@ -201,22 +202,27 @@ class Backward(Pass):
             K=sizes.K,
             C=CHUNK,
             S=sizes.schedule.group,
+            BLOCK=sizes.block,
             **ATTEND,
         )
 
-    def finish_position(self, groups: _Groups, i: int) -> None:
-        """Compute the gradients of position i's attention outputs from those of its outputs and persistent pairs."""
-        n, B, F = groups.wave.n, self.sizes.B, self.sizes.F
+    def finish_block(self, groups: _Groups, i: int) -> None:
+        """Compute the gradients of a block's attention outputs from those of its outputs and persistent pairs.
+
+        The block begins at position i of the group.
+        """
+        n, block, rows, F = groups.wave.n, self.sizes.block, self.sizes.block * self.sizes.B, self.sizes.F
         scratch, operands = self.scratch, groups.operands
-        kept, d, da = groups.kept.at(i), groups.d[:, i], groups.da[:, i]
-        dkv, dy, h, dh, du = (y[:n, i] for y in (scratch.dkv, scratch.dy, scratch.h, scratch.dh, scratch.du))
+        kept, d, da = groups.kept.at(i, block), rows_at(groups.d, i, block), rows_at(groups.da, i, block)
+        wide = scratch.dkv, scratch.dy, scratch.h, scratch.dh, scratch.du
+        dkv, dy, h, dh, du = (rows_at(y[:n], i, block) for y in wide)
         dn, dg = scratch.dn[:n], scratch.dg[:n]
 
         # Persistent pair.
         if self.qk_norm:
-            pair_bwd_kernel[B, n](**strided(dkv=dkv, k=kept.k, r=kept.r_k), **self.row_arguments)
+            pair_bwd_kernel[rows, n](**strided(dkv=dkv, k=kept.k, r=kept.r_k), **self.row_arguments)
         product(dkv, operands.kv, out=dn)
-        add_norm_bwd_kernel[B, n](
+        add_norm_bwd_kernel[rows, n](
             **strided(d=d, dn=dn, n=kept.n_z, r=kept.r_z, du=d, dy=dy),
             scale=self.setting.scale,
             NORM=self.setting.persistent_norm,
@@ -225,9 +231,9 @@ class Backward(Pass):
 
         # z = u + scale * down GELU(up RMS(u))
         product(dy, operands.down, out=dg)
-        gelu_bwd_kernel[B, triton.cdiv(F, GELU["W"]), n](**strided(dg=dg, h=h, dh=dh), F=F, **GELU)
+        gelu_bwd_kernel[rows, triton.cdiv(F, GELU["W"]), n](**strided(dg=dg, h=h, dh=dh), F=F, **GELU)
         product(dh, operands.up, out=dn)
-        add_norm_bwd_kernel[B, n](
+        add_norm_bwd_kernel[rows, n](
             **strided(d=d, dn=dn, n=kept.n_u, r=kept.r_u, du=d, dy=du),
             scale=self.setting.scale,
             NORM=True,
@@ -259,6 +265,8 @@ class Backward(Pass):
             lse_ptr=kept.lse,
             delta_ptr=groups.delta,
             dq_ptr=scratch.dq[:n],
+            dkt_ptr=scratch.dkt,
+            dvt_ptr=scratch.dvt,
             draw_ptr=scratch.draw[:n],
             dgain_ptr=scratch.dgain[lo:hi],
             B=sizes.B,
@@ -279,24 +287,27 @@ class Backward(Pass):
         )
 
     def query_gradients(self, groups: _Groups) -> None:
-        """Gradients that the group's queries get from all earlier persistent pairs."""
-        (lo, _, base), sizes = groups.wave, self.sizes
-        q, dq = self.kept.q[lo], self.scratch.dq
+        """Gradients that the group's queries get from all earlier persistent pairs.
+
+        In blocks of several positions, also those that queries and temporary pairs of a block get from each other.
+        """
+        (lo, _, base), sizes, kept, scratch = groups.wave, self.sizes, self.kept, self.scratch
 
         query_bwd_kernel[groups.wave.n * sizes.B * sizes.H, 1](
-            q_ptr=q,
-            kt_ptr=q,  # temporary pairs are left to begin_bwd_kernel
-            vt_ptr=q,
-            k_ptr=self.kept.k[lo],
-            v_ptr=self.kept.v[lo],
-            da_ptr=self.scratch.da[lo],
-            lse_ptr=self.kept.lse[lo],
-            delta_ptr=self.scratch.delta[lo],
-            dq_ptr=dq,
-            dkt_ptr=dq,
-            dvt_ptr=dq,
+            q_ptr=kept.q[lo],
+            kt_ptr=(kept.q if kept.kt is None else kept.kt)[lo],  # without kt, begin_bwd_kernel does temporary pairs
+            vt_ptr=(kept.q if kept.vt is None else kept.vt)[lo],
+            k_ptr=kept.k[lo],
+            v_ptr=kept.v[lo],
+            da_ptr=scratch.da[lo],
+            lse_ptr=kept.lse[lo],
+            delta_ptr=scratch.delta[lo],
+            dq_ptr=scratch.dq,
+            dkt_ptr=scratch.dq if scratch.dkt is None else scratch.dkt,
+            dvt_ptr=scratch.dq if scratch.dvt is None else scratch.dvt,
             base=base,
-            TEMPORARY=False,
+            TEMPORARY=sizes.block > 1,
+            BLOCK=sizes.block,
             **self.past_arguments,
             **group_tile(sizes.schedule.group, sizes.K),
         )

@@ -34,19 +34,21 @@ def attend_bwd_kernel(
     S: tl.constexpr,
     G: tl.constexpr,
     J: tl.constexpr,
+    BLOCK: tl.constexpr,
     QUERY: tl.constexpr,
     PULL: tl.constexpr,
 ):
-    """Gradients of the pair at position t of a chunk of C, in G heads of a sequence. Grid: (layers * B, H / G).
+    """Gradients of a pair of the block at position t of a chunk of C, in G heads of a sequence.
 
-    QUERY: position t + 1 is in the chunk, and its da is complete. PULL: there is a pair at t; t = -1 has none.
+    QUERY: the next block, at t + BLOCK, is in the chunk, and its da is complete. PULL: there is a block at t; none is
+    at t = -BLOCK. Grid: (layers * BLOCK * B, H / G).
 
     1. PULL: load the pair, with k scaled by 1/sqrt(K), and what later chunks sent back: dk, dv.
-    2. PULL and QUERY: load the queries i of the chunk after t: q_i, lse_i, and for i > t + 1 also da_i, delta_i. A
-       tile of J takes those from t + 2 on.
-    3. QUERY: compute and store delta = sum of a da, over the channels of a head, of the query t + 1.
-    4. PULL and QUERY, for the query t + 1 and then the later ones: p_i = 2^(s_i - lse_i) and ds_i = p_i (da_i v -
-       delta_i), with logits s_i = q_i k - slope (i - t).
+    2. PULL and QUERY: load the chunk's queries after the block: those n of the next block, without delta, and later
+       ones i with it. A tile of J takes the later ones.
+    3. QUERY: compute delta = sum of a da, over the channels of a head, of the next block's queries; store one of them.
+    4. PULL and QUERY, for the queries n and then i: p_i = 2^(s_i - lse_i) and ds_i = p_i (da_i v - delta_i), with
+       logits s_i = q_i k - slope (distance of i).
     5. PULL and QUERY: dv += sum p_i da_i and dk += sum ds_i q_i.
     6. PULL: store dk / sqrt(K) and dv side by side.
 
@@ -67,12 +69,21 @@ def attend_bwd_kernel(
     Pointers are to the chunk's first position. Layers are N rows apart, those of dk, dv and dkv S * B rows.
     """
     H: tl.constexpr = D // K
-    layer = (tl.program_id(0) // B).to(tl.int64)
-    row = layer * N + tl.program_id(0) % B + t * B
-    group_row = layer * S * B + tl.program_id(0) % B + t * B
+    layer = (tl.program_id(0) // (BLOCK * B)).to(tl.int64)
+    row_in_block = tl.program_id(0) % (BLOCK * B)
+    row = layer * N + row_in_block + t * B
+    group_row = layer * S * B + row_in_block + t * B
     head = tl.program_id(1) * G + tl.arange(0, G)
     hk_GK = head[:, None] * K + tl.arange(0, K)[None, :]
     live_G1 = (head < H)[:, None]
+
+    # Queries of the next block and later ones, as distances from the pair.
+    place = row_in_block // B if BLOCK > 1 else 0
+    n = BLOCK - place + tl.arange(0, BLOCK)
+    i = 2 * BLOCK - place + tl.arange(0, J)
+    at_NGK = (row + n[:, None, None] * B) * D + hk_GK[None, :, :]
+    at_NG = (row + n[:, None] * B) * H + head[None, :]
+    live_1G = (head < H)[None, :]
 
     # All loads come first, so that a program waits for memory once.
     if PULL:
@@ -83,38 +94,38 @@ def attend_bwd_kernel(
         dv_GK = tl.load(dv_ptr + group_row * D + hk_GK, live_G1, 0.0)
         slope_G = tl.load(slopes_ptr + head, head < H, 0.0) * LOG2E
 
-        # 2. Queries after t.
+        # 2. Queries after the block.
         if QUERY:
-            i = 2 + tl.arange(0, J)
-            later_JG = (t + i < C)[:, None] & (head < H)[None, :]
+            later_JG = (t + place + i < C)[:, None] & live_1G
             at_JGK = (row + i[:, None, None] * B) * D + hk_GK[None, :, :]
             at_JG = (row + i[:, None] * B) * H + head[None, :]
             q_JGK = tl.load(q_ptr + at_JGK, later_JG[:, :, None], 0.0)
             da_JGK = tl.load(da_ptr + at_JGK, later_JG[:, :, None], 0.0)
             lse_JG = tl.load(lse_ptr + at_JG, later_JG, 0.0)
             delta_JG = tl.load(delta_ptr + at_JG, later_JG, 0.0)
-            q_GK = tl.load(q_ptr + (row + B) * D + hk_GK, live_G1, 0.0).to(tl.float32)
-            lse_G = tl.load(lse_ptr + (row + B) * H + head, head < H, 0.0)
+            q_NGK = tl.load(q_ptr + at_NGK, live_1G[:, :, None], 0.0).to(tl.float32)
+            lse_NG = tl.load(lse_ptr + at_NG, live_1G, 0.0)
 
-    # 3. delta of the query t + 1.
+    # 3. delta of the next block.
     if QUERY:
-        da_GK = tl.load(da_ptr + (row + B) * D + hk_GK, live_G1, 0.0).to(tl.float32)
-        a_GK = tl.load(a_ptr + (row + B) * D + hk_GK, live_G1, 0.0).to(tl.float32)
-        delta_G = tl.sum(da_GK * a_GK, 1)
-        tl.store(delta_ptr + (row + B) * H + head, delta_G, head < H)
+        da_NGK = tl.load(da_ptr + at_NGK, live_1G[:, :, None], 0.0).to(tl.float32)
+        a_NGK = tl.load(a_ptr + at_NGK, live_1G[:, :, None], 0.0).to(tl.float32)
+        delta_NG = tl.sum(da_NGK * a_NGK, 2)
+        tl.store(delta_ptr + at_NG, delta_NG, live_1G & (n == BLOCK)[:, None])
 
     if PULL:
         if QUERY:
             # 4. Weights and gradients of logits.
-            p_G = tl.exp2(tl.sum(q_GK * k_GK, 1) - slope_G - lse_G)
-            ds_G = p_G * (tl.sum(da_GK * v_GK, 1) - delta_G)
+            s_NG = tl.sum(q_NGK * k_GK[None, :, :], 2) - slope_G[None, :] * n[:, None]
+            p_NG = tl.exp2(s_NG - lse_NG)
+            ds_NG = p_NG * (tl.sum(da_NGK * v_GK[None, :, :], 2) - delta_NG)
             s_JG = tl.sum(q_JGK.to(tl.float32) * k_GK[None, :, :], 2) - slope_G[None, :] * i[:, None]
             p_JG = tl.where(later_JG, tl.exp2(s_JG - lse_JG), 0.0)
             ds_JG = p_JG * (tl.sum(da_JGK.to(tl.float32) * v_GK[None, :, :], 2) - delta_JG)
 
             # 5. Gradients of the pair.
-            dv_GK += p_G[:, None] * da_GK + tl.sum(p_JG[:, :, None] * da_JGK.to(tl.float32), 0)
-            dk_GK += ds_G[:, None] * q_GK + tl.sum(ds_JG[:, :, None] * q_JGK.to(tl.float32), 0)
+            dv_GK += tl.sum(p_NG[:, :, None] * da_NGK, 0) + tl.sum(p_JG[:, :, None] * da_JGK.to(tl.float32), 0)
+            dk_GK += tl.sum(ds_NG[:, :, None] * q_NGK, 0) + tl.sum(ds_JG[:, :, None] * q_JGK.to(tl.float32), 0)
 
         # 6. Results.
         tl.store(dkv_ptr + group_row * 2 * D + hk_GK, dk_GK * K**-0.5, live_G1)
@@ -268,6 +279,8 @@ def begin_bwd_kernel(
     lse_ptr: tl.tensor,
     delta_ptr: tl.tensor,
     dq_ptr: tl.tensor,
+    dkt_ptr: tl.tensor,
+    dvt_ptr: tl.tensor,
     draw_ptr: tl.tensor,
     dgain_ptr: tl.tensor,
     B: tl.tensor,
@@ -286,9 +299,10 @@ def begin_bwd_kernel(
           dq_past, its query's gradient from persistent pairs;
        b. compute the query q and the temporary key k again, as ``begin_fwd_kernel`` does;
        c. p and ds, weight and gradient of the logit of the temporary pair;
-       d. dq = dq_past + ds k and dk = ds q;
+       d. dq = dq_past + ds k, dk = ds q and dv = p da; with dkt_ptr (blocks of several positions) dq = dq_past, and dk
+          and dv are loaded;
        e. NORM: add the gradient of the gain, and take dq and dk through their norms;
-       f. store dq_raw, dk_raw and dv = p da.
+       f. store dq_raw, dk_raw and dv.
     3. NORM: store the sum of the gain's gradients.
 
     ======  ==========================  ================================  ================================
@@ -300,12 +314,14 @@ def begin_bwd_kernel(
     lse     (S, B, H) float32           attend_fwd_kernel                 here
     delta   (S, B, H) float32           attend_bwd_kernel                 here
     dq      (S, B, D) low               query_bwd_kernel                  here
+    dkt     (S, B, D) low               query_bwd_kernel                  here
+    dvt     (S, B, D) low               query_bwd_kernel                  here
     draw    (S, B, 3 D) low             here                              product with qkv, gradient of qkv
     dgain   (S / C, B, D) float32       here, group after group           the end of the backward
     ======  ==========================  ================================  ================================
 
     ``da_stride`` gives the distance between layers of da, and with D / K times fewer elements of lse and delta; gain,
-    dq, draw and dgain have no gap between layers.
+    dq, dkt, dvt, draw and dgain have no gap between layers.
     """
     H: tl.constexpr = D // K
     layer, part, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0).to(tl.int64)
@@ -344,16 +360,23 @@ def begin_bwd_kernel(
         else:
             q_1E, k_1E = q_raw_1E.to(low).to(tl.float32), k_raw_1E.to(low).to(tl.float32)
 
-        # c. Weight and gradient of the logit.
-        s_H = tl.sum(tl.reshape(q_1E * k_1E, [E // K, K]), 1) * (unit * LOG2E)
-        p_H = tl.exp2(s_H - lse_H)
-        ds_H = p_H * (tl.sum(tl.reshape(da_1E * v_1E, [E // K, K]), 1) - delta_H) * unit
-        p_1E = tl.reshape(tl.broadcast_to(p_H[:, None], [E // K, K]), [1, E])
-        ds_1E = tl.reshape(tl.broadcast_to(ds_H[:, None], [E // K, K]), [1, E])
+        if dkt_ptr is None:
+            # c. Weight and gradient of the logit.
+            s_H = tl.sum(tl.reshape(q_1E * k_1E, [E // K, K]), 1) * (unit * LOG2E)
+            p_H = tl.exp2(s_H - lse_H)
+            ds_H = p_H * (tl.sum(tl.reshape(da_1E * v_1E, [E // K, K]), 1) - delta_H) * unit
+            p_1E = tl.reshape(tl.broadcast_to(p_H[:, None], [E // K, K]), [1, E])
+            ds_1E = tl.reshape(tl.broadcast_to(ds_H[:, None], [E // K, K]), [1, E])
 
-        # d. Gradients of query and key.
-        dq_1E = dq_past_1E + ds_1E * k_1E
-        dk_1E = ds_1E * q_1E
+            # d. Gradients of query and pair.
+            dq_1E = dq_past_1E + ds_1E * k_1E
+            dk_1E = ds_1E * q_1E
+            dv_1E = p_1E * da_1E
+        else:
+            # d. Gradients that came from the block.
+            dq_1E = dq_past_1E
+            dk_1E = tl.load(dkt_ptr + group_row * D + e_1E, here, 0.0).to(tl.float32)
+            dv_1E = tl.load(dvt_ptr + group_row * D + e_1E, here, 0.0).to(tl.float32)
 
         # e. Norms.
         if NORM:
@@ -367,7 +390,7 @@ def begin_bwd_kernel(
         # f. Results.
         tl.store(draw_ptr + group_row * 3 * D + e_1E, dq_raw_1E, here)
         tl.store(draw_ptr + group_row * 3 * D + D + e_1E, dk_raw_1E, here)
-        tl.store(draw_ptr + group_row * 3 * D + 2 * D + e_1E, p_1E * da_1E, here)
+        tl.store(draw_ptr + group_row * 3 * D + 2 * D + e_1E, dv_1E, here)
 
     # 3. Gradient of the gain.
     if NORM:

@@ -47,12 +47,17 @@ class Kept:
     """(L, T, B, D) low, persistent keys. pair_fwd -> all attention, pair_bwd."""
     v: Tensor
     """(L, T, B, D) low, persistent values. pair_fwd -> all attention."""
+    kt: Tensor | None = None
+    """(L, T, B, D) low, temporary keys, in blocks of several positions alone. begin_fwd -> past_fwd, query_bwd."""
+    vt: Tensor | None = None
+    """(L, T, B, D) low, temporary values, in such blocks alone. begin_fwd -> past_fwd, query_bwd."""
 
     @staticmethod
     def saved(sizes: Sizes) -> tuple[Tensor, ...]:
         """Allocate memory in few tensors: normed inputs and outputs of a chained stack overlap."""
         L, T, B, D, H = sizes.L, sizes.schedule.length, sizes.B, sizes.D, sizes.H
         both = (L + 1,) if sizes.chained else (2, L)
+        pairs = 2 if sizes.block == 1 else 4
         return (
             sizes.new_low(*both, T, B, D),  # n_x and n_z
             sizes.new_wide(*both, T, B, 1),  # r_x and r_z
@@ -63,8 +68,7 @@ class Kept:
             sizes.new_wide(L, T, B, 1),  # r_u
             sizes.new_low(L, T, B, D),  # n_u
             sizes.new_wide(L, T, B, 1),  # r_k
-            sizes.new_low(L, T, B, D),  # k
-            sizes.new_low(L, T, B, D),  # v
+            *(sizes.new_low(L, T, B, D) for _ in range(pairs)),  # k, v, kt, vt
         )
 
     @staticmethod
@@ -77,11 +81,11 @@ class Kept:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Kept":
         """``function`` of each tensor."""
-        return Kept(*map(function, vars(self).values()))
+        return Kept(*(y if y is None else function(y) for y in vars(self).values()))
 
-    def at(self, i: int) -> "Kept":
-        """Position i (n, B, ...) of groups (n, S, B, ...)."""
-        return self.map(lambda y: y.select(1, i))
+    def at(self, i: int, count: int) -> "Kept":
+        """Rows (n, count * B, ...) of ``count`` positions from i on, of groups (n, S, B, ...)."""
+        return self.map(lambda y: rows_at(y, i, count))
 
 
 @dataclass(frozen=True)
@@ -99,28 +103,29 @@ class ForwardScratch:
     o: Tensor
     """(W, S, B, D), softmax's numerator so far. begin_fwd, past_fwd -> past_fwd, attend_fwd."""
     u: Tensor
-    """(W, B, D), residual stream before the MLP, at one position. add_norm_fwd -> add_norm_fwd."""
+    """(W, block * B, D), residual stream before the MLP, in one block. add_norm_fwd -> add_norm_fwd."""
     y: Tensor
-    """(W, B, D) low, residual branch at one position. products out and down -> add_norm_fwd."""
+    """(W, block * B, D) low, residual branch in one block. products out and down -> add_norm_fwd."""
     h: Tensor
-    """(W, B, F) low, hidden layer at one position. product up; gelu_fwd in place -> product down."""
+    """(W, block * B, F) low, hidden layer in one block. product up; gelu_fwd in place -> product down."""
     kv: Tensor
-    """(W, B, 2 D) low, persistent pair before the norm, at one position. product kv -> pair_fwd."""
+    """(W, block * B, 2 D) low, persistent pairs before the norm, in one block. product kv -> pair_fwd."""
 
     @staticmethod
     def new(sizes: Sizes) -> "ForwardScratch":
         """Uninitialised memory."""
         L, B, D, H, S, W = sizes.L, sizes.B, sizes.D, sizes.H, sizes.schedule.group, sizes.schedule.most
+        rows = sizes.block * B
         return ForwardScratch(
             x=sizes.new_wide(L + 1, S, B, D),
             z=sizes.new_wide(L + 1, S, B, D),
             m=sizes.new_wide(W, S, B, H),
             l=sizes.new_wide(W, S, B, H),
             o=sizes.new_wide(W, S, B, D),
-            u=sizes.new_wide(W, B, D),
-            y=sizes.new_low(W, B, D),
-            h=sizes.new_low(W, B, sizes.F),
-            kv=sizes.new_low(W, B, 2 * D),
+            u=sizes.new_wide(W, rows, D),
+            y=sizes.new_low(W, rows, D),
+            h=sizes.new_low(W, rows, sizes.F),
+            kv=sizes.new_low(W, rows, 2 * D),
         )
 
 
@@ -156,10 +161,14 @@ class BackwardScratch:
     """(W, S, B, D), gradients of keys from later chunks. past_bwd -> attend_bwd."""
     dv: Tensor
     """(W, S, B, D), gradients of values from later chunks. past_bwd -> attend_bwd."""
+    dkt: Tensor | None
+    """(W, S, B, D) low, gradients of temporary keys, in blocks of several positions alone. query_bwd -> begin_bwd."""
+    dvt: Tensor | None
+    """(W, S, B, D) low, gradients of temporary values, in such blocks alone. query_bwd -> begin_bwd."""
     dn: Tensor
-    """(W, B, D) low, gradients of a normed row at one position. products kv and up -> add_norm_bwd."""
+    """(W, block * B, D) low, gradients of normed rows in one block. products kv and up -> add_norm_bwd."""
     dg: Tensor
-    """(W, B, F) low, gradients of GELU's output at one position. product down -> gelu_bwd."""
+    """(W, block * B, F) low, gradients of GELU's output in one block. product down -> gelu_bwd."""
     dgain: Tensor
     """(L, S / C, B, D), sums of the gradients of ``key_gain``, C positions of ``BEGIN_BWD`` each. begin_bwd -> end."""
 
@@ -184,10 +193,17 @@ class BackwardScratch:
             draw=sizes.new_low(W, S, B, 3 * D),
             dk=sizes.new_wide(W, S, B, D),
             dv=sizes.new_wide(W, S, B, D),
-            dn=sizes.new_low(W, B, D),
-            dg=sizes.new_low(W, B, F),
+            dkt=sizes.new_low(W, S, B, D) if sizes.block > 1 else None,
+            dvt=sizes.new_low(W, S, B, D) if sizes.block > 1 else None,
+            dn=sizes.new_low(W, sizes.block * B, D),
+            dg=sizes.new_low(W, sizes.block * B, F),
             dgain=torch.zeros(L, S // BEGIN_BWD["C"], B, D, dtype=sizes.wide, device=sizes.device),
         )
+
+
+def rows_at(y_nSBX: Tensor, i: int, count: int) -> Tensor:
+    """View (n, count * B, X) of ``count`` positions from i on."""
+    return y_nSBX[:, i : i + count].flatten(1, 2)
 
 
 def at_work(y_LTBX: Tensor, wave: Wave, schedule: Schedule) -> Tensor:

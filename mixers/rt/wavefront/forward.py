@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from mixers.rt.past_kernels import past_fwd_kernel
-from mixers.rt.wavefront.buffers import ForwardScratch, Kept, at_work
+from mixers.rt.wavefront.buffers import ForwardScratch, Kept, at_work, rows_at
 from mixers.rt.wavefront.forward_kernels import (
     add_norm_fwd_kernel,
     attend_fwd_kernel,
@@ -104,15 +104,16 @@ class Forward(Pass):
         2. Attention of the group to all earlier groups.
         3. For each chunk:
            a. attention of the chunk to the group's earlier chunks;
-           b. for each position, attention to the chunk's earlier positions, and the steps from there to its pair.
+           b. for each block, attention to the chunk's earlier positions, and the steps from there to its pairs.
         """
-        base, group = groups.wave.base, self.sizes.schedule.group
+        base, group, block = groups.wave.base, self.sizes.schedule.group, self.sizes.block
 
         # 1. Queries and temporary pairs.
         self.begin(groups)
 
-        # 2. Earlier groups.
-        self.attend_past(groups, begin=0, start=base, stop=base + group, tile=group_tile(group, self.sizes.K))
+        # 2. Earlier groups, and the temporary pairs of blocks of several positions.
+        tile = group_tile(group, self.sizes.K)
+        self.attend_past(groups, begin=0, start=base, stop=base + group, block=block, tile=tile)
 
         # 3. Chunks.
         for chunk in range(0, group, CHUNK):
@@ -121,14 +122,17 @@ class Forward(Pass):
                 # a. Earlier chunks.
                 self.attend_past(groups, begin=base, start=start, stop=start + CHUNK, tile=CHUNK_TILE)
 
-            # b. Positions.
+            # b. Blocks.
             attend = self.attention_in_chunk(groups, chunk)
-            for t in range(CHUNK):
+            for t in range(0, CHUNK, block):
                 attend(t=t, J=position_tile(t))
-                self.finish_position(groups, chunk + t)
+                self.finish_block(groups, chunk + t)
 
     def begin(self, groups: _Groups) -> None:
-        """Normed inputs, queries, and the softmax state over temporary pairs, for a whole group."""
+        """Normed inputs, queries, and the softmax state over temporary pairs, for a whole group.
+
+        Temporary pairs of blocks of several positions are stored instead, for ``attend_past``.
+        """
         (lo, hi, _), n, kept = groups.wave, groups.wave.n, groups.kept
         rows = self.sizes.schedule.group * self.sizes.B
 
@@ -149,24 +153,29 @@ class Forward(Pass):
             m_ptr=self.scratch.m,
             l_ptr=self.scratch.l,
             o_ptr=self.scratch.o,
+            kt_ptr=kept.kt,
+            vt_ptr=kept.vt,
             rows=rows,
             K=self.sizes.K,
             NORM=self.qk_norm,
             **self.row_arguments,
         )
 
-    def attend_past(self, groups: _Groups, *, begin: int, start: int, stop: int, tile: dict[str, Any]) -> None:
+    def attend_past(
+        self, groups: _Groups, *, begin: int, start: int, stop: int, block: int = 1, tile: dict[str, Any]
+    ) -> None:
         """Let the queries start..stop attend to the pairs begin..start, positions of layer ``lo``.
 
+        With blocks of several positions, also to the temporary pairs of their blocks; this starts the softmax state.
         The kernel finds the other layers at work by their distance from ``lo``.
         """
         (lo, _, base), sizes = groups.wave, self.sizes
-        q = self.kept.q[lo]
+        q, kt, vt = self.kept.q, self.kept.kt, self.kept.vt
 
         past_fwd_kernel[(groups.wave.n * sizes.B * sizes.H,)](
-            q_ptr=q,
-            kt_ptr=q,  # temporary pairs are in the state already
-            vt_ptr=q,
+            q_ptr=q[lo],
+            kt_ptr=(q if kt is None else kt)[lo],  # without kt, temporary pairs are in the state already
+            vt_ptr=(q if vt is None else vt)[lo],
             k_ptr=self.kept.k[lo],
             v_ptr=self.kept.v[lo],
             m_ptr=self.scratch.m,
@@ -176,20 +185,22 @@ class Forward(Pass):
             start=start,
             stop=stop,
             base=base,
-            FIRST=False,
+            FIRST=block > 1,
+            BLOCK=block,
             **self.past_arguments,
             **tile,
         )
 
     def attention_in_chunk(self, groups: _Groups, chunk: int) -> Callable[..., Any]:
-        """Launch of the attention of one position, ``t`` of its chunk, which begins at position ``chunk`` of the group.
+        """Launch of the attention of the block at ``t`` of its chunk, which begins at position ``chunk`` of the group.
 
         ``J`` is the number of earlier positions that a tile takes.
         """
-        first, scratch, sizes = groups.kept.at(chunk), self.scratch, self.sizes
+        scratch, sizes = self.scratch, self.sizes
+        first = groups.kept.at(chunk, sizes.block)
 
         return partial(
-            attend_fwd_kernel[groups.wave.n * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
+            attend_fwd_kernel[groups.wave.n * sizes.block * sizes.B, triton.cdiv(sizes.H, ATTEND["G"])],
             q_ptr=first.q,
             k_ptr=first.k,
             v_ptr=first.v,
@@ -204,19 +215,20 @@ class Forward(Pass):
             D=sizes.D,
             K=sizes.K,
             S=sizes.schedule.group,
+            BLOCK=sizes.block,
             **ATTEND,
         )
 
-    def finish_position(self, groups: _Groups, i: int) -> None:
-        """Compute the outputs and persistent pairs of position i of a group from its attention outputs."""
-        n, B = groups.wave.n, self.sizes.B
+    def finish_block(self, groups: _Groups, i: int) -> None:
+        """Compute outputs and persistent pairs of the block at position i of a group from its attention outputs."""
+        n, block, rows = groups.wave.n, self.sizes.block, self.sizes.block * self.sizes.B
         scratch, operands = self.scratch, groups.operands
-        kept, x, z = groups.kept.at(i), groups.x[:, i], groups.z[:, i]
+        kept, x, z = groups.kept.at(i, block), rows_at(groups.x, i, block), rows_at(groups.z, i, block)
         u, y, h, kv = scratch.u, scratch.y[:n], scratch.h[:n], scratch.kv[:n]
 
         # u = x + scale * out a
         product(kept.a, operands.out, out=y)
-        add_norm_fwd_kernel[B, n](
+        add_norm_fwd_kernel[rows, n](
             **strided(x=x, y=y, u=u, n=kept.n_u, r=kept.r_u), scale=self.setting.scale, NORM=True, **self.row_arguments
         )
 
@@ -224,7 +236,7 @@ class Forward(Pass):
         product(kept.n_u, operands.up, out=h)
         gelu_fwd_kernel[(triton.cdiv(h.numel(), GELU["W"]),)](h_ptr=h, total=h.numel(), **GELU)
         product(h, operands.down, out=y)
-        add_norm_fwd_kernel[B, n](
+        add_norm_fwd_kernel[rows, n](
             **strided(x=u, y=y, u=z, n=kept.n_z, r=kept.r_z),
             scale=self.setting.scale,
             NORM=self.setting.persistent_norm,
@@ -233,7 +245,7 @@ class Forward(Pass):
 
         # Persistent pair.
         product(kept.n_z, operands.kv, out=kv)
-        pair_fwd_kernel[B, n](
+        pair_fwd_kernel[rows, n](
             **strided(raw=kv, r=kept.r_k),
             k_ptr=kept.k,
             v_ptr=kept.v,

@@ -22,30 +22,34 @@ def begin_fwd_kernel(
     m_ptr: tl.tensor,
     l_ptr: tl.tensor,
     o_ptr: tl.tensor,
+    kt_ptr: tl.tensor,
+    vt_ptr: tl.tensor,
     rows: tl.tensor,
     D: tl.constexpr,
     E: tl.constexpr,
     K: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Query of a row, and its softmax state over its own temporary pair. Grid: (rows, layers).
+    """Query of a row, and its temporary pair or its softmax state over this pair. Grid: (rows, layers).
 
     1. Load the row's products q_raw, k_raw and v.
     2. q = q_raw rms(q_raw) gain and k = k_raw rms(k_raw); without NORM, q = q_raw and k = k_raw.
-    3. Round q to ``low`` and store it.
-    4. Store the softmax state of each head: m = q k / sqrt(K), l = 1, o = v.
+    3. Round q and k to ``low`` and store q.
+    4. Without kt_ptr (blocks of one position), store the softmax state of each head: m = q k / sqrt(K), l = 1, o = v.
+       With it, store k and v, to which the whole block attends.
 
-    ======  ========================  ====================  =============================
-    tensor  shape, dtype              writer                reader
-    ======  ========================  ====================  =============================
-    raw     (rows, 3 D) low           product with qkv      here, begin_bwd_kernel
-    gain    (D) float32               weights.key_gain      here, begin_bwd_kernel
-    q       (rows, D) low             here                  attention, both passes
-    m, l    (rows, H) float32         here                  past_fwd, attend_fwd_kernel
-    o       (rows, D) float32         here                  past_fwd, attend_fwd_kernel
-    ======  ========================  ====================  =============================
+    ======  ========================  ======================  =============================
+    tensor  shape, dtype              writer                  reader
+    ======  ========================  ======================  =============================
+    raw     (rows, 3 D) low           product with qkv        here, begin_bwd_kernel
+    gain    (D) float32               weights.key_gain        here, begin_bwd_kernel
+    q       (rows, D) low             here                    attention, both passes
+    kt, vt  (rows, D) low             here                    past_fwd, query_bwd
+    m, l    (rows, H) float32         here, past_fwd_kernel   past_fwd, attend_fwd_kernel
+    o       (rows, D) float32         here, past_fwd_kernel   past_fwd, attend_fwd_kernel
+    ======  ========================  ======================  =============================
 
-    ``rows`` is the number of rows of a layer; gain, m, l and o have no gap between layers.
+    ``rows`` is the number of rows of a layer; gain, m, l and o have no gap between layers. kt and vt have that of q.
     """
     H: tl.constexpr = D // K
     layer, row = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
@@ -67,15 +71,22 @@ def begin_fwd_kernel(
 
     # 3. Query.
     q_low_1E = q_1E.to(v_1E.dtype)
-    tl.store(q_ptr + layer * q_stride + row * D + e_1E, q_low_1E, e_1E < D)
+    k_low_1E = k_1E.to(v_1E.dtype)
+    at_1E = layer * q_stride + row * D + e_1E
+    tl.store(q_ptr + at_1E, q_low_1E, e_1E < D)
 
-    # 4. Softmax state.
-    qk_1E = q_low_1E.to(tl.float32) * k_1E.to(v_1E.dtype).to(tl.float32)
-    h = tl.arange(0, E // K)
-    at = (layer * rows + row) * H + h
-    tl.store(m_ptr + at, tl.sum(tl.reshape(qk_1E, [E // K, K]), 1) * (K**-0.5 * LOG2E), h < H)
-    tl.store(l_ptr + at, tl.full([E // K], 1.0, tl.float32), h < H)
-    tl.store(o_ptr + (layer * rows + row) * D + e_1E, v_1E, e_1E < D)
+    # 4. Temporary pair.
+    if kt_ptr is not None:
+        tl.store(kt_ptr + at_1E, k_low_1E, e_1E < D)
+        tl.store(vt_ptr + at_1E, v_1E, e_1E < D)
+    else:
+        # 5. Softmax state.
+        qk_1E = q_low_1E.to(tl.float32) * k_low_1E.to(tl.float32)
+        h = tl.arange(0, E // K)
+        at = (layer * rows + row) * H + h
+        tl.store(m_ptr + at, tl.sum(tl.reshape(qk_1E, [E // K, K]), 1) * (K**-0.5 * LOG2E), h < H)
+        tl.store(l_ptr + at, tl.full([E // K], 1.0, tl.float32), h < H)
+        tl.store(o_ptr + (layer * rows + row) * D + e_1E, v_1E, e_1E < D)
 
 
 @triton.jit(do_not_specialize=["B", "N", "t"])
@@ -97,12 +108,15 @@ def attend_fwd_kernel(
     J: tl.constexpr,
     S: tl.constexpr,
     G: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Attention output of position t of a chunk, in G heads of a sequence. Grid: (layers * B, H / G).
+    """Attention output of position i of the block at t of a chunk, in G heads of a sequence.
+
+    Grid: (layers * BLOCK * B, H / G).
 
     1. Load the pairs of the chunk's t <= J positions before t, which a tile of J takes.
-    2. Load the query, scaled by 1/sqrt(K), and the softmax state over the pairs of earlier chunks.
-    3. Logits s_j = q k_j + slope (j - t).
+    2. Load the query, scaled by 1/sqrt(K), and the softmax state over temporary pairs and the pairs of earlier chunks.
+    3. Logits s_j = q k_j + slope (j - i).
     4. New maximum m, weights p_j = 2^(s_j - m), and shrink = 2^(m_before - m).
     5. l = l_before shrink + sum p_j and o = o_before shrink + sum p_j v_j.
     6. Store a = o / l and lse = m + log2 l.
@@ -122,29 +136,32 @@ def attend_fwd_kernel(
     Pointers are to the chunk's first position. Layers are N rows apart, those of m, l and o S * B rows.
     """
     H: tl.constexpr = D // K
-    layer = (tl.program_id(0) // B).to(tl.int64)
-    row = layer * N + tl.program_id(0) % B
-    state_row = layer * S * B + tl.program_id(0) % B + t * B
+    layer = (tl.program_id(0) // (BLOCK * B)).to(tl.int64)
+    row_in_block = tl.program_id(0) % (BLOCK * B)
+    first_row = layer * N + row_in_block % B
+    row = layer * N + row_in_block + t * B
+    state_row = layer * S * B + row_in_block + t * B
+    i = t + row_in_block // B if BLOCK > 1 else t
     head = tl.program_id(1) * G + tl.arange(0, G)
     hk_GK = head[:, None] * K + tl.arange(0, K)[None, :]
     live_G1 = (head < H)[:, None]
 
     # 1. Pairs.
     j = tl.arange(0, J)
-    at_JGK = (row + j[:, None, None] * B) * D + hk_GK[None, :, :]
+    at_JGK = (first_row + j[:, None, None] * B) * D + hk_GK[None, :, :]
     past_JGK = (j < t)[:, None, None] & live_G1[None, :, :]
     k_JGK = tl.load(k_ptr + at_JGK, past_JGK, 0.0)
     v_JGK = tl.load(v_ptr + at_JGK, past_JGK, 0.0)
 
     # 2. Query and state.
-    q_GK = tl.load(q_ptr + (row + t * B) * D + hk_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
+    q_GK = tl.load(q_ptr + row * D + hk_GK, live_G1, 0.0).to(tl.float32) * (K**-0.5 * LOG2E)
     slope_G = tl.load(slopes_ptr + head, head < H, 0.0) * LOG2E
     m_before_G = tl.load(m_ptr + state_row * H + head, head < H, 0.0)
     l_before_G = tl.load(l_ptr + state_row * H + head, head < H, 1.0)
     o_before_GK = tl.load(o_ptr + state_row * D + hk_GK, live_G1, 0.0)
 
     # 3. Logits.
-    s_JG = tl.sum(q_GK[None, :, :] * k_JGK.to(tl.float32), 2) + slope_G[None, :] * (j - t)[:, None]
+    s_JG = tl.sum(q_GK[None, :, :] * k_JGK.to(tl.float32), 2) + slope_G[None, :] * (j - i)[:, None]
     s_seen_JG = tl.where((j < t)[:, None], s_JG, MASKED)
 
     # 4. Maximum and weights.
@@ -157,8 +174,8 @@ def attend_fwd_kernel(
     o_GK = o_before_GK * shrink_G[:, None] + tl.sum(p_JG[:, :, None] * v_JGK.to(tl.float32), 0)
 
     # 6. Output.
-    tl.store(a_ptr + (row + t * B) * D + hk_GK, o_GK / l_G[:, None], live_G1)
-    tl.store(lse_ptr + (row + t * B) * H + head, m_G + tl.log2(l_G), head < H)
+    tl.store(a_ptr + row * D + hk_GK, o_GK / l_G[:, None], live_G1)
+    tl.store(lse_ptr + row * H + head, m_G + tl.log2(l_G), head < H)
 
 
 @triton.jit

@@ -36,6 +36,9 @@ The backward pass recomputes the hidden layer group by group, and accumulates th
 There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which should
 be captured in a CUDA graph.
 
+*Blocks.* With a block of 2, 4, 8 or 16 positions, its positions take the place of one: a chunk has fewer steps, each of
+more rows. Temporary pairs are kept for a whole group, and ``past_kernels`` let the queries of a block attend to them.
+
 For runs that are trained together, the runs take the place of the layers of a wave, without a shift in time, and the
 layers are computed one after the other.
 
@@ -54,6 +57,7 @@ from torch import Tensor
 from mixers.ops.runs import Method, Optionals, Tensors
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
+from mixers.rt.wavefront.schedule import CHUNK
 from mixers.rt.wavefront.setup import Setting
 from mixers.rt.weights import LayerWeights
 
@@ -70,8 +74,8 @@ def unsupported(D: int, H: int, block: int, dtype: torch.dtype, device: torch.de
         dtype: dtype of matrix products.
         device: device of the inputs.
     """
-    if block != 1:
-        return f"blocks of {block} positions (kernels are written for blocks of 1)"
+    if CHUNK % block:
+        return f"blocks of {block} positions (kernels: divisors of {CHUNK})"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"{dtype} (kernels compute in float32 or bfloat16)"
     if D % H or D // H not in HEAD_DIMS:
@@ -117,7 +121,7 @@ def layers_method(layers: int, setting: Setting) -> Method:
 
 
 def _check(x_RBTD: Tensor, setting: Setting) -> None:
-    reason = unsupported(x_RBTD.shape[-1], len(setting.slopes_H), 1, setting.dtype, x_RBTD.device)
+    reason = unsupported(x_RBTD.shape[-1], len(setting.slopes_H), setting.block, setting.dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")
 

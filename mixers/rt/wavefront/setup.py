@@ -20,12 +20,14 @@ class Setting:
         slopes_H: ALiBi slope of each head.
         scale: factor of the residual branches.
         persistent_norm: RMS norm of outputs before their persistent pairs.
+        block: positions that attend to each other's temporary pairs.
         dtype: dtype of the matrix products.
     """
 
     slopes_H: Tensor
     scale: float
     persistent_norm: bool
+    block: int = 1
     dtype: torch.dtype
 
 
@@ -40,6 +42,7 @@ class Sizes:
         D: model width.
         H: heads.
         F: hidden width of the MLP.
+        block: positions of a block, which are computed at the same time.
         schedule: order of the groups.
         low: dtype of the products.
         wide: dtype of inputs, sums and statistics.
@@ -53,6 +56,7 @@ class Sizes:
     D: int
     H: int
     F: int
+    block: int
     schedule: Schedule
     low: torch.dtype
     wide: torch.dtype
@@ -77,6 +81,7 @@ class Sizes:
             D=D,
             H=len(setting.slopes_H),
             F=weights.up_FD.shape[1],
+            block=setting.block,
             schedule=schedule,
             low=setting.dtype,
             wide=x_RBTD.dtype,

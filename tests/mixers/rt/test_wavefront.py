@@ -35,6 +35,7 @@ class Case(NamedTuple):
     F: int
     qk_norm: bool = True
     persistent_norm: bool = True
+    block: int = 1
 
 
 def build(case: Case) -> tuple[list[Stack], Tensor, Tensor]:
@@ -42,7 +43,11 @@ def build(case: Case) -> tuple[list[Stack], Tensor, Tensor]:
     torch.manual_seed(sum(case))
     shape = Shape(width=case.D, mlp_width=case.F, layers=case.L)
     config = RecurrentTransformer.Config(
-        heads=case.H, qk_norm=case.qk_norm, persistent_norm=case.persistent_norm, implementation="naive"
+        heads=case.H,
+        qk_norm=case.qk_norm,
+        persistent_norm=case.persistent_norm,
+        block=case.block,
+        implementation="naive",
     )
     runs = [Stack(RecurrentTransformer(config, shape) for _ in range(case.L)).double() for _ in range(case.R)]
     for stack in runs:
@@ -103,6 +108,11 @@ def check_float32(case: Case) -> None:
         (16, Case(2, 1, 2, 18, 16, 1, 40, qk_norm=False)),
         (16, Case(2, 2, 1, 3, 16, 1, 16, persistent_norm=False)),
         (16, Case(1, 2, 2, 19, 16, 1, 16)),
+        (16, Case(1, 1, 2, 21, 32, 2, 24, block=2)),
+        (32, Case(2, 1, 2, 35, 32, 2, 24, block=4)),
+        (16, Case(2, 1, 1, 18, 16, 1, 16, block=16, qk_norm=False)),
+        (16, Case(1, 2, 2, 19, 16, 1, 16, block=8, persistent_norm=False)),
+        (16, Case(1, 1, 1, 3, 16, 1, 16, block=16)),
     ],
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +239,9 @@ def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int
 def test_says_why_a_case_is_unsupported() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
-    assert "blocks of 4" in str(unsupported(1408, 22, 4, torch.bfloat16, cuda))
+    assert unsupported(1408, 22, 16, torch.bfloat16, cuda) is None
+    assert "blocks of 3" in str(unsupported(1408, 22, 3, torch.bfloat16, cuda))
+    assert "blocks of 32" in str(unsupported(1408, 22, 32, torch.bfloat16, cuda))
     assert "16 heads of width 1408" in str(unsupported(1408, 16, 1, torch.bfloat16, cuda))
     assert "float64" in str(unsupported(1408, 22, 1, torch.float64, cuda))
     assert "cpu" in str(unsupported(1408, 22, 1, torch.bfloat16, cpu))
@@ -246,6 +258,10 @@ SHAPES = [
     Case(3, 1, 3, 70, 96, 3, 384),
     Case(4, 1, 3, 200, 256, 4, 512),
     Case(12, 1, 2, 130, 128, 2, 256),
+    Case(1, 1, 33, 63, 704, 11, 2816, block=4),
+    Case(1, 3, 5, 100, 256, 4, 512, block=2),
+    Case(2, 1, 17, 70, 512, 4, 1000, block=16),
+    Case(4, 1, 3, 200, 256, 4, 512, block=8),
 ]
 
 
