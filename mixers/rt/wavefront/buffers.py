@@ -8,6 +8,7 @@ other buffers are float32. The line of a buffer reads "shape, meaning. writers -
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,8 @@ class Kept:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Kept":
         """``function`` of each tensor."""
-        return Kept(*(y if y is None else function(y) for y in vars(self).values()))
+        mapped: list[Any] = [None if y is None else function(y) for y in vars(self).values()]
+        return Kept(*mapped)
 
     def at(self, i: int, count: int) -> "Kept":
         """Rows (n, count * B, ...) of ``count`` positions from i on, of groups (n, S, B, ...)."""
