@@ -358,9 +358,9 @@ def test_residual_branches_are_scaled_by_depth() -> None:
 
 
 @pytest.mark.parametrize("name", ["rt", "transformer"])
-def test_exported_and_traced_layers_compute_what_the_layer_computes(name: str) -> None:
-    """What the layer's C code writes is not in a record of PyTorch's operations."""
+def test_a_record_of_a_layer_computes_what_the_layer_computes(name: str) -> None:
+    """``torch.export`` makes such records; what C writes would not be in them."""
     layer, x, other = build(name, {}), inputs(9), inputs(9, seed=2)
     with torch.no_grad():
-        for recorded in (torch.export.export(layer, (x,)).module(), make_fx(layer)(x)):
-            torch.testing.assert_close(recorded(other), layer(other), rtol=1e-12, atol=1e-12)
+        recorded = make_fx(layer)(x)
+        torch.testing.assert_close(recorded(other), layer(other), rtol=1e-12, atol=1e-12)

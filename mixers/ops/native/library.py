@@ -47,8 +47,6 @@ def is_recorded() -> bool:
 
     The record would lack what C writes. ``torch.compile`` leaves its graph to call C, so this returns False for it.
     """
-    if torch.compiler.is_exporting():
-        return True
     return not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is not None
 
 
