@@ -68,7 +68,7 @@ class RWKV(MixerLayer):
 
     def head_norm(self, o: Tensor) -> Tensor:
         """Return the layer norm of each head of ``o`` (..., H, K), heads concatenated."""
-        return self.norm(o.reshape(-1, self.shape.width)).view(*o.shape[:-2], -1)
+        return self.norm(o.reshape(-1, self.shape.width)).view(*o.shape[:-2], self.shape.width)
 
 
 class RWKV6(RWKV):

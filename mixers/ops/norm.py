@@ -17,7 +17,12 @@ def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
 
     Statistics are in float32 for 16-bit inputs. Under bfloat16 autocast on a GPU the result is bfloat16, because matrix
     products read it.
+
+    Raises:
+        ValueError: Inputs and gain have different widths; a gain of one number counts for every channel.
     """
+    if gain_D.numel() != 1:
+        check_width(x, gain_D)
     if runs_fused(x):
         from mixers.ops.kernels.norm import rms_norm_method
 
@@ -34,13 +39,27 @@ def branching_rms_norm(x: Tensor, gain_D: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``rms_norm(x)`` for a residual branch, and ``x`` for the residual stream that bypasses it.
 
     On a GPU, the backward kernel of the norm adds both gradients of ``x``; otherwise autograd adds them.
+
+    Raises:
+        ValueError: Inputs and gain have different widths.
     """
+    check_width(x, gain_D)
     if runs_fused(x):
         from mixers.ops.kernels.norm import rms_norm_method
 
         normed, rest = over_runs(rms_norm_method(torch.bfloat16, branching=True), x, gain_D)
         return normed, rest
     return rms_norm(x, gain_D), x
+
+
+def check_width(x: Tensor, gain_D: Tensor) -> None:
+    """Check that inputs have the width of a layer's parameters, because kernels and C code check no bounds.
+
+    Raises:
+        ValueError: They have another width.
+    """
+    if x.shape[-1:] != gain_D.shape:
+        raise ValueError(f"inputs {tuple(x.shape)} do not end with the width of the layer, which is {gain_D.shape[-1]}")
 
 
 def naive_rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:

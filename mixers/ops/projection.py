@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.norm import rms_norm
+from mixers.ops.norm import check_width, rms_norm
 from mixers.ops.numerics import runs_fused
 from mixers.ops.runs import over_runs
 
@@ -25,7 +25,11 @@ def normed_qkv(
         gain_D: Gain of the norm of the inputs.
         q_gain_D, k_gain_D: Gains of QK-norm over the full width; None leaves it out.
         q_DD, k_DD, v_DD: Weights of the three maps.
+
+    Raises:
+        ValueError: Inputs and gain have different widths.
     """
+    check_width(x, gain_D)
     if runs_fused(x):
         from mixers.ops.kernels.projection import fits_project, project_method
 

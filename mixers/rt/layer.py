@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mixers.attention_layer import AttentionLayer
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attention_step
+from mixers.ops.norm import check_width
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
 from mixers.parts import RMSNorm
@@ -152,6 +153,7 @@ class RecurrentTransformer(AttentionLayer):
         return min(self.config.block, 1 << (x_BTD.shape[-2] - 1).bit_length())
 
     def _choose(self, x_BTD: Tensor) -> Chosen:
+        check_width(x_BTD, self.attention_norm.gain)
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
 
@@ -183,9 +185,21 @@ class RecurrentTransformer(AttentionLayer):
         return z_BTD
 
     def _native(self, x_BTD: Tensor) -> Tensor:
-        """Return the outputs, computed in C."""
+        """Return the outputs, computed in C.
+
+        Raises:
+            ValueError: a weight has another dtype or device than the inputs, which the C code would read as its own.
+        """
+        weights = self._weights()
+        for weight in weights:
+            if weight is not None and (weight.dtype, weight.device) != (x_BTD.dtype, x_BTD.device):
+                raise ValueError(
+                    f"inputs are {x_BTD.dtype} on {x_BTD.device}, but the layer is {weight.dtype} on {weight.device}: "
+                    "convert one of them with .to(...)"
+                )
+
         setting = Setting(self.slopes_H, self.shape.residual_scale, self.config.persistent_norm)
-        (z_BTD,) = over_runs(native_method(setting), x_BTD, *self._weights())
+        (z_BTD,) = over_runs(native_method(setting), x_BTD, *weights)
         return z_BTD
 
     def _weights(self) -> LayerWeights:

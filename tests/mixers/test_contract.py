@@ -135,6 +135,15 @@ def test_keeps_shape_and_dtype(name: str, values: dict[str, object], length: int
 
 
 @each_layer
+def test_refuses_inputs_of_another_width_and_takes_an_empty_batch(name: str, values: dict[str, object]) -> None:
+    layer = build(name, values, torch.float32)
+    for width in (1, SHAPE.width // 2, 2 * SHAPE.width):
+        with pytest.raises((ValueError, RuntimeError)):
+            layer(torch.randn(3, 5, width))
+    assert layer(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
+
+
+@each_layer
 @pytest.mark.parametrize("position", [0, 6, 12])
 def test_depends_on_no_later_position(name: str, values: dict[str, object], position: int) -> None:
     layer, x = build(name, values), inputs(13)

@@ -162,7 +162,7 @@ class _Layer:
         """
         # Groups of sequences.
         R, B = self._x_RBTD.shape[:2]
-        size = min(GROUP, -(-R * B // workers_for(R * B)))
+        size = max(1, min(GROUP, -(-R * B // workers_for(R * B))))
         groups = [(r, b, min(size, B - b)) for r in range(R) for b in range(0, B, size)]
 
         # Scratch memory of each thread.

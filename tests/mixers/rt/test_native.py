@@ -129,6 +129,17 @@ def test_logits_that_overflow_an_exponential(factor: float) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", ["q.weight", "mlp.down.weight", "attention_norm.gain"])
+def test_refuses_weights_of_another_dtype_or_device(name: str) -> None:
+    """The C code would read their bytes as if they were of the inputs' dtype, beyond their end."""
+    model, x = layer(Case(R=1, B=2, T=3), "native").float(), torch.randn(2, 3, 16)
+    for other in (torch.float64, torch.device("meta")):
+        changed = {name: model.get_parameter(name).to(other)}
+        with pytest.raises(ValueError, match=r"inputs are torch.float32 on cpu, but the layer is torch.float\d\d on"):
+            functional_call(model, changed, (x,))
+
+
+@needs_compiler
 def test_passes_gradcheck() -> None:
     """Against finite differences: implementations could share an error, this could not."""
     case = Case(1, 1, 8, 4, 2, 6)
