@@ -37,11 +37,19 @@ class Shape:
         width: Model width D.
         mlp_width: Hidden width F of the MLP.
         layers: Number L of stacked layers; residual branches are scaled by 1/sqrt(L).
+
+    Raises:
+        ValueError: A size is not a whole number of at least 1.
     """
 
     width: int = 128
     mlp_width: int = 512
     layers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}: {size!r} must be a whole number of at least 1")
 
     @property
     def residual_scale(self) -> float:

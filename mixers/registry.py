@@ -71,10 +71,12 @@ def find_mixer(name: str) -> type[Layer]:
     Raises:
         ValueError: There is no such layer, or it cannot be used. The message lists the choices, or says why.
     """
+    if not isinstance(name, str):
+        kind = name if inspect.isclass(name) else type(name)
+        example = f"{kind.__module__}:{kind.__qualname__}" if issubclass(kind, nn.Module) else "rt"
+        raise ValueError(f'a layer is given by name: write "{example}" in place of the {type(name).__name__}')
     if name in MIXERS:
         return MIXERS[name]
-    if inspect.isclass(name):
-        raise ValueError(f'a layer is given by name: write "{name.__module__}:{name.__qualname__}" for the class')
     if ":" not in name:
         raise ValueError(f"no mixer {name!r}: choose from {', '.join(MIXERS)}, or give package.module:Class")
 

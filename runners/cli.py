@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import tyro
+from pydantic import TypeAdapter, ValidationError
 
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
@@ -164,13 +165,30 @@ def override(config_class: type, values: dict[str, Any]) -> Any:
     """Build a ``config_class`` from ``values``, and from defaults for its other fields.
 
     Raises:
-        ValueError: a value is infinite or not a number.
+        ValueError: a value is of another type than its field, infinite, or not a number.
     """
+    values = converted(config_class, values)
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
 
     return replace(config_class(), **values)
+
+
+def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for fields of ``config_class`` as a command line would give them, such as 1.0 in place of 1.
+
+    Raises:
+        ValueError: a value is of another type than its field; a call in Python may give any.
+    """
+    hints, found = get_type_hints(config_class), {}
+    for name, value in values.items():
+        try:
+            found[name] = TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
+    return found
 
 
 def applicable(
@@ -180,7 +198,7 @@ def applicable(
 
     Args:
         group: ``mixer`` or ``task``.
-        values: options of the group.
+        values: options of the group, with dashes as on a command line or with underscores.
         configs: ``Config`` class of each member.
         say: prints a line for each option that does not apply to all members.
 
@@ -190,6 +208,7 @@ def applicable(
     Raises:
         ValueError: an option applies to none of the members.
     """
+    values = {option.replace("-", "_"): value for option, value in values.items()}
     for option in values:
         lacking = [member for member, config in configs.items() if option not in defaults_of(config)]
         message = f"{flag_of(option, group)} does not apply to {group} {', '.join(lacking)}"

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from mixers.costs import Figure
+from mixers.registry import find_mixer
+from runners.cli import converted
 from runners.device import find_devices
 from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments
@@ -95,6 +97,8 @@ def study(
     for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
         if isinstance(numbers, float | int):
             raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
+    if "all" in (mixer, task, difficulty):
+        raise ValueError('study trains one layer on one task: call it once for each in place of "all"')
 
     defaults, _ = PRESETS[preset]
     if epochs is not None and steps is None:
@@ -112,24 +116,25 @@ def study(
         "width": width,
         "mlp_width": mlp_width,
     }
-    options = replace(
-        defaults,
-        mixer=(mixer,),
-        task=(task,),
-        difficulty=(difficulty,),
-        grid=grid,
-        layers=layers,
-        short_convolution=short_convolution,
-        match=match,
-        together=together,
-        device=device,
-        out=Path(out),
-        storage=storage,
-        rebuild=rebuild,
-        keep=keep,
-        reference=str(reference),
+    values = {
+        "mixer": (mixer,),
+        "task": (task,),
+        "difficulty": (difficulty,),
+        "grid": grid,
+        "layers": layers,
+        "short_convolution": short_convolution,
+        "match": match,
+        "together": together,
+        "device": device,
+        "out": Path(out),
+        "storage": storage,
+        "rebuild": rebuild,
+        "keep": keep,
+        "reference": str(reference),
         **{name: value for name, value in given.items() if value is not None},
-    )
+    }
+    find_mixer(mixer)  # its message on a class or a module is the better one
+    options = replace(defaults, **converted(Options, values))
     check_options(options)
     own = dict(mixer_options or {}), dict(task_options or {})
     experiments = plan_experiments(options, *own)

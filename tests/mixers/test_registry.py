@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,12 @@ def test_a_layer_that_cannot_be_built_is_named() -> None:
         build("rt", heads=3)
     with pytest.raises(ValueError, match="no mixer 'rnn': choose from transformer, "):
         build("rnn")
+
+
+@pytest.mark.parametrize(("name", "size"), [("width", 0), ("width", "64"), ("mlp_width", 2.0), ("layers", -1)])
+def test_sizes_are_whole_numbers_of_at_least_1(name: str, size: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: {size!r} must be a whole number of at least 1"):
+        build("rt", **{name: size})
 
 
 @pytest.mark.parametrize(

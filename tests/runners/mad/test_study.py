@@ -177,6 +177,15 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"mixer_options": {"head": 3}}, "--mixer.head does not apply to mixer transformer: .*--mixer.heads"),
         ({"task_options": {"len": 3}}, "--task.len does not apply to task in-context-recall: .*--task.length"),
         ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
+        ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
+        ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
+        ({"task": "all"}, "one layer on one task"),
+        ({"difficulty": "all"}, "one layer on one task"),
+        ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),
+        ({"seeds": [0, 1]}, r"seeds: Input should be a valid integer, not \[0, 1\]"),
+        ({"lr": "1e-3"}, "lr: Input should be a valid number, not '1'"),
+        ({"mixer_options": {"heads": "2"}}, "heads: Input should be a valid integer, not '2'"),
+        ({"task_options": {"length": 16.0}}, "length: Input should be a valid integer, not 16.0"),
         ({"lr": [100.0]}, "--lr 100 must lie between"),
         ({"lr": 1e-3}, r"lr is a list: write lr=\[0.001\]"),
     ],
@@ -187,3 +196,13 @@ def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(
     with pytest.raises(ValueError, match=message):
         study(**{"mixer": "transformer", "task": "in-context-recall", **SMALL, **arguments, "out": tmp_path / "out"})
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_path: Path) -> None:
+    """A whole number for a real one, too: it is part of the study's identity."""
+    given = {"heads": 2, "qk-norm": False}
+    few = SMALL | {"steps": 1, "evaluations": 1, "lr": np.array([0.5, 1]), "weight_decay": [0], "mixer_options": given}
+    study("transformer", "in-context-recall", out=tmp_path, **few)
+    options = [*SAME, "--steps", "1", "--evaluations", "1", "--lr", "0.5", "1", "--mixer.qk-norm", "False"]
+    mad.main([*options, "--out", str(tmp_path)])
+    assert len([*(tmp_path / "runs").iterdir()]) == 2
