@@ -121,8 +121,8 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     # Repeatability, causality, separate sequences, steps.
     if differ(z_BTD, again_BTD):
         raise ContractError(
-            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers and "
-            "keep nothing from call to call"
+            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
+            "as dropout does, and keep nothing from call to call"
         )
     for cut, after_BTD in zip(cuts, after, strict=True):
         if differ(z_BTD[0, :cut], after_BTD[0, :cut]):

@@ -162,10 +162,12 @@ def _explain_unknown(
     if having:
         return f"{option} means different things to {group} {', '.join(having)}: give them one at a time"
 
+    # Another group's option of the same name may be meant, but hardly one of a similar name.
     lacking = f"{option} does not apply to {group} {', '.join(members)}"
-    if (meant := closest(f"--{name}", known)) is not None:
+    nested = {flag: text for flag, text in known.items() if flag.startswith(f"--{group}.")}
+    same = {flag: "" for flag in known if flag.rpartition(".")[2].removeprefix("--") == name}
+    if (meant := closest(f"--{name}", nested | same)) is not None:
         return f"{lacking}: did you mean {meant}?"
-    nested = [flag for flag in known if flag.startswith(f"--{group}.")]
     return f"{lacking}: the options are {', '.join(nested) or 'none'}"
 
 

@@ -151,6 +151,7 @@ def test_an_option_of_two_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         (Options(mixer=("rt",), task=()), ["--block=4"], "unknown option --block: did you mean --mixer.block?"),
         (Options(mixer=("rt",), task=()), ["--mixer.head", "4"], "to mixer rt: did you mean --mixer.heads?"),
         (Options(mixer=("rt",), task=()), ["--mixer.width", "4"], "to mixer rt: did you mean --width?"),
+        (Options(mixer=("rt",), task=()), ["--mixer.dilations", "4"], "to mixer rt: the options are --mixer.heads, "),
         (Options(mixer=("rt",), task=()), ["--mixer.nonsense", "4"], "to mixer rt: the options are --mixer.heads, "),
         (
             Options(mixer=(), task=("parity",)),
