@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
 
 import torch
@@ -95,33 +95,19 @@ class _OverRuns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative(ctx.method.name)
-
         saved_tensors = ctx.saved_tensors  # read only once, because checkpointing returns recomputed tensors only once
-        tensors, results = saved_tensors[: ctx.inputs], saved_tensors[ctx.inputs :]
-        outputs, saved = results[: ctx.method.outputs], results[ctx.method.outputs :]
+        outputs = saved_tensors[ctx.inputs :][: ctx.method.outputs]
 
         # The gradient of an output that nothing reads is None.
-        known = tuple(torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
-
-        if not ctx.stacked:
-            known, tensors, outputs = map(_lifted, (known, tensors, outputs))
-        with _no_autocast(*tensors):
-            run = partial(_traced_backward, ctx.method) if _tracing else ctx.method.backward
-            computed = run(known, tensors, outputs, saved)
-        return None, None, *(computed if ctx.stacked else _lowered(computed))
+        known = (torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
+        return None, None, *_Gradients.apply(ctx.method, ctx.stacked, ctx.inputs, *known, *saved_tensors)
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], method: Method, stacked: bool, *tensors: Tensor | None
     ) -> tuple[Tensors, tuple[int | None, ...]]:
         """Make the mapped axis the run axis, or fold it into an existing run axis."""
-        dims = in_dims[2:]
-        if stacked:
-            tensors = tuple(_fold(info.batch_size, y, dim) for y, dim in zip(tensors, dims, strict=True))
-        else:
-            tensors = tuple(_in_front(info.batch_size, y, dim) for y, dim in zip(tensors, dims, strict=True))
-        results = _OverRuns.apply(method, True, *tensors)
+        results = _OverRuns.apply(method, True, *_with_runs(info.batch_size, stacked, tensors, in_dims[2:]))
 
         outputs, saved = results[: method.outputs], results[method.outputs :]
         if stacked:
@@ -129,13 +115,67 @@ class _OverRuns(torch.autograd.Function):
         return (*outputs, *saved), (*(0 for _ in outputs), *(None for _ in saved))
 
 
-def _refuse_second_derivative(name: str) -> None:
-    """Raise NotImplementedError if the backward pass is to be differentiated: its results would count as constants."""
-    if torch.is_grad_enabled():
-        raise NotImplementedError(
-            f"{name} has no second derivative, which create_graph=True and torch.func.grad ask for: "
-            "use torch.autograd.grad or backward without create_graph"
-        )
+class _Gradients(torch.autograd.Function):
+    """Return the gradients of an operation's tensors; these gradients have no gradients themselves.
+
+    ``given`` holds the gradients of the outputs, the operation's ``inputs`` tensors, its outputs, and what it saved.
+    """
+
+    @staticmethod
+    def forward(method: Method, stacked: bool, inputs: int, *given: Any) -> Optionals:
+        known, tensors, outputs, saved = _parts(method, inputs, given)
+        if not stacked:
+            known, tensors, outputs = map(_lifted, (known, tensors, outputs))
+        with _no_autocast(*tensors):
+            run = partial(_traced_backward, method) if _tracing else method.backward
+            computed = run(known, tensors, outputs, saved)
+        return tuple(computed) if stacked else _lowered(computed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Optionals) -> None:
+        ctx.name = inputs[0].name
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        _refuse_second_derivative(ctx.name)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], method: Method, stacked: bool, inputs: int, *given: Any
+    ) -> tuple[Optionals, Any]:
+        """Make the mapped axis the run axis if the operation was mapped, too; else take its entries one by one."""
+        dims, outputs = in_dims[3:], method.outputs
+        if all(dim is None for dim in dims[outputs:]):
+            each = [
+                _Gradients.apply(method, stacked, inputs, *_entry(n, given[:outputs], dims), *given[outputs:])
+                for n in range(info.batch_size)
+            ]
+            computed = [None if ys[0] is None else torch.stack(ys) for ys in zip(*each, strict=True)]
+        else:
+            mapped = 2 * outputs + inputs
+            with_runs = _with_runs(info.batch_size, stacked, given[:mapped], dims[:mapped])
+            computed = _Gradients.apply(method, True, inputs, *with_runs, *given[mapped:])
+            if stacked:
+                computed = [y if y is None else y.unflatten(0, (info.batch_size, -1)) for y in computed]
+        return tuple(computed), tuple(None if y is None else 0 for y in computed)
+
+
+def _parts(method: Method, inputs: int, given: Tensors) -> tuple[Any, ...]:
+    """Return gradients of the outputs, tensors, outputs and saved tensors."""
+    known, results = given[: method.outputs], given[method.outputs + inputs :]
+    return known, given[method.outputs :][:inputs], results[: method.outputs], results[method.outputs :]
+
+
+def _entry(n: int, tensors: Optionals, dims: Sequence[int | None]) -> list[Any]:
+    """Return entry n of the tensors' mapped axes; the other tensors as they are."""
+    return [y if y is None or dim is None else y.select(dim, n) for y, dim in zip(tensors, dims, strict=False)]
+
+
+def _refuse_second_derivative(name: str) -> NoReturn:
+    """Raise NotImplementedError: to autograd, the gradients that a kernel computes would be constants."""
+    raise NotImplementedError(
+        f"{name} has no second derivative: gradients through it can be read, but not be differentiated in turn"
+    )
 
 
 def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
@@ -346,7 +386,9 @@ class _OverBatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative("an operation over the batch")
+        if torch.is_grad_enabled():  # the gradients may be differentiated in turn
+            pull = torch.func.vjp(ctx.function, *ctx.saved_tensors)[1]
+            return None, *pull(gradient)
 
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
@@ -359,6 +401,12 @@ class _OverBatch(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         folded = (_fold(info.batch_size, y, dim) for y, dim in zip(tensors, in_dims[1:], strict=True))
         return over_batch(function, *folded).unflatten(0, (info.batch_size, -1)), 0
+
+
+def _with_runs(runs: int, stacked: bool, tensors: Optionals, dims: Sequence[int | None]) -> tuple[Any, ...]:
+    """Return tensors with their mapped axes as the run axis, or folded into the run axis that they have."""
+    place = _fold if stacked else _in_front
+    return tuple(place(runs, y, dim) for y, dim in zip(tensors, dims, strict=True))
 
 
 def _fold(runs: int, y: Any, dim: int | None) -> Any:

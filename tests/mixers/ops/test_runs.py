@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mixers.ops.runs import Method, as_operators, methods_met, over_batch, over_runs
@@ -72,11 +72,39 @@ def test_methods_that_are_met_are_named_once_and_only_inside() -> None:
     assert list(inside) == ["scaled_sum", "sum"]
 
 
-def test_a_second_derivative_is_refused() -> None:
-    """Its gradients would be constants to autograd, which a sum with another term hides."""
+def test_a_second_derivative_is_refused_where_it_is_taken() -> None:
+    """To autograd the first one is a constant, which a sum with another term hides."""
     x = torch.ones(1, 2, 3, requires_grad=True)
     y, _ = over_runs(scaled_sum(torch.ones(1)), x[0], torch.ones(3), None)
-    with pytest.raises(NotImplementedError, match=r"scaled_sum has no second derivative, .* without create_graph"):
-        torch.autograd.grad((y + x**2).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        torch.autograd.grad((over_batch(torch.sin, x) + x**2).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad((y + x**2).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, 3 * torch.ones_like(x))
+    with pytest.raises(NotImplementedError, match="scaled_sum has no second derivative"):
+        torch.autograd.grad((first**2).sum(), x)
+
+
+def test_a_second_derivative_over_the_batch() -> None:
+    x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+    (first,) = torch.autograd.grad(over_batch(torch.sin, x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close((first, second), (x.cos(), -x.sin()))
+
+
+def test_first_derivatives_by_torch_func() -> None:
+    """Of one run, of each sequence, and as a Jacobian: gradients alone are mapped, all tensors are, or runs are."""
+    method = scaled_sum(torch.full((1,), 3.0))
+    x_BD, w_D = torch.arange(6.0).view(2, 3), torch.tensor([1.0, 2.0, 4.0])
+
+    def first(x_BD: Tensor, w_D: Tensor) -> Tensor:
+        return over_runs(method, x_BD, w_D, None)[0]
+
+    def total(x_BD: Tensor, w_D: Tensor) -> Tensor:
+        return first(x_BD, w_D).sum()
+
+    torch.testing.assert_close(grad(total)(x_BD, w_D), (3 * w_D).expand(2, 3))
+    each = vmap(grad(total, argnums=1), in_dims=(0, None))(x_BD[:, None], w_D)
+    torch.testing.assert_close(each, 3 * x_BD)
+
+    jacobian = jacrev(first)(x_BD, w_D).reshape(6, 6)
+    torch.testing.assert_close(jacobian, torch.diag(3 * w_D.repeat(2)))
+    of_runs = jacrev(vmap(first, in_dims=(0, None)))(x_BD[:, None], w_D).reshape(6, 6)
+    torch.testing.assert_close(of_runs, torch.diag(3 * w_D.repeat(2)))
