@@ -140,7 +140,8 @@ static vector exponential(vector x) {
 static void gelu_of_vector(vector x, vector *g, vector *slope) {
     static const REAL f[] = {TAIL};
     integers negative = x < 0;
-    vector t = choose(negative, -x, x);
+    vector size = choose(negative, -x, x);
+    vector t = choose(size < 64, size, (vector){} + 64); /* beyond it density is 0; infinity has no y */
     vector y = (t - 4) / (t + 4);
     vector density = exponential((REAL)-0.5 * t * t);
 

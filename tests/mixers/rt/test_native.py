@@ -140,6 +140,25 @@ def test_refuses_weights_of_another_dtype_or_device(name: str) -> None:
 
 
 @needs_compiler
+def test_no_sequences() -> None:
+    case = Case(2, 0, 5)
+    assert_equal_to_oracle(case, draw(case))
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_values_that_are_not_finite_stay_what_they_are_in_naive(value: float) -> None:
+    case = Case(1, 2, 5)
+    tensors = draw(case)
+    with torch.no_grad():
+        tensors["mlp.up.weight"][0, 3, 4] = value
+    oracle = outputs_and_gradients(case, "naive", tensors)
+    found = outputs_and_gradients(case, "native", tensors)
+    for name, want in oracle.items():
+        torch.testing.assert_close(found[name], want, equal_nan=True, msg=name)
+
+
+@needs_compiler
 def test_passes_gradcheck() -> None:
     """Against finite differences: implementations could share an error, this could not."""
     case = Case(1, 1, 8, 4, 2, 6)
