@@ -25,7 +25,7 @@ from runners.mad.training.step import Stepper
 from runners.progress import spell
 
 STEPS = 3
-"""Number of steps of each shape that are timed, after a first step that is not."""
+"""Largest number of steps of each shape that are timed, after a first step that is not."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
 """Seconds after which no further shape, and no further step of a shape, is timed; many layers share the budget."""
 
@@ -244,21 +244,23 @@ def work_left(
 
 def sentence(durations: Sequence[Duration]) -> str:
     """Return in words how long all work takes here and on the GPU of the reference results; empty if unknown."""
-    here = [duration.here for duration in durations if duration.here is not None]
-    timed = len(here) - sum(duration.estimated for duration in durations)
-    on_gpu = [duration.recorded for duration in durations if duration.recorded is not None]
-    gpus = " or ".join(sorted({duration.device for duration in durations if duration.device}))
+    left = [duration for duration in durations if duration.here != 0.0]
+    rows = "rows" if len(left) == len(durations) else "unfinished rows"
+    here = [duration.here for duration in left if duration.here is not None]
+    timed = len(here) - sum(duration.estimated for duration in left)
+    on_gpu = [duration.recorded for duration in left if duration.recorded is not None]
+    gpus = " or ".join(sorted({duration.device for duration in left if duration.device}))
     parts = []
 
     if here:
-        about = "about" if len(here) == len(durations) else "more than"
-        how = f"{timed} of {len(durations)} rows were timed"
-        if timed == len(durations):
-            how = f"{STEPS} steps of each shape were timed"
+        about = "about" if len(here) == len(left) else "more than"
+        how = f"{timed} of {len(left)} {rows} were timed"
+        if timed == len(left):
+            how = f"up to {STEPS} steps of each shape were timed"
         elif timed < len(here):
             how += ", others follow from the lengths of their sequences"
         parts.append(f"{about} {spell(sum(here))} here ({how})")
     if gpus:
-        which = "" if len(on_gpu) == len(durations) else f" of {len(on_gpu)} of {len(durations)} rows"
+        which = "" if len(on_gpu) == len(left) else f" of {len(on_gpu)} of {len(left)} {rows}"
         parts.append(f"about {spell(sum(on_gpu))} on one {gpus} (from the reference results{which})")
     return ", ".join(parts)

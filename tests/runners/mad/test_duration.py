@@ -114,7 +114,7 @@ def test_the_sentence_says_what_was_timed() -> None:
     estimated = Duration(here=3_000.0, estimated=True, recorded=None)
     unknown = Duration(here=None, recorded=None)
     assert sentence([known]) == (
-        "about 9.2 h here (3 steps of each shape were timed), "
+        "about 9.2 h here (up to 3 steps of each shape were timed), "
         "about 3 min on one NVIDIA H200 (from the reference results)"
     )
     assert sentence([known, estimated]) == (
@@ -126,6 +126,12 @@ def test_the_sentence_says_what_was_timed() -> None:
         "about 3 min on one NVIDIA H200 (from the reference results of 1 of 2 rows)"
     )
     assert sentence([unknown]) == ""
+
+    finished = Duration(here=0.0, recorded=0.0)
+    assert sentence([finished, known, finished, estimated]) == (
+        "about 10.0 h here (1 of 2 unfinished rows were timed, others follow from the lengths of their sequences), "
+        "about 3 min on one NVIDIA H200 (from the reference results of 1 of 2 unfinished rows)"
+    )
     assert [duration.cells() for duration in (known, estimated, unknown)] == [
         ["9.2 h", "3 min"],
         ["~50 min", ""],
@@ -145,5 +151,5 @@ def test_training_is_announced_unless_it_is_short(timed: list[int], tmp_path: Pa
     for steps in ("99", "7200"):
         options, experiments = planned([*command, "--steps", steps])
         mad.announce(options, experiments, said.append)
-    assert said == ["training takes about 2.0 h here (3 steps of each shape were timed)"]
+    assert said == ["training takes about 2.0 h here (up to 3 steps of each shape were timed)"]
     assert timed == [6]

@@ -93,7 +93,7 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     assert lines == ["stale: gla on parity", "missing: rt on mqar", "missing: gla on mqar"]
     assert plan.startswith("to train: 2 cells, each at 10 points of the grid, then at the chosen point with 4 more ")
     # Two cells of 14 runs: 20,000 steps of 0.1 s, which ten runs share; and 90 s each.
-    words = "(3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
+    words = "(up to 3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
     assert time == f"time: about 93 min here {words}"
     assert not (tmp_path / "out").exists()
 
