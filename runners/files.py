@@ -43,6 +43,27 @@ def damaged(path: Path, reason: object, remedy: str = "delete it and run the sam
     return DamagedFileError(f"{path} is damaged ({reason}): {remedy}")
 
 
+def check_entries(path: Path, content: Any, kinds: Mapping[str, Any], remedy: str) -> None:
+    """Check that content read from a file is a mapping that has entries of these kinds.
+
+    Args:
+        path: the file.
+        content: what was read.
+        kinds: type or union of types by name.
+        remedy: what to do if the file is another's, or of another version.
+
+    Raises:
+        DamagedFileError: it is no mapping, or an entry is missing or of another kind.
+    """
+    if not isinstance(content, dict):
+        raise damaged(path, "it holds no named entries", remedy)
+    for name, kind in kinds.items():
+        if name not in content:
+            raise damaged(path, f"it lacks {name!r}", remedy)
+        if not isinstance(content[name], kind):
+            raise damaged(path, f"{name!r} is {str(content[name])[:40]!r}", remedy)
+
+
 def checksum(content: Any) -> str:
     """Return the checksum of bytes, or of another object with contiguous memory."""
     return f"{_KIND}{zlib.crc32(content):08x}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.c4.reference.cells import chosen_rate, next_place, read_cell
+from runners.c4.reference.cells import cell_files, chosen_rate, next_place, read_cell
 from runners.report.cells import Board
 from runners.report.ranks import RESAMPLES, SEED, mean_ranks
 from tasks import TASKS
@@ -102,7 +102,7 @@ class Correlations:
 
 def read_language_models(folder: Path) -> list[LanguageModel]:
     """Read the language models in a folder, sorted by loss; layers whose runs all diverged are left out."""
-    cells = [cell for file in sorted(folder.glob("*.json")) if (cell := read_cell(file)) is not None]
+    cells = [cell for file in cell_files(folder) if (cell := read_cell(file)) is not None]
     found = [model for cell in cells if (model := _language_model(cell)) is not None]
     return sorted(found, key=lambda model: model.loss("total"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from runners.c4.reference.cells import cell_file, chosen_rate, next_place, read_cell
+from runners.c4.reference.cells import cell_files, chosen_rate, next_place, read_cell
 from runners.progress import spell
 
 NOT_TRAINED = "not trained"
@@ -197,7 +197,7 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
 
 def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Return the finished models of a folder; models whose runs all diverged are left out."""
-    cells = {file.stem: read_cell(cell_file(folder, file.stem)) for file in sorted(folder.glob("*.json"))}
+    cells = {file.stem: read_cell(file) for file in cell_files(folder)}
     return {
         name: cell
         for name, cell in cells.items()

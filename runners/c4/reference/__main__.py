@@ -49,6 +49,7 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     cell_file,
+    cell_files,
     check_cell,
     is_stale,
     new_cell,
@@ -187,7 +188,7 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
 def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
     """Return by name the mean seconds of the runs of each model in a folder that has runs on ``device``."""
     found = {}
-    for file in sorted(folder.glob("*.json")):
+    for file in cell_files(folder):
         runs = (read_cell(file) or {"runs": []})["runs"]
         if seconds := [
             run["seconds"] for run in runs if run["device"] == device and run["validation_loss"] is not None

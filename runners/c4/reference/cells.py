@@ -25,7 +25,7 @@ from runners.c4.reference.rehearsal import agree, trajectory
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
-from runners.files import damaged, read_json, write_json
+from runners.files import check_entries, damaged, read_json, write_json
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
@@ -40,6 +40,28 @@ SEEDS = (0, 1)
 DIGITS = 5
 """Significant digits of the curves."""
 
+ENTRIES: dict[str, Any] = {
+    **dict.fromkeys(("options", "config", "corpus"), dict),
+    **dict.fromkeys(("layer", "family"), str),
+    **dict.fromkeys(("tokens", "parameters_without_embeddings"), int),
+    "runs": list,
+}
+"""Types of the entries of a model's file that are read, by name; below those of a run."""
+ENTRIES_OF_RUN: dict[str, Any] = {
+    "lr": float,
+    "seed": int,
+    "device": str,
+    "code": str,
+    "trajectory": list,
+    "validation_loss": float | int | None,
+}
+ENTRIES_OF_CONVERGED_RUN: dict[str, Any] = {
+    **dict.fromkeys(("recall_loss", "rest_loss", "seconds"), float | int),
+    "bits_per_byte": float | int | None,
+    "curve": list,
+}
+REMEDY = "move it elsewhere, or delete it to train the model again"
+
 Cell = dict[str, Any]
 Place = tuple[float, int]
 """Learning rate and seed of a run."""
@@ -50,15 +72,28 @@ def cell_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
+def cell_files(folder: Path) -> list[Path]:
+    """Return the files of all models in a folder, without those that another process is writing or has left."""
+    return sorted(folder.glob("[!.]*.json"))
+
+
 def read_cell(file: Path) -> Cell | None:
     """Return the content of a model's file; None if there is none.
 
     Raises:
-        DamagedFileError: it is damaged.
+        DamagedFileError: it is damaged, or no model's file.
     """
-    cell = read_json(file)
-    if cell is not None and "runs" not in cell:
-        raise damaged(file, "it holds no runs")
+    if not file.exists():
+        return None
+
+    cell: Cell = read_json(file)
+    check_entries(file, cell, ENTRIES, REMEDY)
+    for run in cell["runs"]:
+        check_entries(file, run, ENTRIES_OF_RUN, REMEDY)
+        if run["lr"] not in RATES:
+            raise damaged(file, f"a run has the learning rate {run['lr']:g}, which is never tried", REMEDY)
+        if run["validation_loss"] is not None:
+            check_entries(file, run, ENTRIES_OF_CONVERGED_RUN, REMEDY)
     return cell
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mixers.base import Shape
 from runners.device import find_devices
-from runners.files import DamagedFileError, read_json, write_json
+from runners.files import DamagedFileError, check_entries, read_json, write_json
 from runners.mad.diagnosis.outputs import UnreadableError, predict
 from runners.mad.diagnosis.profile import along_the_sequence, profiles
 from runners.mad.experiment import Experiment
@@ -161,13 +161,26 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
     return replace(experiment, precision=cell["precision"])
 
 
+ENTRIES: dict[str, Any] = {
+    **dict.fromkeys(("layer", "mixer", "family", "task", "precision", "fingerprint", "device"), str),
+    **dict.fromkeys(("options", "protocol", "ceiling", "chance", "costs"), dict),
+    **dict.fromkeys(("seeds", "trajectory", "points"), list),
+    **dict.fromkeys(("layers", "steps"), int),
+    "seconds": float | int,
+    "chosen": int | None,
+    "test": dict | None,
+}
+"""Types of the entries of a cell's file that every version has, by name."""
+
+
 def read_cell(path: Path) -> dict[str, Any]:
     """Return the content of a cell's file; fields that earlier files lack get default values.
 
     Raises:
-        DamagedFileError: the file is damaged.
+        DamagedFileError: the file is damaged, or no cell's.
     """
     cell = read_json(path)
+    check_entries(path, cell, ENTRIES, "move it elsewhere, or delete it to train the cell again")
     first = {
         "shape": asdict(Shape(layers=cell["layers"])),
         "preset": None,

@@ -28,7 +28,7 @@ from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left
 from runners.c4.reference.rehearsal import trajectory
 from runners.c4.train import train
-from runners.files import read_json
+from runners.files import DamagedFileError, read_json
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
 
 TINY: dict[str, Any] = {
@@ -223,6 +223,29 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
     for done, other in zip(again["runs"], expected["runs"], strict=True):
         assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda cell: 5, "it holds no named entries"),
+        (lambda cell: {"my": "notes"}, "it lacks 'options'"),
+        (lambda cell: cell | {"runs": "x"}, "'runs' is 'x'"),
+        (lambda cell: cell | {"runs": [5]}, "it holds no named entries"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]}, "'trajectory' is 'None'"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "validation_loss": "3"}]}, "'validation_loss' is '3'"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "lr": 0.005}]}, "a run has the learning rate 0.005"),
+    ],
+)
+def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
+    stored = read_json(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
+    assert stored is not None
+    file = tmp_path / "transformer.json"
+    file.write_text(json.dumps(change(stored)))
+    with pytest.raises(DamagedFileError) as raised:
+        cells_of_layers.read_cell(file)
+    assert f"transformer.json is damaged ({reason}" in str(raised.value)
+    assert str(raised.value).endswith("): move it elsewhere, or delete it to train the model again")
 
 
 def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,28 @@ ACCURACIES: Mapping[tuple[str, str], Sequence[float]] = {
     ("rt", "copying"): [0.9, 0.95],
 }
 """Token accuracies of the seeds by row and task; those of sequences are half of them."""
+
+LANGUAGE_MODEL: Mapping[str, Any] = {
+    "layer": "rt",
+    "family": "attention",
+    "options": {},
+    "config": {},
+    "corpus": {},
+    "tokens": 1000,
+    "parameters_without_embeddings": 3_000_000,
+    "runs": [],
+}
+LANGUAGE_RUN: Mapping[str, Any] = {
+    **dict.fromkeys(("validation_loss", "recall_loss", "rest_loss", "bits_per_byte"), 3.0),
+    "lr": 3e-3,
+    "seed": 0,
+    "device": "H200",
+    "code": "",
+    "trajectory": [],
+    "seconds": 600.0,
+    "curve": [],
+}
+"""Entries of the file of a language model, and of one of its runs."""
 
 
 def write_cell(folder: Path, row: str, task: str, values: Sequence[float], mixer: str | None = None) -> None:

@@ -21,13 +21,13 @@ LAYERS = ("rt", "transformer", "staircase", "gla", "retnet", "deltanet", "rwkv7"
 
 def run(lr: float, seed: int, loss: float) -> dict[str, Any]:
     parts = {"recall_loss": 2 * loss, "rest_loss": 5 - loss, "bits_per_byte": loss / 3}
-    return {"lr": lr, "seed": seed, "validation_loss": loss, **parts}
+    return {**made_up.LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, **parts}
 
 
 def write_model(results: Path, layer: str, loss: float, runs: int = 4) -> None:
     """Write a language model whose seeds have this mean loss at the best of three learning rates."""
     best = [run(3e-3, 0, loss - 0.01), run(1e-2, 0, loss + 1), run(3e-3, 1, loss + 0.01)]
-    described = {"layer": layer, "family": find_mixer(layer).family, "tokens": 1000}
+    described = {**made_up.LANGUAGE_MODEL, "layer": layer, "family": find_mixer(layer).family}
     cell = {**described, "parameters_without_embeddings": 3_000_000, "runs": [run(1e-3, 0, loss + 1), *best][:runs]}
     write_cell(results / "reference" / NAME / f"{layer}.json", cell)
 

@@ -9,6 +9,7 @@ from runners.c4.reference.cells import write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
 from runners.report.pictures.transition import _curves, transition_picture
 from runners.report.transition import HEADINGS, ROWS, Transition, finished_models
+from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 
 SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
 
@@ -17,12 +18,11 @@ def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e
     """Write a finished model whose seeds have these losses at the best of its learning rates."""
     rates = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2}
     places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
-    described = {"device": "H200", "seconds": 600.0}
     runs = [
-        {"lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]], **described}
+        {**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]]}
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
-    write_cell(folder / f"{name}.json", {"runs": runs, "config": {**SIZE, **config}})
+    write_cell(folder / f"{name}.json", {**LANGUAGE_MODEL, "runs": runs, "config": {**SIZE, **config}})
 
 
 def rows(folder: Path) -> dict[str, list[str]]:
@@ -80,7 +80,9 @@ def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_finished_is_not_trained(tmp_path: Path) -> None:
     write(tmp_path, "rt-6", (3.0, 3.0))
-    write_cell(tmp_path / "transformer-6.json", {"runs": [{"lr": 3e-3, "seed": 0, "validation_loss": 2.0}]})
+    run = {**LANGUAGE_RUN, "lr": 3e-3, "seed": 0, "validation_loss": 2.0}
+    write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": [run]})
+    (tmp_path / ".transformer-6-a1b2c3d4.json").write_text("{")  # left by a killed process
     assert rows(tmp_path)["6 RT layers have a lower loss than 6 Transformer layers"] == ["not trained"] * 3
 
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from mixers import MIXERS
-from runners.files import read_json
+from runners.files import DamagedFileError, read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference.cells import options_of, train_cell, write_cell
+from runners.mad.reference.cells import FOLDER, options_of, read_cell, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
 from runners.mad.reference.forecast import expected_seconds
 
@@ -120,3 +120,19 @@ def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SystemExit, match="2"):
             command.main(arguments)
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda cell: [cell], "it holds no named entries"),
+        (lambda cell: {"my": "notes"}, "it lacks 'layer'"),
+        (lambda cell: cell | {"trajectory": "x"}, "'trajectory' is 'x'"),
+    ],
+)
+def test_a_file_that_is_no_cell_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "parity.json"
+    file.write_text(json.dumps(change(read_cell(FOLDER / "rt" / "parity.json"))))
+    with pytest.raises(DamagedFileError) as raised:
+        read_cell(file)
+    assert f"parity.json is damaged ({reason}): move it elsewhere, or delete it" in str(raised.value)
