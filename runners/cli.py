@@ -124,10 +124,10 @@ def shown_as(metavar: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def check_out(out: Path) -> None:
-    """Raise ValueError if ``out`` is a file instead of a folder."""
+def check_out(out: Path, option: str = "--out") -> None:
+    """Raise ValueError if ``out``, the value of ``option``, is a file instead of a folder."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file: name a folder")
+        raise ValueError(f"{option} {out} is a file: name a folder")
 
 
 @contextlib.contextmanager

@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments = sys.argv[1:] if arguments is None else arguments
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out)
+        check_out(options.folder, "--folder")
         find_files([str(options.data)])
         if not options.tokenizer.is_file():
             raise ValueError(f"no {options.tokenizer}: give --data a folder that python -m runners.c4 convert made")

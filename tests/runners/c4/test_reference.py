@@ -248,6 +248,17 @@ def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path
     assert str(raised.value).endswith("): move it elsewhere, or delete it to train the model again")
 
 
+def test_a_folder_that_is_a_file_is_refused_before_training(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cells").write_text("")
+    with pytest.raises(SystemExit) as stopped:
+        reference.main(command)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"error: --folder {tmp_path / 'cells'} is a file: name a folder\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], tmp_path: Path) -> None:
     locks = tmp_path / "out" / "locks"
     locks.mkdir(parents=True)
