@@ -100,7 +100,8 @@ class _OverRuns(torch.autograd.Function):
 
         # The gradient of an output that nothing reads is None.
         known = (torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=False))
-        return None, None, *_Gradients.apply(ctx.method, ctx.stacked, ctx.inputs, *known, *saved_tensors)
+        compute = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward  # the former takes longer
+        return None, None, *compute(ctx.method, ctx.stacked, ctx.inputs, *known, *saved_tensors)
 
     @staticmethod
     def vmap(
