@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixers.base import Shape, State
 from mixers.ops.convolution import gated_convolution
-from mixers.ops.numerics import at_least_float32
+from mixers.ops.numerics import at_least_float32, no_autocast
 from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
 
 
@@ -149,7 +149,7 @@ class ImplicitFilters(nn.Module):
 
     def forward(self, length: int) -> tuple[Tensor, ...]:
         """Return the filters, each (T, D), at distances 0 to T - 1; float32 also under autocast."""
-        with torch.autocast(self.frequency.device.type, enabled=False):
+        with no_autocast(self.frequency.device):
             device, dtype = self.frequency.device, self.frequency.dtype
 
             # Code of the distances.

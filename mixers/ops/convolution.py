@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 DIRECT = 64
@@ -74,7 +74,7 @@ def gated_convolution(v_BTD: Tensor, gate_BTD: Tensor, h_TD: Tensor, skip_D: Ten
 def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
     """Return ``y_t = sum_s h_{t-s} x_s`` over s <= t, separately for each channel, in at least float32."""
     convolve = direct_convolution if len(h_TD) <= DIRECT else fft_convolution
-    with torch.autocast(x_BTD.device.type, enabled=False):
+    with no_autocast(x_BTD.device):
         return convolve(at_least_float32(x_BTD), h_TD)
 
 

@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
@@ -71,7 +71,7 @@ def matrix_recurrence(
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
     library = library_kernels(q_BTHK)
-    with torch.autocast(q_BTHK.device.type, enabled=False):
+    with no_autocast(q_BTHK.device):
         return (library.matrix_recurrence if library else _chunked)(*map(at_least_float32, tensors))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 
@@ -42,7 +42,7 @@ def lstm_step(
 
 def _cell(driven_BG: Tensor, c_BD: Tensor, h_BD: Tensor, recurrent_GD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cells and the output after a position; at least float32."""
-    with torch.autocast(driven_BG.device.type, enabled=False):
+    with no_autocast(driven_BG.device):
         i_BD, f_BD, g_BD, o_BD = (driven_BG + F.linear(h_BD, recurrent_GD)).chunk(4, dim=-1)
     c_BD = f_BD.sigmoid() * c_BD + i_BD.sigmoid() * g_BD.tanh()
     return c_BD, o_BD.sigmoid() * c_BD.tanh()

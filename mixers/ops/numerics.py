@@ -1,5 +1,6 @@
 """The precision in which operations run, and the choice between fused kernels and plain PyTorch."""
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,12 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64 or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return x.dtype
     return torch.get_autocast_dtype(device)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which operations keep the dtypes of their inputs, also on devices without autocast."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def at_least_float32(y: Tensor | None) -> Any:

@@ -7,7 +7,7 @@ shapes of their results.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
@@ -15,6 +15,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+
+from mixers.ops.numerics import no_autocast
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
@@ -422,6 +424,6 @@ def _in_front(runs: int, y: Any, dim: int | None) -> Any:
     return y.expand(runs, *y.shape) if dim is None else y.movedim(dim, 0)
 
 
-def _no_autocast(*tensors: Tensor | None) -> torch.autocast:
+def _no_autocast(*tensors: Tensor | None) -> AbstractContextManager[Any]:
     device = next(y.device for y in tensors if y is not None)
-    return torch.autocast(device.type, enabled=False)
+    return no_autocast(device)

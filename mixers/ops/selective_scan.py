@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import at_least_float32, runs_fused
+from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 from mixers.ops.scan import linear_scan
 
@@ -82,7 +82,7 @@ def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor) -> tuple[Tensor, 
 
 def naive_scan(u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
     """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
-    with torch.autocast(u_BTE.device.type, enabled=False):
+    with no_autocast(u_BTE.device):
         h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN))
         return (h_BTEN @ C_BTN[..., None]).squeeze(-1)
 

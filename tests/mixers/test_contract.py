@@ -170,6 +170,15 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
 
 
 @each_layer
+def test_shapes_can_be_found_without_memory(name: str, values: dict[str, object]) -> None:
+    layer, x = build(name, values, torch.float32).to("meta"), inputs(9, torch.float32).to("meta").requires_grad_()
+    z = layer(x)
+    z.sum().backward()
+    assert z.shape == x.shape
+    assert x.grad is not None
+
+
+@each_layer
 def test_same_seed_same_layer(name: str, values: dict[str, object]) -> None:
     assert torch.equal(build(name, values)(inputs(8)), build(name, values)(inputs(8)))
 

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.func import vmap
 
+from mixers.ops.numerics import no_autocast
 from mixers.rt import naive
 from mixers.rt.naive import Weights
 from mixers.rt.tiled.attention import (
@@ -186,8 +187,9 @@ def _weight_gradients(
     x, a, z, dz, dk, dv = (rearrange(y, "t r b d -> r (b t) d") for y in (x, a, z, dz, dk, dv))
     run_axis = weights.map(lambda _: 0)
     low = product_dtype == torch.bfloat16
+    products = torch.autocast(x.device.type, dtype=product_dtype) if low else no_autocast(x.device)
 
-    with torch.enable_grad(), torch.autocast(x.device.type, dtype=product_dtype, enabled=low):
+    with torch.enable_grad(), products:
         leaves = weights.map(lambda w: w.detach().requires_grad_())
         out = vmap(naive.feed_forward, (0, 0, run_axis, None))(x, a, leaves, scale)
         k, v = vmap(naive.key_value, (0, run_axis))(z, leaves)
