@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -140,7 +140,10 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        _refuse_second_derivative(ctx.name)
+        """Raise NotImplementedError: to autograd, the gradients that a kernel computes would be constants."""
+        raise NotImplementedError(
+            f"{ctx.name} has no second derivative: gradients through it can be read, but not be differentiated in turn"
+        )
 
     @staticmethod
     def vmap(
@@ -172,13 +175,6 @@ def _parts(method: Method, inputs: int, given: Tensors) -> tuple[Any, ...]:
 def _entry(n: int, tensors: Optionals, dims: Sequence[int | None]) -> list[Any]:
     """Return entry n of the tensors' mapped axes; the other tensors as they are."""
     return [y if y is None or dim is None else y.select(dim, n) for y, dim in zip(tensors, dims, strict=False)]
-
-
-def _refuse_second_derivative(name: str) -> NoReturn:
-    """Raise NotImplementedError: to autograd, the gradients that a kernel computes would be constants."""
-    raise NotImplementedError(
-        f"{name} has no second derivative: gradients through it can be read, but not be differentiated in turn"
-    )
 
 
 def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:

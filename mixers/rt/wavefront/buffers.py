@@ -205,7 +205,7 @@ class BackwardScratch:
 
 def rows_at(y_nSBX: Tensor, i: int, count: int) -> Tensor:
     """View (n, count * B, X) of ``count`` positions from i on."""
-    return y_nSBX[:, i : i + count].flatten(1, 2)
+    return y_nSBX[:, i : i + count].view(len(y_nSBX), -1, y_nSBX.shape[-1])  # flatten might copy
 
 
 def at_work(y_LTBX: Tensor, wave: Wave, schedule: Schedule) -> Tensor:

@@ -47,8 +47,10 @@ def test_a_single_vector_and_rows_of_zeros_have_finite_gradients() -> None:
     torch.testing.assert_close(dx, torch.full((WIDTH,), 1e3))  # 1 / sqrt(eps)
 
 
-def test_one_gain_for_all_channels_counts_for_each() -> None:
-    assert torch.equal(rms_norm(draw(5), torch.full((1,), 2.0)), 2 * naive_rms_norm(draw(5), torch.ones(1)))
+@pytest.mark.parametrize("width", [1, WIDTH - 1, WIDTH + 1])
+def test_a_gain_of_another_width_is_refused(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width of the layer, which is {width}"):
+        rms_norm(draw(5), torch.ones(width, dtype=torch.float64))
 
 
 def test_passes_gradcheck() -> None:
