@@ -11,6 +11,7 @@ from mixers.base import Shape, State
 from mixers.deep import DeepLayer
 from mixers.ops.attention import alibi_slopes, attend
 from mixers.ops.mlp import residual_mlp
+from mixers.ops.numerics import runs_fused
 from mixers.parts import MLP, RMSNorm, check_heads, linear
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.naive import Weights
@@ -84,7 +85,8 @@ class FeedbackTransformer(DeepLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         shape, heads = self.shape, self.config.heads
-        if shape.layers == 1 and choose("auto", x_BTD, shape.mlp_width, heads, block=1) == "fused":
+        fused = shape.layers == 1 and runs_fused(x_BTD)
+        if fused and choose("fused", x_BTD, shape.mlp_width, heads, block=1) == "fused":
             return self._fused(x_BTD)
 
         state, outputs = self.init_state(len(x_BTD)), []

@@ -425,6 +425,10 @@ def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypa
         (128, 16, 4, torch.bfloat16, "fused"),
         (128, 16, 6, torch.bfloat16, "tiled"),
         (124, 4, 1, torch.bfloat16, "fused"),
+        (256, 16, 1, torch.bfloat16, "wavefront"),
+        (256, 16, 32, torch.bfloat16, "fused"),
+        (256, 32, 1, torch.bfloat16, "fused"),
+        (128, 1, 1, torch.bfloat16, "wavefront"),
         (1024, 16, 1, torch.bfloat16, "wavefront"),
         (1024, 16, 2, torch.bfloat16, "wavefront"),
         (1024, 16, 3, torch.bfloat16, "tiled"),
@@ -456,8 +460,8 @@ def test_one_layer_of_the_feedback_transformer_trains_through_the_kernels(
     params, _ = torch.func.stack_module_state(layers)
     x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
     results = []
-    for chosen in ("tiled", "fused"):
-        monkeypatch.setattr("mixers.feedback_transformer.choose", lambda *a, chosen=chosen, **k: chosen)
+    for fused in (False, True):
+        monkeypatch.setattr("mixers.feedback_transformer.runs_fused", lambda x, fused=fused: fused)
         z = torch.func.vmap(lambda p, y: torch.func.functional_call(layers[0], p, (y,)))(params, x)
         results.append([z.detach(), *torch.autograd.grad(z.square().sum(), list(params.values()))])
     for name, want, got in zip(["z", *params], *results, strict=True):
