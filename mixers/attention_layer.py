@@ -9,6 +9,7 @@ from mixers.base import Layer, Shape, State
 from mixers.ops.attention import alibi_slopes
 from mixers.ops.mlp import residual_mlp
 from mixers.ops.projection import normed_qkv
+from mixers.ops.weights import LayerWeights
 from mixers.parts import MLP, RMSNorm, check_heads, linear
 
 
@@ -48,19 +49,38 @@ class AttentionLayer(Layer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value (..., D) of inputs ``x`` (..., D), heads concatenated."""
-        q_gain, k_gain = (norm.gain if isinstance(norm, RMSNorm) else None for norm in (self.q_norm, self.k_norm))
         q_DD, k_DD, v_DD = self.q.weight, self.k.weight, self.v.weight
-        return normed_qkv(x, self.attention_norm.gain, q_gain, k_gain, q_DD, k_DD, v_DD)
+        return normed_qkv(x, self.attention_norm.gain, gain(self.q_norm), gain(self.k_norm), q_DD, k_DD, v_DD)
 
     def finish(self, x: Tensor, a: Tensor) -> Tensor:
         """Return the layer's output from its input and the attention output ``a`` (..., D), heads concatenated."""
         gain_D, up_FD, down_DF = self.mlp_norm.gain, self.mlp.up.weight, self.mlp.down.weight
         return residual_mlp(x, self.out(a), gain_D, up_FD, down_DF, self.shape.residual_scale)
 
+    def weights(self) -> LayerWeights:
+        """Return all weights of the layer."""
+        return LayerWeights(
+            norm_D=self.attention_norm.gain,
+            wq_DD=self.q.weight,
+            wk_DD=self.k.weight,
+            wv_DD=self.v.weight,
+            q_norm_D=gain(self.q_norm),
+            k_norm_D=gain(self.k_norm),
+            wo_DD=self.out.weight,
+            mlp_norm_D=self.mlp_norm.gain,
+            up_FD=self.mlp.up.weight,
+            down_DF=self.mlp.down.weight,
+        )
+
     def init_state(self, batch: int) -> State:
         """Return empty ``k`` and ``v`` (B, 0, D)."""
         weight = self.k.weight
         return {name: weight.new_empty(batch, 0, self.shape.width) for name in ("k", "v")}
+
+
+def gain(norm: nn.Module) -> Tensor | None:
+    """Return the gain of a norm; None if there is no norm."""
+    return norm.gain if isinstance(norm, RMSNorm) else None
 
 
 def with_newest(state: State, k_BD: Tensor, v_BD: Tensor) -> State:

@@ -11,6 +11,7 @@ from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
+from mixers.ops.memory import memory_pairs
 from mixers.parts import RMSNorm, check_at_least
 from mixers.transformer import Transformer
 
@@ -93,22 +94,14 @@ class RecurrentMemoryTransformer(DeepLayer):
         """Return the same as ``forward`` for a single layer, where only the memory needs a loop over segments."""
         layer = cast(Transformer, self.stack.blocks[0])
         q_BTD, k_BTD, v_BTD = layer.project(x_BTD)
-        size, segments = self.config.segment, -(-x_BTD.shape[1] // self.config.segment)
         bias_HCJ, bias_HMJ = self._biases(layer.slopes_H)
 
-        # The memory's pairs for each segment.
+        # The memory's pairs for each segment, in a loop over segments, because each memory depends on the one before.
         memory_BMD = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1)
-        keys, values = [], []
-        for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
-            q_BMD, k_BMD, v_BMD = layer.project(memory_BMD)
-            keys.append(k_BMD)
-            values.append(v_BMD)
-            if n + 1 < segments:
-                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
-                memory_BMD = self.memory_norm(layer.finish(memory_BMD, a_BMD))
+        gain_D, scale = self.memory_norm.gain, layer.shape.residual_scale
+        memory = memory_pairs(memory_BMD, k_BTD, v_BTD, bias_HMJ, layer.weights(), gain_D, scale)
 
         # All positions at once.
-        memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
         return layer.finish(x_BTD, block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ))
 
     def _biases(self, slopes_H: Tensor) -> tuple[Tensor, Tensor]:

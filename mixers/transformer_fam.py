@@ -11,6 +11,7 @@ from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
+from mixers.ops.memory import memory_pairs
 from mixers.parts import RMSNorm, check_at_least
 
 
@@ -74,22 +75,13 @@ class TransformerFAM(AttentionLayer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
-        size, blocks = self.config.block, -(-x_BTD.shape[1] // self.config.block)
 
         # The memory's pairs for each block, in a loop over blocks, because each memory depends on the one before.
-        bias_HMJ = self._bias_behind(self.config.memory, size)
-        memory_BMD = self._first_memory(len(x_BTD))
-        keys, values = [], []
-        for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
-            q_BMD, k_BMD, v_BMD = self.project(memory_BMD)
-            keys.append(k_BMD)
-            values.append(v_BMD)
-            if n + 1 < blocks:
-                a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
-                memory_BMD = self.memory_norm(self.finish(memory_BMD, a_BMD))
+        memory_BMD, gain_D = self._first_memory(len(x_BTD)), self.memory_norm.gain
+        bias_HMJ = self._bias_behind(self.config.memory, self.config.block)
+        memory = memory_pairs(memory_BMD, k_BTD, v_BTD, bias_HMJ, self.weights(), gain_D, self.shape.residual_scale)
 
         # All positions at once, each with the memory of its own block and the positions in reach.
-        memory = torch.cat(keys, dim=1), torch.cat(values, dim=1)
         a_BTD = block_attention(q_BTD, k_BTD, v_BTD, memory, self._bias(), self.config.earlier)
         return self.finish(x_BTD, a_BTD)
 

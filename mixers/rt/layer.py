@@ -5,20 +5,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mixers.attention_layer import AttentionLayer
+from mixers.attention_layer import AttentionLayer, gain
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attention_step
 from mixers.ops.norm import check_width
 from mixers.ops.numerics import product_dtype
 from mixers.ops.runs import over_runs
-from mixers.parts import RMSNorm
 from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
 from mixers.rt.native.matrices import Setting
 from mixers.rt.native.passes import native_method
-from mixers.rt.weights import LayerWeights
 
 
 class RecurrentTransformer(AttentionLayer):
@@ -180,7 +178,7 @@ class RecurrentTransformer(AttentionLayer):
 
         # All layers as one operation.
         method = layers_method(len(layers), setting)
-        weights = [layer._weights() for layer in layers]
+        weights = [layer.weights() for layer in layers]
         (z_BTD,) = over_runs(method, x_BTD, *(y for field in zip(*weights, strict=True) for y in field))
         return z_BTD
 
@@ -190,7 +188,7 @@ class RecurrentTransformer(AttentionLayer):
         Raises:
             ValueError: a weight has another dtype or device than the inputs, which the C code would read as its own.
         """
-        weights = self._weights()
+        weights = self.weights()
         for weight in weights:
             if weight is not None and (weight.dtype, weight.device) != (x_BTD.dtype, x_BTD.device):
                 raise ValueError(
@@ -202,20 +200,6 @@ class RecurrentTransformer(AttentionLayer):
         (z_BTD,) = over_runs(native_method(setting), x_BTD, *weights)
         return z_BTD
 
-    def _weights(self) -> LayerWeights:
-        return LayerWeights(
-            norm_D=self.attention_norm.gain,
-            wq_DD=self.q.weight,
-            wk_DD=self.k.weight,
-            wv_DD=self.v.weight,
-            q_norm_D=_gain(self.q_norm),
-            k_norm_D=_gain(self.k_norm),
-            wo_DD=self.out.weight,
-            mlp_norm_D=self.mlp_norm.gain,
-            up_FD=self.mlp.up.weight,
-            down_DF=self.mlp.down.weight,
-        )
-
     def _recurrent_weights(self) -> Weights:
         return Weights(
             wo_DD=self.out.weight,
@@ -224,10 +208,6 @@ class RecurrentTransformer(AttentionLayer):
             down_DF=self.mlp.down.weight,
             kv_norm_D=self.attention_norm.gain if self.config.persistent_norm else None,
             wk_DD=self.k.weight,
-            k_norm_D=_gain(self.k_norm),
+            k_norm_D=gain(self.k_norm),
             wv_DD=self.v.weight,
         )
-
-
-def _gain(norm: nn.Module) -> Tensor | None:
-    return norm.gain if isinstance(norm, RMSNorm) else None

@@ -20,6 +20,8 @@ A program serves X queries, or X pairs, of one block of a sequence in G heads of
 queries on the other side. Blocks are short, so tensor cores would mostly compute pairs that no query sees.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -319,16 +321,6 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
     """
     block = (keys - memory) // (earlier + 1)
 
-    def grid(q: Tensor, size: int) -> tuple[tuple[int, int], dict[str, int]]:
-        """Grid, and compile-time settings of a kernel that serves ``size`` rows of each block."""
-        R, B, Q, D = q.shape
-        K = D // heads
-        G = next(n for n in (16, 8, 4, 2, 1) if heads % n == 0 and n * K <= CHANNELS)
-        X = min(triton.next_power_of_2(size), ROWS)
-        warps = max(1, X * G * K // WARP_ELEMENTS)
-        programs = R * B * heads // G, triton.cdiv(Q, queries) * triton.cdiv(size, X)
-        return programs, {"D": D, "K": K, "X": X, "G": G, "num_warps": warps}
-
     def prepared(q: Tensor, k: Tensor, v: Tensor, memory_k: Tensor, memory_v: Tensor, bias: Tensor) -> Tensors:
         """Tensors as the kernels read them."""
         if k.stride() != v.stride() or k.stride()[2:] != (k.shape[3], 1):
@@ -342,7 +334,7 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
         lse = q.new_empty(R, B, Q, heads, dtype=torch.float32)
 
         sizes = Q, k.shape[2], queries, memory, block, earlier
-        programs, tile = grid(q, queries)
+        programs, tile = _grid(q, heads, triton.cdiv(Q, queries), queries)
         block_fwd_kernel[programs](*tensors, a, lse, B, *k.stride()[:2], *sizes, **tile)
         return (a,), (lse,)
 
@@ -354,19 +346,46 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
         # Queries.
         dq, delta = torch.empty_like(q), torch.empty_like(lse)
         sizes = Q, T, queries, memory, block, earlier
-        programs, tile = grid(q, queries)
+        programs, tile = _grid(q, heads, triton.cdiv(Q, queries), queries)
         block_query_bwd_kernel[programs](*tensors, da, a, lse, dq, delta, B, *k.stride()[:2], *sizes, **tile)
 
         # Positions, then memory tokens.
-        dpairs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (k, v, *tokens)]
-        for pair, dpair, size, behind, first in (
-            ((k, v), dpairs[:2], block, earlier, memory + earlier * block),
-            (tokens, dpairs[2:], memory, 0, 0),
-        ):
-            strides, sizes = pair[0].stride()[:2], (Q, pair[0].shape[2], queries, size, behind, first)
-            programs, tile = grid(q, size)
-            block_pair_bwd_kernel[programs](q, *pair, bias, da, lse, delta, *dpair, B, *strides, *sizes, **tile)
-
-        return dq, *dpairs, None
+        softmax = da, lse, delta
+        dpairs = pair_gradients((k, v), q, bias, softmax, size=block, earlier=earlier, first=memory + earlier * block)
+        dtokens = pair_gradients(tokens, q, bias, softmax, size=memory, earlier=0, first=0)
+        return dq, *dpairs, *dtokens, None
 
     return Method(forward, backward)
+
+
+def pair_gradients(
+    pairs: Sequence[Tensor], q: Tensor, bias: Tensor, softmax: Sequence[Tensor], *, size: int, earlier: int, first: int
+) -> list[Tensor]:
+    """Gradients of keys and values (R, B, T, D), ``size`` of each block.
+
+    Args:
+        pairs: Keys and values; runs and sequences may be strided.
+        q: Queries (R, B, Q, D) of all blocks, as many of each as the bias has.
+        bias: Bias (J, I, H) of the logits.
+        softmax: Gradients da (R, B, Q, D) of the outputs, and lse and delta (R, B, Q, H).
+        earlier: Blocks before the own one that a query sees.
+        first: Place of the pairs' bias for queries of the same block.
+    """
+    queries, heads = bias.shape[1:]
+    B, Q, T = q.shape[1], q.shape[2], pairs[0].shape[2]
+    dpairs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in pairs]
+    programs, tile = _grid(q, heads, triton.cdiv(T, size), size)
+    strides, sizes = pairs[0].stride()[:2], (Q, T, queries, size, earlier, first)
+    block_pair_bwd_kernel[programs](q, *pairs, bias, *softmax, *dpairs, B, *strides, *sizes, **tile)
+    return dpairs
+
+
+def _grid(q: Tensor, heads: int, blocks: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid, and compile-time settings of a kernel that serves ``size`` rows of each block."""
+    R, B, _, D = q.shape
+    K = D // heads
+    G = next(n for n in (16, 8, 4, 2, 1) if heads % n == 0 and n * K <= CHANNELS)
+    X = min(triton.next_power_of_2(size), ROWS)
+    warps = max(1, X * G * K // WARP_ELEMENTS)
+    programs = R * B * heads // G, blocks * triton.cdiv(size, X)
+    return programs, {"D": D, "K": K, "X": X, "G": G, "num_warps": warps}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixers.rt.weights import LayerWeights
+from mixers.ops.weights import LayerWeights
 
 
 class Setting(NamedTuple):

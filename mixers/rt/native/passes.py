@@ -14,8 +14,8 @@ from mixers.ops.native.library import compiled
 from mixers.ops.native.threads import share_among_threads, workers_for
 from mixers.ops.numerics import NORM_EPS
 from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.weights import LayerWeights
 from mixers.rt.native.matrices import Matrices, Order, Setting, query_gain
-from mixers.rt.weights import LayerWeights
 
 SOURCE = Path(__file__).with_name("layer.c")
 

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from mixers.ops.weights import LayerWeights
 from mixers.rt.past_kernels import past_bwd_kernel, query_bwd_kernel
 from mixers.rt.wavefront.backward_kernels import (
     add_norm_bwd_kernel,
@@ -32,7 +33,6 @@ from mixers.rt.wavefront.launch import (
 from mixers.rt.wavefront.schedule import CHUNK, Wave
 from mixers.rt.wavefront.setup import Pass, Setting
 from mixers.rt.wavefront.weights import Operands, weight_gradients
-from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):

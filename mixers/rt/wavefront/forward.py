@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from mixers.ops.weights import LayerWeights
 from mixers.rt.past_kernels import past_fwd_kernel
 from mixers.rt.wavefront.buffers import ForwardScratch, Kept, at_work, rows_at
 from mixers.rt.wavefront.forward_kernels import (
@@ -30,7 +31,6 @@ from mixers.rt.wavefront.launch import (
 from mixers.rt.wavefront.schedule import CHUNK, Wave
 from mixers.rt.wavefront.setup import Pass, Setting
 from mixers.rt.wavefront.weights import Operands
-from mixers.rt.weights import LayerWeights
 
 
 class _Groups(NamedTuple):

@@ -55,11 +55,11 @@ import triton
 from torch import Tensor
 
 from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.weights import LayerWeights
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
 from mixers.rt.wavefront.schedule import CHUNK
 from mixers.rt.wavefront.setup import Setting
-from mixers.rt.weights import LayerWeights
 
 HEAD_DIMS = (16, 32, 64, 128)
 

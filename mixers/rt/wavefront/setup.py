@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixers.ops.weights import LayerWeights
 from mixers.rt.wavefront.launch import row_tile
 from mixers.rt.wavefront.schedule import Schedule
 from mixers.rt.wavefront.weights import key_gain, operands_of
-from mixers.rt.weights import LayerWeights
 
 
 @dataclass(frozen=True, kw_only=True)

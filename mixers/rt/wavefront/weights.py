@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mixers.ops.kernels.products import through_gain
-from mixers.rt.weights import LayerWeights
+from mixers.ops.weights import LayerWeights
 
 
 class Operands(NamedTuple):

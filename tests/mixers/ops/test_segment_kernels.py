@@ -13,9 +13,12 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
+from mixers.ops.kernels.memory import fits_memory, memory_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
+from mixers.ops.memory import memory_pairs  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import Method, over_runs  # noqa: E402
+from mixers.ops.weights import LayerWeights  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
@@ -24,7 +27,10 @@ pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
 class Case(NamedTuple):
-    """An operation in plain PyTorch for one run, as a method, and its tensors with a run axis."""
+    """An operation in plain PyTorch for one run, as a method, and its tensors with a run axis.
+
+    If the method has several outputs, ``plain`` returns them side by side, along the axis of positions.
+    """
 
     plain: Callable[..., Tensor]
     method: Method
@@ -77,6 +83,45 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     return Case(plain, method, rows, [])
 
 
+def memory_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, size: int, normed: bool = True) -> Case:
+    """T positions in segments; the last key of a segment is hidden from the first memory token."""
+    assert fits_memory(D, H, F, tokens)
+    draw = Draw(R, B, T, D, H, F, tokens, size)
+    bias_HIJ = draw(H, tokens, tokens + size)
+    bias_HIJ[:, 0, -1] = -torch.inf
+
+    norm, q_norm, k_norm, mlp_norm, output_norm = (1 + draw(R, D) / 8 for _ in range(5))
+    wq, wk, wv, wo = (draw(R, D, D) / 8 for _ in range(4))
+    up, down = draw(R, F, D) / 8, draw(R, D, F) / 16
+    qk_norms = [q_norm, k_norm] if normed else []
+    parameters = [output_norm, norm, wq, wk, wv, *qk_norms, wo, mlp_norm, up, down]
+
+    def fields(output_norm: Tensor, *parameters: Tensor) -> tuple[Tensor, LayerWeights]:
+        inputs, qk_norms, outputs = parameters[:4], parameters[4:-4] or (None, None), parameters[-4:]
+        return output_norm, LayerWeights(*inputs, *qk_norms, *outputs)
+
+    def plain(memory: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
+        output_norm, weights = fields(*parameters)
+        return torch.cat(memory_pairs(memory, k, v, bias_HIJ, weights, output_norm, 2**-0.5), 1)
+
+    # Without the bias and the matrices in the dtype of products, which have no gradient, among the tensors.
+    full = memory_method(H, 2**-0.5)
+
+    def whole(memory: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> list[Tensor | None]:
+        output_norm, weights = fields(*parameters)
+        matrices = weights.wq_DD, weights.wk_DD, weights.wv_DD, weights.wo_DD, weights.up_FD, weights.down_DF
+        w = torch.cat([y.flatten(1) for y in matrices], 1).to(k.dtype)
+        return [memory, k, v, bias_HIJ.float().permute(2, 1, 0)[None], output_norm, *weights, w]
+
+    method = full._replace(
+        forward=lambda *tensors: full.forward(*whole(*tensors)),
+        backward=lambda gradients, tensors, *kept: [
+            y for y in full.backward(gradients, whole(*tensors), *kept) if y is not None
+        ],
+    )
+    return Case(plain, method, [draw(R, B, tokens, D), draw(R, B, T, D), draw(R, B, T, D)], parameters)
+
+
 SMALL = {
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
@@ -87,6 +132,9 @@ SMALL = {
     "block-one-position": partial(block_case, 1, 1, 1, 16, 1, queries=8, block=8, memory=4, earlier=1),
     "block-few-queries": partial(block_case, 3, 2, 5, 32, 2, queries=3, block=5, memory=3, earlier=0),
     "block-of-many-queries": partial(block_case, 1, 1, 40, 8, 1, queries=17, block=17, memory=1, earlier=2),
+    "memory": partial(memory_case, 2, 5, 11, 32, 4, 64, tokens=4, size=3),
+    "memory-one-token": partial(memory_case, 1, 17, 5, 32, 2, 128, tokens=1, size=2, normed=False),
+    "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
 }
 LARGE = {
     "relative-8": partial(relative_case, 3, 8, 100, 128, 16, 8),
@@ -98,6 +146,11 @@ LARGE = {
     "block-64": partial(block_case, 1, 2, 256, 256, 4, queries=100, block=100, memory=10, earlier=1),
     "block-few-queries": partial(block_case, 3, 8, 8, 128, 16, queries=4, block=8, memory=4, earlier=0),
     "block-one-position": partial(block_case, 1, 1, 1, 128, 16, queries=8, block=8, memory=4, earlier=1),
+    "memory-8": partial(memory_case, 3, 8, 100, 128, 16, 512, tokens=4, size=8),
+    "memory-of-many-runs": partial(memory_case, 30, 37, 20, 128, 16, 512, tokens=4, size=8),
+    "memory-16": partial(memory_case, 1, 1, 63, 64, 4, 128, tokens=2, size=8, normed=False),
+    "memory-32": partial(memory_case, 2, 3, 21, 32, 1, 64, tokens=8, size=10),
+    "memory-64": partial(memory_case, 1, 2, 256, 128, 2, 512, tokens=16, size=100),
 }
 
 
@@ -116,7 +169,7 @@ def exact(case: Case) -> list[Tensor]:
 def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
     """With rows in a dtype; parameters are float32."""
     rows, parameters = [y.to(dtype) for y in case.rows], [y.float() for y in case.parameters]
-    return results(lambda *tensors: over_runs(case.method, *tensors)[0], rows, parameters)
+    return results(lambda *tensors: torch.cat(over_runs(case.method, *tensors), 1), rows, parameters)
 
 
 def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
@@ -135,7 +188,7 @@ def test_interpreted(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["relative", "block"])
+@pytest.mark.parametrize("name", ["relative", "block", "memory"])
 def test_a_run_alone_and_in_company_agree(name: str) -> None:
     case = SMALL[name]()
     alone = case._replace(rows=[y[1:] for y in case.rows], parameters=[y[1:] for y in case.parameters])
@@ -173,7 +226,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
     want = exact(case)
     rows, parameters = [y.bfloat16() for y in case.rows], [y.float() for y in case.parameters]
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("relative_attention", "block_attention"):
+        for module in ("relative_attention", "block_attention", "memory", "projection", "mlp", "norm"):
             patch.setattr(f"mixers.ops.{module}.runs_fused", lambda x: False)
         plain = errors(results(autocast, rows, parameters), want)
     for i, (ours, theirs) in enumerate(zip(errors(fused(case, torch.bfloat16), want), plain, strict=True)):

@@ -1,4 +1,4 @@
-"""Weights of a whole layer, for the implementations that compute whole layers: ``native`` and ``wavefront``."""
+"""Weights of a whole layer with softmax attention, for the operations that compute whole layers."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,13 @@ from torch import Tensor
 class LayerWeights(NamedTuple):
     """All weights of a layer, with linear maps as (outputs, inputs); the gains of QK-norm are None without QK-norm.
 
-    Inside an implementation, every tensor has a leading axis of runs or of layers.
+    Inside an operation, every tensor has a leading axis of runs or of layers.
 
     Attributes:
-        norm_D: gain of the norm of the inputs, and of the outputs before persistent pairs.
+        norm_D: gain of the norm of the inputs, and in the Recurrent Transformer of the outputs before persistent pairs.
         wq_DD: map to queries.
-        wk_DD: map to keys, temporary and persistent.
-        wv_DD: map to values, temporary and persistent.
+        wk_DD: map to keys.
+        wv_DD: map to values.
         q_norm_D: gain of the norm of queries.
         k_norm_D: gain of the norm of keys.
         wo_DD: output map of attention.

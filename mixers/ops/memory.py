@@ -1,0 +1,66 @@
+"""The memory of layers that read a sequence segment by segment, in a loop over segments.
+
+Dimensions beside those of ``mixers.base``: N segments, C positions of a segment, M memory tokens, J = M + C keys.
+"""
+
+import torch
+from torch import Tensor
+
+from mixers.ops.block_attention import block_attention
+from mixers.ops.mlp import residual_mlp
+from mixers.ops.norm import rms_norm
+from mixers.ops.numerics import runs_fused
+from mixers.ops.projection import normed_qkv
+from mixers.ops.runs import over_runs
+from mixers.ops.weights import LayerWeights
+
+
+def memory_pairs(
+    memory_BMD: Tensor,
+    k_BTD: Tensor,
+    v_BTD: Tensor,
+    bias_HMJ: Tensor,
+    weights: LayerWeights,
+    memory_norm_D: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values (B, N M, D) of the memory tokens at the beginning of each segment.
+
+    At the end of a segment the memory tokens pass through the layer: as queries they attend to themselves and to the
+    positions of the segment. The RMS norm of their outputs is the memory at the beginning of the next segment.
+
+    Args:
+        memory_BMD: Memory at the beginning of the first segment.
+        k_BTD, v_BTD: Keys and values of the positions; the last segment may be shorter than the others.
+        bias_HMJ: Bias of the logits of memory tokens, to the memory tokens and then to the C positions of a segment.
+        weights: Weights of the layer.
+        memory_norm_D: Gain of the norm of the outputs.
+        scale: Factor of both residual branches.
+    """
+    heads, tokens, keys = bias_HMJ.shape
+    width, hidden = weights.down_DF.shape
+    size = keys - tokens
+    segments = -(-k_BTD.shape[1] // size)
+    if segments > 1 and runs_fused(memory_BMD):
+        from mixers.ops.kernels.memory import fits_memory, memory_method
+
+        if fits_memory(width, heads, hidden, tokens):
+            low = [w.detach().bfloat16().flatten() for w in (*weights[1:4], *weights[6:7], *weights[8:])]
+            bias_JMH = bias_HMJ.float().permute(2, 1, 0).contiguous()
+            # Both are made here, so that a compiled step does it once.
+            tensors = memory_BMD, k_BTD, v_BTD, bias_JMH, memory_norm_D, *weights, torch.cat(low)
+            memory_k, memory_v = over_runs(memory_method(heads, scale), *tensors)
+            return memory_k, memory_v
+
+    norms_and_maps = weights.norm_D, weights.q_norm_D, weights.k_norm_D, weights.wq_DD, weights.wk_DD, weights.wv_DD
+    memory_keys, memory_values = [], []
+    for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
+        q_BMD, k_BMD, v_BMD = normed_qkv(memory_BMD, *norms_and_maps)
+        memory_keys.append(k_BMD)
+        memory_values.append(v_BMD)
+        if n + 1 < segments:
+            a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
+            y_BMD = torch.nn.functional.linear(a_BMD, weights.wo_DD)
+            z_BMD = residual_mlp(memory_BMD, y_BMD, weights.mlp_norm_D, weights.up_FD, weights.down_DF, scale)
+            memory_BMD = rms_norm(z_BMD, memory_norm_D)
+    return torch.cat(memory_keys, dim=1), torch.cat(memory_values, dim=1)
