@@ -1,49 +1,15 @@
-"""Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R.
+"""Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R."""
 
-A compiler must not trace into an operation that launches kernels. While ``as_operators`` is in effect, each operation
-appears in a trace as the two operators ``mixers::forward`` and ``mixers::backward``, and the tracer learns only the
-shapes of their results.
-"""
-
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.numerics import no_autocast
-
-Tensors = tuple[Tensor, ...]
-Optionals = Sequence[Tensor | None]
-
-
-class Method(NamedTuple):
-    """An operation with its own backward pass, on tensors that all have a leading run axis.
-
-    A method must not hold a tensor that the model computes, because the method outlives the trace of that tensor.
-
-    Attributes:
-        forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
-        backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
-            tensors that have none.
-        outputs: Number of outputs.
-        label: Name in reports; if empty, the name of the function that makes the method is used.
-    """
-
-    forward: Callable[..., tuple[Tensors, Tensors]]
-    backward: Callable[[Tensors, Any, Tensors, Tensors], Optionals]
-    outputs: int = 1
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        """``label``, or else derived from the function: ``attention`` for a method made by ``attention_method``."""
-        return self.label or self.forward.__qualname__.partition(".")[0].removesuffix("_method")
+from mixers.ops.operators import run_backward, run_forward
 
 
 def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
@@ -79,7 +45,7 @@ class _OverRuns(torch.autograd.Function):
     def forward(method: Method, stacked: bool, *tensors: Tensor | None) -> Tensors:
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
-            outputs, saved = _traced_forward(method, tensors) if _tracing else method.forward(*tensors)
+            outputs, saved = run_forward(method, tensors)
         if stacked:  # autograd needs a view of an input that is returned, not the input itself
             outputs = tuple(y.view_as(y) if any(y is given for given in tensors) else y for y in outputs)
         else:
@@ -130,8 +96,7 @@ class _Gradients(torch.autograd.Function):
         if not stacked:
             known, tensors, outputs = map(_lifted, (known, tensors, outputs))
         with _no_autocast(*tensors):
-            run = partial(_traced_backward, method) if _tracing else method.backward
-            computed = run(known, tensors, outputs, saved)
+            computed = run_backward(method, known, tensors, outputs, saved)
         return tuple(computed) if stacked else _lowered(computed)
 
     @staticmethod
@@ -185,178 +150,6 @@ def _lifted(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
 def _lowered(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
     """Return tensors of one run without the run axis."""
     return tuple(y if y is None else y.squeeze(0) for y in tensors)
-
-
-class _Place(NamedTuple):
-    """Where to find a result of a method among the results of its operator.
-
-    Attributes:
-        result: Index of the operator's result. A negative index counts the operator's arguments from their end; the
-            method then returns that argument.
-        layout: Shape, strides and offset in the operator's result; None for the whole result.
-    """
-
-    result: int
-    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
-
-
-_METHODS: list[Method] = []
-"""Methods of the operators in traces; the operators name them by their index."""
-
-_PLACES: dict[int, list[_Place]] = {}
-"""Places of the methods' results, by the same index."""
-
-_tracing = False
-"""Whether ``as_operators`` is in effect."""
-
-
-@contextmanager
-def as_operators() -> Iterator[None]:
-    """Make operations appear in a trace as single operators (see the module's docstring)."""
-    global _tracing
-    _tracing = True
-    try:
-        yield
-    finally:
-        _tracing = False
-
-
-def _traced_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
-    number = _operator(method)
-    results = _placed(number, torch.ops.mixers.forward(number, tensors), tensors)
-    return results[: method.outputs], results[method.outputs :]
-
-
-def _traced_backward(
-    method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors
-) -> Optionals:
-    number = _operator(method)
-    given = *gradients, *tensors, *outputs, *saved
-    results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved), given)
-    return [y if y.numel() else None for y in results]
-
-
-def _operator(method: Method) -> int:
-    """Return the number by which an operator names the method."""
-    _METHODS.append(method)
-    return len(_METHODS) - 1
-
-
-def _placed(number: int, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensors:
-    """Return the results of a method from the results and arguments of its operator."""
-    return tuple(_placed_one(place, results, tensors) for place in _PLACES[number])
-
-
-def _placed_one(place: _Place, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:
-    y: Tensor = (tensors if place.result < 0 else results)[place.result]
-    return y if place.layout is None else y.as_strided(*place.layout)
-
-
-@torch.library.custom_op("mixers::forward", mutates_args=())
-def _forward(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the outputs of a method, then its saved tensors."""
-    return _forward_results(method, tensors)
-
-
-@torch.library.custom_op("mixers::backward", mutates_args=())
-def _backward(
-    method: int,
-    gradients: Sequence[Tensor],
-    tensors: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    saved: Sequence[Tensor],
-) -> list[Tensor]:
-    """Return the gradients of the tensors; an empty tensor stands for None."""
-    return _backward_results(method, gradients, tensors, outputs, saved)
-
-
-@_forward.register_fake
-def _(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    with _shapes_alone(tensors):
-        return _forward_results(method, tensors)
-
-
-@_backward.register_fake
-def _(
-    method: int, gradients: Sequence[Tensor], tensors: Sequence[Tensor | None], *kept: Sequence[Tensor]
-) -> list[Tensor]:
-    with _shapes_alone(tensors):
-        return _backward_results(method, gradients, tensors, *kept)
-
-
-def _forward_results(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    outputs, saved = _METHODS[method].forward(*tensors)
-    return _apart(method, (*outputs, *saved), tensors)
-
-
-def _backward_results(
-    method: int,
-    gradients: Sequence[Tensor],
-    tensors: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    saved: Sequence[Tensor],
-) -> list[Tensor]:
-    results = _METHODS[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
-    present = [gradients[0].new_empty(0) if y is None else y for y in results]
-    return _apart(method, present, (*gradients, *tensors, *outputs, *saved))
-
-
-def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return results that share no memory with the arguments or with each other, as operators require.
-
-    An argument that a method returns unchanged is left out. Another result that shares memory with an argument is
-    copied. Results that share memory with each other become one result. ``_PLACES`` records where each result is.
-    """
-    given = {_view(y): n - len(tensors) for n, y in enumerate(tensors) if y is not None}
-    taken = {memory for memory, _ in given}
-    results = [y.clone() if _memory(y) in taken and _view(y) not in given else y for y in results]
-    sharing = Counter(map(_memory, results))
-
-    apart: list[Tensor] = []
-    at: dict[int, int] = {}
-    _PLACES[method] = []
-    for y in results:
-        if (view := _view(y)) in given:
-            _PLACES[method].append(_Place(given[view], None))
-            continue
-
-        memory = _memory(y)
-        alone = sharing[memory] == 1
-        if memory not in at:
-            at[memory] = len(apart)
-            numbers = y.untyped_storage().nbytes() // y.element_size()
-            apart.append(y if alone else y.as_strided((numbers,), (1,), 0))
-        layout = None if alone else _layout(y)
-        _PLACES[method].append(_Place(at[memory], layout))
-    return apart
-
-
-def _memory(y: Tensor) -> int:
-    """Return a number that identifies a tensor's storage."""
-    return int(y.untyped_storage()._cdata)
-
-
-def _layout(y: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the arguments of ``as_strided`` that make the tensor from its storage."""
-    return tuple(y.shape), y.stride(), int(y.storage_offset())
-
-
-def _view(y: Tensor) -> tuple[int, Any]:
-    """Return a key that identifies a view: storage, layout and dtype."""
-    return _memory(y), (_layout(y), y.dtype)
-
-
-@contextmanager
-def _shapes_alone(tensors: Sequence[Tensor | None]) -> Iterator[None]:
-    """Skip the launches of Triton kernels, and let a method combine its own tensors with fake tensors."""
-    import triton  # does not exist on every platform
-
-    tracer = next(y for y in tensors if isinstance(y, FakeTensor)).fake_mode
-    with (
-        patch.object(triton.JITFunction, "run", lambda *arguments, **settings: None),
-        patch.object(tracer, "allow_non_fake_inputs", True),
-    ):
-        yield
 
 
 def over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

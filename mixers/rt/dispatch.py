@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from mixers.base import log_once
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.native.library import is_recorded
 from mixers.ops.numerics import product_dtype
-from mixers.ops.runs import Method, Optionals, Tensors, over_runs
+from mixers.ops.runs import over_runs
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.native.passes import library
 from mixers.rt.tiled.passes import tiled_backward, tiled_forward

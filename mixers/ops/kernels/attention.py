@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.common import LOG2E, MASKED
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 # The second ones for numbers of 16 bits and head dims from 32 on, at 512 sequences of 512 positions, 16 heads of 64.
 ATTENTION_QUERIES = ({"C": 32, "J": 32, "num_warps": 2}, {"C": 64, "J": 32, "num_warps": 4})

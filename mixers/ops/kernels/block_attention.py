@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 ROWS = 16
 """Largest number of queries or pairs of a program."""

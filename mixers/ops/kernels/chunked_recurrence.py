@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.common import MASKED, contiguous, evenly_spaced
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
 LEAST_CHANNELS = 16

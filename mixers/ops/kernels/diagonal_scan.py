@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import evenly_spaced
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 DIAGONAL = {"num_warps": 1}
 

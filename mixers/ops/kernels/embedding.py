@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 # Tiles, the fastest of those tried on an H200 at width 128, length 128, 30 runs.
 EMBED_FWD = {"M": 16, "num_warps": 4}

@@ -54,7 +54,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.common import contiguous, sum_columns, sum_rows
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 MOST_CHANNELS = 64
 """Largest width of keys and of values for which the state fits into registers."""

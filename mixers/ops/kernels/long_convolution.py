@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 LONGEST = 1024
 """Largest length that the kernels take, because their work grows with the square of the length."""

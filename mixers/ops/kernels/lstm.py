@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from mixers.ops.kernels.common import product, square
 from mixers.ops.kernels.products import group_sum, rows_products
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 PINNED_BYTES = 131072
 """Largest size in bytes of weights that stay on the chip; a program needs up to 32 KiB in addition."""

@@ -43,7 +43,7 @@ from mixers.ops.kernels.common import contiguous
 from mixers.ops.kernels.memory_backward import memory_bwd_kernel
 from mixers.ops.kernels.memory_forward import memory_fwd_kernel
 from mixers.ops.kernels.products import group_sum, rows_products, through_gain
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.weights import LayerWeights
 
 PROGRAMS = 132

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import contiguous, gelu_slope, normal_cdf, rms, rms_bwd, rows_of
 from mixers.ops.kernels.products import group_sum, rows_products
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 MLP_FWD = {"M": 64, "W": 64, "num_warps": 4}
 

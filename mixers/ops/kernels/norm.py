@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import rms, rms_bwd, rows_of
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 
 @triton.jit

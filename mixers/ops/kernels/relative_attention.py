@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import LOG2E, MASKED
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 RELATIVE = {"C": 16, "num_warps": 8}
 

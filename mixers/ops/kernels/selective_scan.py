@@ -34,7 +34,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import LOG2E, evenly_spaced, sigmoid, sum_columns, sum_rows
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 STATES = 512
 """Size of a program's state: W channels of V states, 16 numbers per thread."""

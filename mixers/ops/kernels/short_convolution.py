@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mixers.ops.kernels.common import evenly_spaced, sigmoid
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 
 CONVOLVE = {"L": 32, "C": 128, "num_warps": 1}
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.native.library import compiled
 from mixers.ops.native.threads import share_among_threads
 from mixers.ops.numerics import NORM_EPS
-from mixers.ops.runs import Method, Optionals, Tensors
 
 NUMBERS_OF_A_PART = 2**18
 """Size of the parts into which a run's rows are divided. Threads share the parts; each has its own sum for the gain."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.native.library import compiled
 from mixers.ops.native.threads import share_among_threads, workers_for
 from mixers.ops.numerics import NORM_EPS
-from mixers.ops.runs import Method, Optionals, Tensors
 from mixers.ops.weights import LayerWeights
 from mixers.rt.native.matrices import Matrices, Order, Setting, query_gain
 

@@ -54,7 +54,7 @@ import torch
 import triton
 from torch import Tensor
 
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.weights import LayerWeights
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward

@@ -2,7 +2,7 @@
 
 A plain PyTorch layer under ``torch.func.vmap`` is a long chain of small operations on large tensors, and each reads and
 writes memory. The step is recorded once, gradient included, with the operations that launch kernels as single
-operators (``mixers.ops.runs``). The record is a plain list of operations, which TorchInductor takes as it is:
+operators (``mixers.ops.operators``). The record is a plain list of operations, which TorchInductor takes as it is:
 ``torch.compile`` would read the program once more, and it refuses parts of it. The compiled step takes tensors of one
 shape.
 """
@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from mixers.base import log_once
-from mixers.ops.runs import as_operators
+from mixers.ops.ahead import compiling_ahead
+from mixers.ops.operators import as_operators
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,13 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         # Inductor warns of what it leaves to PyTorch, such as complex numbers, which is no fault.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with as_operators():
-                graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-            _merge_repeats(graph)
+            with compiling_ahead():
+                with as_operators():
+                    graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+                _merge_repeats(graph)
+                with torch.no_grad():
+                    fast: Step = compile_graph(graph, list(arguments))
             with torch.no_grad():
-                fast: Step = compile_graph(graph, list(arguments))
                 fast(*arguments)
     except torch.OutOfMemoryError:
         raise

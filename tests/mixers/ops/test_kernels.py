@@ -20,7 +20,8 @@ from mixers.ops.kernels.embedding import embedding_method  # noqa: E402
 from mixers.ops.kernels.mlp import mlp_method  # noqa: E402
 from mixers.ops.kernels.norm import rms_norm_method  # noqa: E402
 from mixers.ops.kernels.projection import project_method  # noqa: E402
-from mixers.ops.runs import Method, over_runs  # noqa: E402
+from mixers.ops.method import Method  # noqa: E402
+from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,7 +6,9 @@ from torch import Tensor
 from torch.func import grad, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mixers.ops.runs import Method, as_operators, methods_met, over_batch, over_runs
+from mixers.ops.method import Method
+from mixers.ops.operators import as_operators
+from mixers.ops.runs import methods_met, over_batch, over_runs
 
 
 def scaled_sum(factor: Tensor) -> Method:

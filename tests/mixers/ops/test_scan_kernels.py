@@ -21,7 +21,8 @@ from mixers.ops.diagonal_scan import diagonal_scan  # noqa: E402
 from mixers.ops.kernels.diagonal_scan import diagonal_scan_method  # noqa: E402
 from mixers.ops.kernels.selective_scan import selective_scan_method  # noqa: E402
 from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
-from mixers.ops.runs import Method, over_runs  # noqa: E402
+from mixers.ops.method import Method  # noqa: E402
+from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.selective_scan import selective_scan  # noqa: E402
 from mixers.parts import MixerLayer  # noqa: E402
 from mixers.s5 import S5  # noqa: E402

@@ -16,8 +16,9 @@ from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E
 from mixers.ops.kernels.memory import fits_memory, memory_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
 from mixers.ops.memory import memory_pairs  # noqa: E402
+from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
-from mixers.ops.runs import Method, over_runs  # noqa: E402
+from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.weights import LayerWeights  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

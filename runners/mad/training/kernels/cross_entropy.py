@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixers.ops.kernels.products import group_sum
-from mixers.ops.runs import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Tensors
 from tasks.base import IGNORE
 
 NO_TARGET: tl.constexpr = tl.constexpr(IGNORE)

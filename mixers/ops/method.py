@@ -1,0 +1,33 @@
+"""An operation with its own backward pass, which computes all runs that are trained together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+Optionals = Sequence[Tensor | None]
+
+
+class Method(NamedTuple):
+    """An operation with its own backward pass, on tensors that all have a leading run axis.
+
+    A method must not hold a tensor that the model computes, because the method outlives the trace of that tensor.
+
+    Attributes:
+        forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
+        backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
+            tensors that have none.
+        outputs: Number of outputs.
+        label: Name in reports; if empty, the name of the function that makes the method is used.
+    """
+
+    forward: Callable[..., tuple[Tensors, Tensors]]
+    backward: Callable[[Tensors, Any, Tensors, Tensors], Optionals]
+    outputs: int = 1
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """``label``, or else derived from the function: ``attention`` for a method made by ``attention_method``."""
+        return self.label or self.forward.__qualname__.partition(".")[0].removesuffix("_method")
