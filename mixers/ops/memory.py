@@ -5,6 +5,7 @@ Dimensions beside those of ``mixers.base``: N segments, C positions of a segment
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mixers.ops.block_attention import block_attention
 from mixers.ops.mlp import residual_mlp
@@ -45,22 +46,25 @@ def memory_pairs(
         from mixers.ops.kernels.memory import fits_memory, memory_method
 
         if fits_memory(width, heads, hidden, tokens):
-            low = [w.detach().bfloat16().flatten() for w in (*weights[1:4], *weights[6:7], *weights[8:])]
+            # Weights and bias as the kernels want them; made here, so that a compiled step does it once.
+            matrices = weights.wq_DD, weights.wk_DD, weights.wv_DD, weights.wo_DD, weights.up_FD, weights.down_DF
+            w = torch.cat([y.detach().bfloat16().flatten() for y in matrices])
             bias_JMH = bias_HMJ.float().permute(2, 1, 0).contiguous()
-            # Both are made here, so that a compiled step does it once.
-            tensors = memory_BMD, k_BTD, v_BTD, bias_JMH, memory_norm_D, *weights, torch.cat(low)
-            memory_k, memory_v = over_runs(memory_method(heads, scale), *tensors)
-            return memory_k, memory_v
+
+            tensors = memory_BMD, k_BTD, v_BTD, bias_JMH, memory_norm_D, *weights, w
+            memory_keys, memory_values = over_runs(memory_method(heads, scale), *tensors)
+            return memory_keys, memory_values
 
     norms_and_maps = weights.norm_D, weights.q_norm_D, weights.k_norm_D, weights.wq_DD, weights.wk_DD, weights.wv_DD
-    memory_keys, memory_values = [], []
+    keys_of_segments, values_of_segments = [], []
     for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):
         q_BMD, k_BMD, v_BMD = normed_qkv(memory_BMD, *norms_and_maps)
-        memory_keys.append(k_BMD)
-        memory_values.append(v_BMD)
+        keys_of_segments.append(k_BMD)
+        values_of_segments.append(v_BMD)
+
         if n + 1 < segments:
             a_BMD = block_attention(q_BMD, k_BCD, v_BCD, (k_BMD, v_BMD), bias_HMJ)
-            y_BMD = torch.nn.functional.linear(a_BMD, weights.wo_DD)
+            y_BMD = F.linear(a_BMD, weights.wo_DD)
             z_BMD = residual_mlp(memory_BMD, y_BMD, weights.mlp_norm_D, weights.up_FD, weights.down_DF, scale)
             memory_BMD = rms_norm(z_BMD, memory_norm_D)
-    return torch.cat(memory_keys, dim=1), torch.cat(memory_values, dim=1)
+    return torch.cat(keys_of_segments, dim=1), torch.cat(values_of_segments, dim=1)
