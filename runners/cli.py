@@ -261,7 +261,7 @@ def parse_known(
                 default=default,
                 args=list(arguments),
                 return_unknown_args=True,
-                config=(tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
                 prog=f"{_command()} {subcommand}".rstrip(),
             )
             return parsed

@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import docstring_parser
@@ -13,6 +14,7 @@ COLUMNS = 79
 """Width of the short help, for terminals of 80 columns."""
 
 
+@cache
 def texts_of(options_class: type) -> dict[str, str]:
     """Return the texts on a class's fields, from the docstrings of the class and of its base classes."""
     return {

@@ -92,12 +92,14 @@ def _with_nested(base: Any, preset: Any, configs: Mapping[str, dict[str, type]],
             )
             described.append((name, Annotated[hints[name], about], field(default=getattr(preset, name))))
         part = make_dataclass(title, described, frozen=True, kw_only=True)
-        parts.append((title, Annotated[part, tyro.conf.OmitArgPrefixes], field(default_factory=part)))
+        about = tyro.conf.arg(help="")  # else tyro looks for a docstring
+        parts.append((title, Annotated[part, tyro.conf.OmitArgPrefixes, about], field(default_factory=part)))
 
     # Nested options.
     for group, classes in configs.items():
         part = _nested_options(group, classes, own)
-        parts.append((f"{group}_options", Annotated[part, tyro.conf.arg(name=group)], field(default_factory=part)))
+        about = tyro.conf.arg(name=group, help="")
+        parts.append((f"{group}_options", Annotated[part, about], field(default_factory=part)))
 
     made = make_dataclass("Options", parts, frozen=True, kw_only=True)
     made.__doc__ = base.__doc__.partition("Attributes:")[0]  # an attribute may be called like a group
