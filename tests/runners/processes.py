@@ -9,9 +9,12 @@ from pathlib import Path
 
 import torch
 
-LATER = ("datasets", "torch._dynamo", "torch.distributed.checkpoint.state_dict")
+LATER = (
+    *("datasets", "tokenizers", "torch._dynamo", "torch.distributed.checkpoint.state_dict"),
+    *("matplotlib.backends.backend_agg", "optuna_dashboard"),
+)
 """What the programs import when they train."""
-PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER)
+PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER, "tests.runners.parsed")
 
 
 def forks() -> ForkServerContext:

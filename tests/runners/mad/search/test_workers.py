@@ -2,12 +2,9 @@
 
 import io
 import multiprocessing
-import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +28,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
 from tasks.recall import InContextRecall
-from tests.runners.processes import forks
+from tests.runners.processes import forks, run_program
 
 CPU = torch.device("cpu")
 GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
@@ -158,22 +155,18 @@ def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
     assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
 
 
-ON_TWO_DEVICES = """
-import sys, torch
-from runners.mad import __main__ as mad, studies
-studies.find_devices = lambda name: [torch.device("cpu")] * 2
-mad.main(sys.argv[1:])
-"""
+def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
+    """Body of a process: the program, whose second device has a process of its own."""
+    context = forks()
+    multiprocessing.get_context = lambda kind: context  # type: ignore[assignment]
+    studies.find_devices = lambda name: [CPU, CPU]
+    run_program("runners.mad.__main__", arguments, output)
 
 
 def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
-    endless = ["--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)]
-    command = subprocess.Popen(
-        [sys.executable, "-c", ON_TWO_DEVICES, *COMMAND, *endless],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[4],
-    )
+    endless = [*COMMAND, "--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)]
+    command = forks().Process(target=run_on_two_devices, args=(endless, tmp_path / "output.txt"))
+    command.start()
     journal = tmp_path / "studies.journal"
     wait_for(lambda: journal.exists() and journal.read_text().count('"owner"') == 6)
     store = Store(tmp_path, str(journal))
@@ -184,7 +177,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 
     assert orphans() == 0
     command.kill()
-    command.wait()
+    command.join()
     wait_for(lambda: orphans() == 6, patience=10.0)
     store.close()
 
