@@ -6,6 +6,7 @@ time; the rest is work on types, which repeats itself.
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from triton.runtime import interpreter
 def quicken_interpreter() -> None:
     """Replace functions of Triton by quicker ones that return the same."""
     interpreter._patch_lang = _patch_once_a_module(interpreter._patch_lang)
+    interpreter._patch_attr = _patch_directly
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     core._unwrap_if_constexpr = _unwrap_values(core._unwrap_if_constexpr)
     core.block_type.__init__ = _remember_blocks(core.block_type.__init__)
     core.tensor.__init__ = _remember_shapes(core.tensor.__init__)
-    TritonSemantic.broadcast_impl_value = _leave_equal_shapes(TritonSemantic.broadcast_impl_value)
+    core.tensor.__getitem__ = _insert_axes
+    TritonSemantic.broadcast_impl_value = _broadcast
     for name, operation in OPERATORS.items():
         _compute_in_numpy(name, operation)
 
@@ -41,6 +44,19 @@ def _patch_once_a_module(patch: Callable[..., object]) -> Callable[..., object]:
         return interpreter._LangPatchScope()
 
     return patch_new
+
+
+def _patch_directly(
+    module: object, name: str, member: Callable[..., Any], builder: object, scope: interpreter._LangPatchScope
+) -> None:
+    """Call a function of the language itself, not by way of one that looks for the semantics."""
+    function = getattr(member, "__wrapped__", member)
+
+    def interpreted(*arguments: Any, **options: Any) -> Any:
+        options["_semantic"] = interpreter.interpreter_semantic
+        return function(*arguments, **options)
+
+    scope.set_attr(module, name, interpreted)
 
 
 def _by_name(find: Callable[[core.dtype], np.dtype[Any]]) -> Callable[[core.dtype], np.dtype[Any]]:
@@ -97,21 +113,26 @@ def _remember_shapes(init: Callable[..., None]) -> Callable[..., None]:
     return init_tensor
 
 
-def _leave_equal_shapes(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Compare the shapes of two blocks as a whole first."""
+def _broadcast(_: TritonSemantic, left: core.tensor, right: core.tensor) -> tuple[core.tensor, core.tensor]:
+    """Bring two tensors to one shape in one step."""
+    shapes = [y.handle.data.shape if y.type.is_block() else None for y in (left, right)]
+    if shapes[0] == shapes[1]:
+        return left, right
 
-    def broadcast_unequal(self: TritonSemantic, lhs: core.tensor, rhs: core.tensor) -> tuple[core.tensor, core.tensor]:
-        if lhs.handle.data.shape == rhs.handle.data.shape and lhs.type.is_block() and rhs.type.is_block():
-            return lhs, rhs
-        return broadcast(self, lhs, rhs)
+    shape = np.broadcast_shapes(*(known for known in shapes if known is not None))
+    return _spread(left, shape), _spread(right, shape)
 
-    return broadcast_unequal
+
+def _spread(y: core.tensor, shape: tuple[int, ...]) -> core.tensor:
+    handle = interpreter.TensorHandle(np.broadcast_to(y.handle.data, shape).copy(), y.dtype)
+    return core.tensor(handle, _block(y.dtype, shape))
 
 
 ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}
 COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+LOGIC = {"and": operator.and_, "or": operator.or_}
 OPERATORS = {
-    **{f"__{name}__": function for name, function in (ARITHMETIC | COMPARISONS).items()},
+    **{f"__{name}__": function for name, function in (ARITHMETIC | COMPARISONS | LOGIC).items()},
     **{f"__r{name}__": lambda x, y, f=function: f(y, x) for name, function in ARITHMETIC.items()},
 }
 
@@ -120,31 +141,46 @@ def _compute_in_numpy(name: str, operation: Callable[[Any, Any], Any]) -> None:
     """Hand an operator of tensors straight to NumPy if no side has to change its type, or one side is a number."""
     slow = getattr(core.tensor, name)
     adds, divides, compares = name in ("__add__", "__radd__"), "div" in name, name.strip("_") in COMPARISONS
+    logic = name.strip("_") in LOGIC
 
     def compute(self: core.tensor, other: Any) -> Any:
         kind, left = self.dtype, self.handle.data
-        if kind is core.float32:
+        if logic:
+            if kind is core.int1 and getattr(other, "dtype", None) is core.int1:
+                return _tensor(operation(left, other.handle.data), kind, self, other)
+
+        elif kind is core.float32:
             if (right := _as_float(other)) is not None:
                 return _tensor(operation(left, right), core.int1 if compares else kind, self, other)
 
         elif kind is core.int32 or kind is core.int64:
             if not divides and (right := _as_int(other)) is not None:
-                data = operation(left.astype(np.int64), right)
                 if compares:
-                    return _tensor(data, core.int1, self, other)
+                    return _tensor(operation(left, right), core.int1, self, other)
                 if kind is core.int64 or getattr(other, "dtype", None) is core.int64:
-                    return _tensor(data, core.int64, self, other)
-                narrow = data.astype(np.int32)
-                assert np.array_equal(narrow, data), f"int32 overflow in {name}"
-                return _tensor(narrow, kind, self, other)
+                    return _tensor(operation(left.astype(np.int64), right), core.int64, self, other)
+                return _tensor(_narrow(name, operation, left, right), kind, self, other)
 
         elif adds and type(kind) is core.pointer_type and (right := _as_int(other)) is not None:
-            bytes = np.uint64(max(1, kind.element_ty.primitive_bitwidth // 8))
-            return _tensor(left + bytes * right.astype(np.uint64), kind, self, other)
+            bytes = max(1, kind.element_ty.primitive_bitwidth // 8)
+            return _tensor(left + (np.int64(bytes) * right).astype(np.uint64), kind, self, other)
 
         return slow(self, other, _semantic=interpreter.interpreter_semantic)
 
     setattr(core.tensor, name, compute)
+
+
+def _narrow(name: str, operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Compute in int32, and in Python where both sides are one number."""
+    if left.shape == (1,) and (type(right) is int or right.shape == (1,)):
+        value = operation(left.item(), right if type(right) is int else right.item())
+        assert -(2**31) <= value < 2**31, f"int32 overflow in {name}"
+        return np.array([value], np.int32)
+
+    data = operation(left.astype(np.int64), right)
+    narrow = data.astype(np.int32)
+    assert (narrow == data).all(), f"int32 overflow in {name}"
+    return narrow
 
 
 def _as_float(side: Any) -> Any:
@@ -155,11 +191,32 @@ def _as_float(side: Any) -> Any:
 
 def _as_int(side: Any) -> Any:
     if type(side) is core.tensor:
-        return side.handle.data.astype(np.int64) if side.dtype is core.int32 or side.dtype is core.int64 else None
-    return np.int64(side) if type(side) is int and -(2**31) <= side < 2**31 else None
+        return side.handle.data if side.dtype is core.int32 or side.dtype is core.int64 else None
+    return side if type(side) is int and -(2**31) <= side < 2**31 else None
 
 
-def _tensor(data: Any, kind: core.dtype, *sides: Any) -> core.tensor:
+def _tensor(data: Any, kind: core.dtype, left: core.tensor, right: Any) -> core.tensor:
     """A tensor of the shape that NumPy's broadcasting has found; numbers have one entry, and no shape in Triton."""
-    block = any(type(y) is core.tensor and y.shape.values for y in sides)
-    return core.tensor(interpreter.TensorHandle(data, kind), core.block_type(kind, list(data.shape)) if block else kind)
+    block = left.type.is_block() or (type(right) is core.tensor and right.type.is_block())
+    return core.tensor(interpreter.TensorHandle(data, kind), _block(kind, data.shape) if block else kind)
+
+
+def _block(kind: core.dtype, shape: tuple[int, ...]) -> core.block_type:
+    """The type of a block, made once unless it is one of pointers, which cannot be keys."""
+    return core.block_type(kind, list(shape)) if type(kind) is core.pointer_type else _block_of_numbers(kind, shape)
+
+
+@cache
+def _block_of_numbers(kind: core.dtype, shape: tuple[int, ...]) -> core.block_type:
+    return core.block_type(kind, list(shape))
+
+
+def _insert_axes(self: core.tensor, slices: Any, _semantic: object = None) -> core.tensor:
+    """Index a tensor by ``None`` and ``:`` in one step."""
+    data, sizes = self.handle.data, list(self.type.get_block_shapes())
+    for axis, index in enumerate(slices if isinstance(slices, tuple | core.tuple) else (slices,)):
+        if core._unwrap_if_constexpr(index) is None:
+            sizes.insert(axis, 1)
+        else:
+            assert index == slice(None), f"unsupported tensor index: {index}"
+    return core.tensor(interpreter.TensorHandle(data.reshape(sizes), self.dtype), _block(self.dtype, tuple(sizes)))
