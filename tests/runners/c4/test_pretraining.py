@@ -17,6 +17,8 @@ from runners.c4 import __main__ as command
 from runners.c4 import load_model, pretrain
 from runners.c4.curve import read_curve
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL: dict[str, Any] = {
     "width": 16,
     "heads": 2,

@@ -198,6 +198,7 @@ def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_path: Path) -> None:
     """A whole number for a real one, too: it is part of the study's identity."""
     given = {"heads": 2, "qk-norm": False}

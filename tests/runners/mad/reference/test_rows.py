@@ -183,6 +183,7 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
+    monkeypatch.setattr("runners.mad.__main__.look_into", lambda *_: None)
     command = [*TOY, *COMMAND, "--steps", "2", "--out", str(tmp_path)]
     mad.main([*command, "--reference", str(tiny_cells)])
     trained = capsys.readouterr().out

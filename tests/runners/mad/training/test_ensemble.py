@@ -93,7 +93,7 @@ def train_together(mixer: str, drawn: list[tuple[Tensor, Tensor]]) -> tuple[Tens
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_run_trains_alone_as_in_company_and_again_the_same_to_the_bit(mixer: str) -> None:
     """Batched products of another size may round otherwise: float32 losses agree to 1e-5 relative."""
-    drawn = batches(len(RUNS))[:5]
+    drawn = batches(len(RUNS))[:3]
     losses, ends = train_together(mixer, drawn)
     assert torch.equal(train_together(mixer, drawn)[1], ends)
     for r, run in enumerate(RUNS):
