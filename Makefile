@@ -11,8 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 demo: $(READY)
 	$(BIN)/python -m runners.mad --preset demo
 
+# Tests start many processes; without bytecode on disk each of them would compile the code again.
 test: $(READY) lint
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
