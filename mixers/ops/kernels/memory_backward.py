@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from mixers.ops.kernels.common import LOG2E, MASKED, product, rms_bwd, square
+from mixers.ops.kernels.memory_rows import matrices, program_rows
 
 
 @triton.jit
@@ -95,24 +96,17 @@ def memory_bwd_kernel(
        d. go back through wq, wk, wv and the norm of the memory.
     3. Write the gradient of the memory and the sums for the gains of queries, keys and outputs.
     """
-    # 1. Rows, as in the forward.
+    # 1. Rows and matrices.
     H: tl.constexpr = D // K
-    run = tl.program_id(1).to(tl.int64)
-    row_M = tl.program_id(0) * M + tl.arange(0, M)
-    live_M = row_M < B * P
+    run, sequence_M, token_M, live_M, head_H = program_rows(B, D, K, P, M)
     live_M1, live_1M, live_1M1 = live_M[:, None], live_M[None, :], live_M[None, :, None]
-    token_M = row_M % P
-    sequence_M = run * B + tl.minimum(row_M // P, B - 1)
     d_D = tl.arange(0, D)
     w_W = tl.arange(0, W)
-    head_H = tl.max_contiguous(tl.arange(0, H), [1])
     hk_HK = head_H[:, None] * K + tl.arange(0, K)[None, :]
     hk_H1K = hk_HK[:, None, :]
     dtype = w_ptr.dtype.element_ty
 
-    wq_ptr = w_ptr + run * (4 * D * D + 2 * F * D)
-    wk_ptr, wv_ptr, wo_ptr, up_ptr = wq_ptr + D * D, wq_ptr + 2 * D * D, wq_ptr + 3 * D * D, wq_ptr + 4 * D * D
-    down_ptr = up_ptr + F * D
+    wq_ptr, wk_ptr, wv_ptr, wo_ptr, up_ptr, down_ptr = matrices(w_ptr, run, D, F)
     wq_DD = square(wq_ptr, D, 0, D, False) if PINNED else 0
     wk_DD = square(wk_ptr, D, 0, D, False) if PINNED else 0
     wv_DD = square(wv_ptr, D, 0, D, False) if PINNED else 0

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from mixers.ops.kernels.common import LOG2E, MASKED, gelu_slope, normal_cdf, product, rms, square
+from mixers.ops.kernels.memory_rows import matrices, program_rows
 
 
 @triton.jit
@@ -88,24 +89,17 @@ def memory_fwd_kernel(
           iii. add the MLP branch: z = u + scale down gelu(up (nu gain)), with nu = u / rms(u);
           iv. normalise: nz = z / rms(z), memory = nz gain.
     """
-    # 1. Rows; rows beyond the last sequence repeat it and are not written.
+    # 1. Rows and matrices.
     H: tl.constexpr = D // K
-    run = tl.program_id(1).to(tl.int64)
-    row_M = tl.program_id(0) * M + tl.arange(0, M)
-    live_M = row_M < B * P
+    run, sequence_M, token_M, live_M, head_H = program_rows(B, D, K, P, M)
     live_M1, live_1M, live_1M1 = live_M[:, None], live_M[None, :], live_M[None, :, None]
-    token_M = row_M % P
-    sequence_M = run * B + tl.minimum(row_M // P, B - 1)
     d_D = tl.arange(0, D)
     w_W = tl.arange(0, W)
-    head_H = tl.max_contiguous(tl.arange(0, H), [1])  # so that a thread has whole heads, see mixers.rt.fused.loops
     hk_H1K = head_H[:, None, None] * K + tl.arange(0, K)[None, None, :]
     dtype = w_ptr.dtype.element_ty
 
     memory_MD = tl.load(memory_ptr + (sequence_M * P + token_M)[:, None] * D + d_D[None, :]).to(tl.float32)
-    wq_ptr = w_ptr + run * (4 * D * D + 2 * F * D)
-    wk_ptr, wv_ptr, wo_ptr, up_ptr = wq_ptr + D * D, wq_ptr + 2 * D * D, wq_ptr + 3 * D * D, wq_ptr + 4 * D * D
-    down_ptr = up_ptr + F * D
+    wq_ptr, wk_ptr, wv_ptr, wo_ptr, up_ptr, down_ptr = matrices(w_ptr, run, D, F)
     wq_DD = square(wq_ptr, D, 0, D, True) if PINNED else 0
     wk_DD = square(wk_ptr, D, 0, D, True) if PINNED else 0
     wv_DD = square(wv_ptr, D, 0, D, True) if PINNED else 0
