@@ -21,6 +21,7 @@ def _step_inputs(
     a_ptr: tl.tensor,
     dk_ptr: tl.tensor,
     dv_ptr: tl.tensor,
+    change_ptr: tl.tensor,
     at: Addresses,
     t: tl.tensor,
     inside: tl.tensor,
@@ -40,12 +41,13 @@ def _step_inputs(
     r_kv_M = tl.load(r_ptr + at.at_M + t * 3 + 1)
     nz_MD = tl.load(nz_ptr + at.at_MD + t * D)
     dz_MD = tl.load(dz_ptr + at.at_MD + t * D)
+    change_MD = tl.load(change_ptr + at.at_MD + t * D) if change_ptr is not None else 0
 
     slope_MW = tl.load(slope_ptr + at.at_MW + t * F)
     r_mlp_M = tl.load(r_ptr + at.at_M + t * 3)
     n_MD = tl.load(n_ptr + at.at_MD + t * D)
     a_HMK = tl.load(a_ptr + at.at_HMK + t * D)
-    return nk_HMK, v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, slope_MW, r_mlp_M, n_MD, a_HMK
+    return nk_HMK, v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, change_MD, slope_MW, r_mlp_M, n_MD, a_HMK
 
 
 @triton.jit
@@ -86,8 +88,7 @@ def rt_bwd_kernel(
     kv_norm_ptr: tl.tensor,
     k_norm_ptr: tl.tensor,
     share_ptr: tl.tensor,
-    x_ptr: tl.tensor,
-    z_ptr: tl.tensor,
+    change_ptr: tl.tensor,
     dx_ptr: tl.tensor,
     da_ptr: tl.tensor,
     delta_ptr: tl.tensor,
@@ -181,6 +182,7 @@ def rt_bwd_kernel(
         a_ptr,
         dk_ptr,
         dv_ptr,
+        change_ptr,
         at,
         stop - STEP,
         stop - STEP - start,
@@ -191,7 +193,21 @@ def rt_bwd_kernel(
     for back in range(0, stop - start, STEP):
         # 2a. The pair, as the queries of the forward pass saw it.
         t = stop - STEP - back
-        raw_nk_HMK, raw_v_HMK, dk_HMK, dv_HMK, r_k_M, r_kv_M, nz_MD, dz_MD, slope_MW, r_mlp_M, n_MD, a_HMK = inputs
+        (
+            raw_nk_HMK,
+            raw_v_HMK,
+            dk_HMK,
+            dv_HMK,
+            r_k_M,
+            r_kv_M,
+            nz_MD,
+            dz_MD,
+            change_MD,
+            slope_MW,
+            r_mlp_M,
+            n_MD,
+            a_HMK,
+        ) = inputs
         k_HMK = raw_nk_HMK.to(tl.float32)
         if K_NORM:
             k_HMK = (k_HMK * k_norm_HK[:, None, :]).to(dtype).to(tl.float32)
@@ -217,9 +233,6 @@ def rt_bwd_kernel(
             dv_HMK += tl.sum(p_HMJ[:, :, :, None] * da_HMJK, 2)
             dk_HMK += tl.sum(ds_HMJ[:, :, :, None] * q_HMJK, 2)
         dk_HMK *= UNIT
-        if share_ptr is not None:
-            x_MD = tl.load(x_ptr + at.at_MD + t * D)
-            z_MD = tl.load(z_ptr + at.at_MD + t * D)
 
         # 2b. Norm of the key.
         draw_k_HMK = dk_HMK
@@ -248,7 +261,7 @@ def rt_bwd_kernel(
             dz_MD += dm_MD
         else:
             dz_MD += share * dm_MD
-            dshare_MD += dm_MD * (z_MD - x_MD)
+            dshare_MD += dm_MD * change_MD.to(tl.float32)
 
         # 2d. MLP branch.
         dy_MD = (dz_MD * scale).to(dtype)
@@ -285,6 +298,7 @@ def rt_bwd_kernel(
             a_ptr,
             dk_ptr,
             dv_ptr,
+            change_ptr,
             at,
             ahead,
             ahead - start,

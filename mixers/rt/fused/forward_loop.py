@@ -65,6 +65,7 @@ def rt_fwd_kernel(
     k_norm_ptr: tl.tensor,
     share_ptr: tl.tensor,
     z_ptr: tl.tensor,
+    change_ptr: tl.tensor,
     a_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     n_ptr: tl.tensor,
@@ -213,7 +214,10 @@ def rt_fwd_kernel(
         # 2g. Norm of the input of keys and values.
         nz_MD = z_MD
         if share_ptr is not None:
-            nz_MD = x_MD + share * (z_MD - x_MD)
+            change_MD = z_MD - x_MD
+            nz_MD = x_MD + share * change_MD
+            if writes(4, part, PARTS):
+                tl.store(change_ptr + at.at_MD + t * D, change_MD.to(dtype), at.live_M1)
         if KV_NORM:
             r_kv_M = rms(nz_MD, WIDTH)
             nz_MD = nz_MD * r_kv_M[:, None]

@@ -15,6 +15,7 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     o         (R, B, C, D)       past_fwd     fwd                     softmax numerator, float32
     k, v      (R, B, T, D)       fwd          past_*, fwd, bwd        persistent pairs
     z         (R, B, T, D)       fwd          pass                    output of the layer, float32
+    change    (R, B, T, D)       fwd          bwd                     z - x; None without a share
     a         (R, B, T, D)       fwd          bwd, pass               output of the attention
     lse       (R, B, T, H)       fwd          past_bwd, bwd           log2 of the sum of attention weights, float32
     n         (R, B, T, D)       fwd          bwd, pass               normed input of the MLP, before the gain
@@ -37,7 +38,7 @@ Tensors of R runs, B sequences and T positions; scratch memory holds the C posit
     mail      words              both loops   both loops              sums over PARTS, see ``mixers.rt.fused.exchange``
 
 Tensors without "float32" have the dtype of the products. Logits are in units of log2. A persistent pair is made
-of its position's memory m = x + share (z - x); without a share this is z, and ``bwd`` gets neither x nor z.
+of its position's memory m = x + share (z - x); without a share this is z.
 
 Compile-time settings of both loops:
     D, K, F: width, head dim and hidden width of the MLP. A layer may be smaller (``mixers.rt.fused.padding``).

@@ -109,6 +109,7 @@ def fused_forward(
     r = x.new_empty(R, B, T, 3)
     g, slope = (q.new_empty(R, B, T, F) for _ in range(2))
     lse = x.new_empty(R, B, T, H)
+    change = None if share is None else torch.empty_like(q)
 
     # Scratch: the softmax state of a chunk's queries, and the parts' mail.
     m, l = (x.new_empty(R, B, C, H) for _ in range(2))
@@ -124,13 +125,14 @@ def fused_forward(
         )
         rt_fwd_kernel[programs, R](
             *(x, q, m, l, o, slopes, w, *norms, share),
-            *(z, a, lse, n, nz, nk, r, g, slope, k, v, mail),
+            *(z, change, a, lse, n, nz, nk, r, g, slope, k, v, mail),
             *(B, T, start, stop, scale),
             KV_NORM=weights.kv_norm_D is not None,
             K_NORM=weights.k_norm_D is not None,
             **loop,
         )
-    return sizes.crop(z, "TD"), (a, lse, n, nz, nk, r, g, slope, k, v, w)
+    saved = a, lse, n, nz, nk, r, g, slope, k, v, w
+    return sizes.crop(z, "TD"), saved if change is None else (*saved, change)
 
 
 def fused_backward(
@@ -152,7 +154,7 @@ def fused_backward(
     """
     R, B, T, D = x_RBTD.shape
     H, F, dtype = len(slopes_H), weights.up_FD.shape[1], q_RBTD.dtype
-    a, lse, n, nz, nk, r, g, slope, k, v, w = saved
+    a, lse, n, nz, nk, r, g, slope, k, v, w, *optional = saved
 
     # Inputs at the kernels' sizes.
     sizes = PaddedSizes(T, D, H, F, block)
@@ -160,9 +162,8 @@ def fused_backward(
     q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
     norms = _gains(weights, sizes)
     slopes = sizes.pad(slopes_H.to(dz), "H")
-    memory: tuple[Tensor | None, ...] = None, None, None
-    if weights.share is not None:
-        memory = weights.share.contiguous(), sizes.pad(x_RBTD, "TD"), sizes.pad(z_RBTD, "TD")
+    share = None if weights.share is None else weights.share.contiguous()
+    change = None if share is None else optional[0]
     tiles = choose_tiles(B, R, sizes, dtype, dz.device)
     loop, past, queries = tiles.rt_bwd, tiles.past_bwd, tiles.query_bwd
     T, D, H, C = sizes.T, sizes.D, sizes.H, loop["C"]
@@ -175,7 +176,7 @@ def fused_backward(
     delta = torch.empty_like(lse)
     row_tiles = triton.cdiv(B * loop["STEP"], loop["M"])
     dgain = dz.new_empty(R, triton.cdiv(T, C) * row_tiles, D)
-    dshare = None if weights.share is None else torch.empty_like(dgain)
+    dshare = None if share is None else torch.empty_like(dgain)
 
     # Scratch: gradients of a chunk's persistent pairs, and the parts' mail.
     dk, dv = (dz.new_empty(R, B, C, D) for _ in range(2))
@@ -192,7 +193,7 @@ def fused_backward(
             q, k, v, *attention, dk, dv, T, 1, start, stop, later, T, start, S=C, FIRST=True, SKEW=0, **past
         )
         rt_bwd_kernel[programs, R](
-            *(dz, n, nz, keys, r, slope, q, k, v, a, lse, slopes, dk, dv, w, *norms, *memory),
+            *(dz, n, nz, keys, r, slope, q, k, v, a, lse, slopes, dk, dv, w, *norms, share, change),
             *(dx, da, delta, du, dh, dy, dkv, dgain, dshare, mail),
             *(B, T, start, stop, scale),
             KV_NORM=weights.kv_norm_D is not None,
