@@ -128,12 +128,11 @@ class FeedbackTransformer(DeepLayer):
         )
 
         q_BTD = block.q_norm(block.q(block.attention_norm(x_BTD)))
-        nothing_BTD = torch.zeros_like(q_BTD)
         return recurrence(
             x_BTD=x_BTD,
             q_BTD=q_BTD,
-            k_BTD=nothing_BTD,
-            v_BTD=nothing_BTD,
+            k_BTD=None,
+            v_BTD=None,
             weights=weights,
             slopes_H=self.slopes_H,
             scale=self.shape.residual_scale,

@@ -6,6 +6,7 @@ code for CPUs, computes whole layers, and ``wavefront`` whole stacks of wide lay
 """
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -28,9 +29,9 @@ WIDEST_OF_FUSED = 128
 
 def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
     """Return forward and backward of ``tiled`` or ``fused`` as an operation on x, q, k, v and the weights."""
-    if name == "tiled":
-        run_forward, run_backward = tiled_forward, tiled_backward
-    else:
+    run_forward: Callable[..., Any] = tiled_forward
+    run_backward: Callable[..., Any] = tiled_backward
+    if name == "fused":
         from mixers.rt.fused import passes as fused  # Triton does not exist on every platform
 
         run_forward, run_backward = fused.fused_forward, fused.fused_backward
@@ -50,8 +51,8 @@ def _method(name: str, slopes_H: Tensor, scale: float, block: int) -> Method:
 def recurrence(
     x_BTD: Tensor,
     q_BTD: Tensor,
-    k_BTD: Tensor,
-    v_BTD: Tensor,
+    k_BTD: Tensor | None,
+    v_BTD: Tensor | None,
     weights: Weights,
     slopes_H: Tensor,
     scale: float,

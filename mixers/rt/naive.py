@@ -58,8 +58,8 @@ def feed_forward(x: Tensor, a: Tensor, weights: Weights, scale: float) -> Tensor
 def naive_recurrence(
     x_BTD: Tensor,
     q_BTD: Tensor,
-    k_BTD: Tensor,
-    v_BTD: Tensor,
+    k_BTD: Tensor | None,
+    v_BTD: Tensor | None,
     weights: Weights,
     slopes_H: Tensor,
     scale: float,
@@ -70,8 +70,8 @@ def naive_recurrence(
     Args:
         x_BTD: inputs of the layer.
         q_BTD: queries, heads concatenated, normalised, not yet scaled by 1/sqrt(K).
-        k_BTD: temporary keys, normalised.
-        v_BTD: temporary values.
+        k_BTD: temporary keys, normalised; None stands for zeros, which only ``naive`` and ``fused`` support.
+        v_BTD: temporary values, or None.
         weights: weights inside the recurrence.
         slopes_H: ALiBi slope of each head, added as slope * (j - i).
         scale: factor s of the residual branches.
@@ -80,6 +80,8 @@ def naive_recurrence(
     """
     length, heads = x_BTD.shape[1], len(slopes_H)
     slopes_H = slopes_H.to(x_BTD)
+    if k_BTD is None or v_BTD is None:
+        k_BTD = v_BTD = torch.zeros_like(q_BTD)
 
     def split(y_BTD: Tensor) -> Tensor:
         return y_BTD.unflatten(-1, (heads, -1))

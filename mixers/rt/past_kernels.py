@@ -168,6 +168,7 @@ def past_fwd_kernel(
     3. Start the softmax state: empty in the FIRST call for a position, otherwise what the calls before left.
     4. Attend to the persistent pairs before the block of ``start``, J at a time.
     5. In the FIRST call, attend to temporary pairs: those of a position's own block of BLOCK positions up to itself.
+       With blocks of one position, ``kt`` and ``vt`` may be None, which stands for zeros.
     6. Write the softmax state.
 
     With a BLOCK of several positions, the first call for a position must be its only one.
@@ -191,7 +192,7 @@ def past_fwd_kernel(
     # 2. Queries.
     at_NE = (first_row + (start + place_N) * step)[:, None] * D + channel_E[None, :]
     q_NE = tl.load(q_ptr + at_NE, here_NE, 0.0)
-    if FIRST and BLOCK == 1:
+    if FIRST and BLOCK == 1 and kt_ptr is not None:
         kt_NE = tl.load(kt_ptr + at_NE, here_NE, 0.0).to(tl.float32)
         vt_NE = tl.load(vt_ptr + at_NE, here_NE, 0.0).to(tl.float32)
     slope_N = tl.load(slopes_ptr + head_N) * LOG2E
@@ -230,12 +231,16 @@ def past_fwd_kernel(
                 q_NE, bias_NJ, seen_NJ, m_N, l_N, o_NE, kt_ptr, vt_ptr, row_J, j < stop, channel_E, D, UNIT
             )
     elif FIRST:
-        s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (UNIT * LOG2E)
+        s_N = tl.zeros([G * C], tl.float32)
+        if kt_ptr is not None:
+            s_N = tl.sum(q_NE.to(tl.float32) * kt_NE, 1) * (UNIT * LOG2E)
         top_N = tl.maximum(m_N, s_N)
         p_N = tl.exp2(s_N - top_N)
         shrink_N = tl.exp2(m_N - top_N)
         l_N = l_N * shrink_N + p_N
-        o_NE = o_NE * shrink_N[:, None] + p_N[:, None] * vt_NE
+        o_NE = o_NE * shrink_N[:, None]
+        if kt_ptr is not None:
+            o_NE += p_N[:, None] * vt_NE
         m_N = top_N
 
     # 6. The state.

@@ -144,6 +144,8 @@ def memory_bwd_kernel(
             # 2b ii. MLP branch.
             dy_MD = (dz_MD * scale).to(dtype)
             tl.store(dy_ptr + to_MD, dy_MD, live_M1)
+            nu_MD = tl.load(nu_ptr + to_MD)
+            r_u_M = tl.load(r_ptr + at_M * 5 + 3)
             dmlp_input_MD = zero_MD
             to_MW = (to_M * F)[:, None] + w_W[None, :]
             for f in tl.range(0, F, W, num_stages=2):
@@ -154,23 +156,24 @@ def memory_bwd_kernel(
                 tl.store(dh_ptr + to_MW + f, dh_MW, live_M1)
                 dmlp_input_MD = tl.dot(dh_MW, up_WD, dmlp_input_MD, input_precision="ieee")
             dnu_MD = dmlp_input_MD * tl.load(gains_ptr + 3 * D + d_D)[None, :]
-            nu_MD = tl.load(nu_ptr + to_MD).to(tl.float32)
-            du_MD = dz_MD + rms_bwd(dnu_MD, nu_MD, tl.load(r_ptr + at_M * 5 + 3), D)
+            du_MD = dz_MD + rms_bwd(dnu_MD, nu_MD.to(tl.float32), r_u_M, D)
 
             # 2b iii. Attention branch. Other threads of this program read da and delta, hence the barrier.
             du_low_MD = (du_MD * scale).to(dtype)
             tl.store(du_ptr + to_MD, du_low_MD, live_M1)
+            a_HMK = tl.load(a_ptr + to_HMK)
+            low_q_HMK = tl.load(q_ptr + to_HMK)
+            lse_HM = tl.load(lse_ptr + to_HM)
             da_MD = product(du_low_MD, zero_MD, wo_ptr, wo_DD, D, PINNED, False).to(dtype)
             da_HMK = tl.permute(tl.reshape(da_MD, [M, H, K]), [1, 0, 2])
             tl.store(da_ptr + to_HMK, da_HMK, live_1M1)
             da_HMK = da_HMK.to(tl.float32)
-            delta_HM = tl.sum(da_HMK * tl.load(a_ptr + to_HMK).to(tl.float32), 2)
+            delta_HM = tl.sum(da_HMK * a_HMK.to(tl.float32), 2)
             tl.store(delta_ptr + to_HM, delta_HM, live_1M)
             tl.debug_barrier()
 
             # 2b iv. Queries.
-            q_HMK = tl.load(q_ptr + to_HMK).to(tl.float32) * (K**-0.5 * LOG2E)
-            lse_HM = tl.load(lse_ptr + to_HM)
+            q_HMK = low_q_HMK.to(tl.float32) * (K**-0.5 * LOG2E)
             own_HMK = ((sequence_M * N + segment) * P * D)[None, :, None] + hk_H1K
             k_ptrs, v_ptrs = memory_k_ptr + own_HMK, memory_v_ptr + own_HMK
             dq_HMK = _query_steps(
@@ -226,9 +229,10 @@ def memory_bwd_kernel(
         dinput_MD = product(dq_MD, zero_MD, wq_ptr, wq_DD, D, PINNED, False)
         dinput_MD = product(dk_MD, dinput_MD, wk_ptr, wk_DD, D, PINNED, False)
         dinput_MD = product(dv_MD, dinput_MD, wv_ptr, wv_DD, D, PINNED, False)
-        n_MD = tl.load(n_ptr + at_MD).to(tl.float32)
+        n_MD = tl.load(n_ptr + at_MD)
+        r_M = tl.load(r_ptr + at_M * 5)
         dn_MD = dinput_MD * tl.load(gains_ptr + d_D)[None, :]
-        dmemory_MD = du_MD + rms_bwd(dn_MD, n_MD, tl.load(r_ptr + at_M * 5), D)
+        dmemory_MD = du_MD + rms_bwd(dn_MD, n_MD.to(tl.float32), r_M, D)
 
     # 3. Memory and gains.
     tl.store(dmemory_ptr + (sequence_M * P + token_M)[:, None] * D + d_D[None, :], dmemory_MD, live_M1)

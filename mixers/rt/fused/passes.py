@@ -15,7 +15,7 @@ the rows of a tile are positions of the same sequences. Attention to the tempora
 the loop, so it is computed together with the attention to earlier chunks.
 
 Memory. A Feedback Transformer of one layer is the same recurrence with persistent pairs of mixtures of inputs and
-outputs (``Weights.share``), and with zeros for temporary pairs.
+outputs (``Weights.share``), and with zeros for temporary pairs (None).
 
 Parts. A few runs have too few tiles to fill a GPU, and the MLP's weights do not fit into one multiprocessor, which
 would have to read them at every position. Therefore several programs, the PARTS, process the same sequences. Each has a
@@ -67,8 +67,8 @@ def unsupported(D: int, H: int, F: int, block: int, dtype: torch.dtype, device: 
 def fused_forward(
     x_RBTD: Tensor,
     q_RBTD: Tensor,
-    k_RBTD: Tensor,
-    v_RBTD: Tensor,
+    k_RBTD: Tensor | None,
+    v_RBTD: Tensor | None,
     weights: Weights,
     slopes_H: Tensor,
     scale: float,
@@ -77,7 +77,8 @@ def fused_forward(
     """Outputs of the recurrence, from chunk to chunk.
 
     Arguments are those of ``naive_recurrence`` with a leading run axis, also on every weight. x and the weights are
-    float32. Products are computed in the dtype of q, k and v, float32 or bfloat16.
+    float32. Products are computed in the dtype of q, k and v, float32 or bfloat16. With blocks of one position, None
+    for k and v stands for temporary pairs of zeros.
 
     Returns:
         Outputs z (R, B, T, D) in float32, and the tensors that ``fused_backward`` takes as ``saved``.
@@ -94,7 +95,8 @@ def fused_forward(
     # Inputs and weights at the kernels' sizes.
     sizes = PaddedSizes(T, D, H, F, block)
     x = sizes.pad(x_RBTD, "TD")
-    q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
+    q = sizes.pad(q_RBTD, "TK")
+    kt, vt = (None if y is None else sizes.pad(y, "TK") for y in (k_RBTD, v_RBTD))
     w = _flat_weights(weights, sizes, dtype)
     norms = _gains(weights, sizes)
     slopes = sizes.pad(slopes_H.to(x), "H")
@@ -139,15 +141,15 @@ def fused_backward(
     dz_RBTD: Tensor,
     x_RBTD: Tensor,
     q_RBTD: Tensor,
-    k_RBTD: Tensor,
-    v_RBTD: Tensor,
+    k_RBTD: Tensor | None,
+    v_RBTD: Tensor | None,
     weights: Weights,
     slopes_H: Tensor,
     scale: float,
     block: int,
     z_RBTD: Tensor,
     saved: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Weights]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Weights]:
     """Gradients of x (float32), q, k, v (their dtype) and of all weights (float32; None where the weight is None).
 
     Arguments are the gradient of the outputs, the arguments of ``fused_forward``, its outputs, and its saved tensors.
@@ -159,7 +161,8 @@ def fused_backward(
     # Inputs at the kernels' sizes.
     sizes = PaddedSizes(T, D, H, F, block)
     dz = sizes.pad(dz_RBTD, "TD")
-    q, kt, vt = (sizes.pad(y, "TK") for y in (q_RBTD, k_RBTD, v_RBTD))
+    q = sizes.pad(q_RBTD, "TK")
+    kt, vt = (None if y is None else sizes.pad(y, "TK") for y in (k_RBTD, v_RBTD))
     norms = _gains(weights, sizes)
     slopes = sizes.pad(slopes_H.to(dz), "H")
     share = None if weights.share is None else weights.share.contiguous()
@@ -170,7 +173,8 @@ def fused_backward(
 
     # Gradients to return, and rows whose products are the weights' gradients.
     dx = torch.empty_like(dz)
-    dq, dkt, dvt, da, du, dy = (torch.empty_like(q) for _ in range(6))
+    dq, da, du, dy = (torch.empty_like(q) for _ in range(4))
+    dkt, dvt = (None if y is None else torch.empty_like(q) for y in (kt, vt))
     dh = torch.empty_like(g)
     dkv = q.new_empty(R, B, T, 2 * D)
     delta = torch.empty_like(lse)
@@ -201,7 +205,7 @@ def fused_backward(
             **loop,
         )
     query_bwd_kernel[groups, triton.cdiv(T, queries["C"])](
-        q, kt, vt, k, v, *attention, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=True, SKEW=0, **queries
+        q, kt, vt, k, v, *attention, dq, dkt, dvt, T, 1, 0, T, TEMPORARY=kt is not None, SKEW=0, **queries
     )
 
     # Gradients of the weights.
@@ -209,7 +213,8 @@ def fused_backward(
     gradients = _weight_gradients(weights, sizes, dwo, dup, ddown, dwkv, dgain)
     if dshare is not None:
         gradients = gradients._replace(share=group_sum(dshare).sum(1, keepdim=True))
-    return sizes.crop(dx, "TD"), sizes.crop(dq, "TK"), sizes.crop(dkt, "TK"), sizes.crop(dvt, "TK"), gradients
+    dkt, dvt = (None if y is None else sizes.crop(y, "TK") for y in (dkt, dvt))
+    return sizes.crop(dx, "TD"), sizes.crop(dq, "TK"), dkt, dvt, gradients
 
 
 def _flat_weights(weights: Weights, sizes: PaddedSizes, dtype: torch.dtype) -> Tensor:
