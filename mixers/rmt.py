@@ -10,8 +10,7 @@ from mixers.attention_layer import AttentionLayer
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.ops.attention import masked_alibi
-from mixers.ops.block_attention import block_attention
-from mixers.ops.memory import memory_pairs
+from mixers.ops.memory import memory_attention
 from mixers.parts import RMSNorm, check_at_least
 from mixers.transformer import Transformer
 
@@ -94,15 +93,10 @@ class RecurrentMemoryTransformer(DeepLayer):
         """Return the same as ``forward`` for a single layer, where only the memory needs a loop over segments."""
         layer = cast(Transformer, self.stack.blocks[0])
         q_BTD, k_BTD, v_BTD = layer.project(x_BTD)
-        bias_HCJ, bias_HMJ = self._biases(layer.slopes_H)
-
-        # The memory's pairs for each segment, in a loop over segments, because each memory depends on the one before.
         memory_BMD = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1)
-        gain_D, scale = self.memory_norm.gain, layer.shape.residual_scale
-        memory = memory_pairs(memory_BMD, k_BTD, v_BTD, bias_HMJ, layer.weights(), gain_D, scale)
-
-        # All positions at once.
-        return layer.finish(x_BTD, block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ))
+        biases, gain_D, scale = self._biases(layer.slopes_H), self.memory_norm.gain, layer.shape.residual_scale
+        a_BTD = memory_attention(q_BTD, k_BTD, v_BTD, memory_BMD, biases, layer.weights(), gain_D, scale)
+        return layer.finish(x_BTD, a_BTD)
 
     def _biases(self, slopes_H: Tensor) -> tuple[Tensor, Tensor]:
         """Return the biases of attention to memory and segment: of positions, and of the tokens after the segment."""

@@ -11,7 +11,7 @@ from mixers.attention_layer import AttentionLayer, with_newest
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import masked_alibi
 from mixers.ops.block_attention import block_attention
-from mixers.ops.memory import memory_pairs
+from mixers.ops.memory import memory_attention
 from mixers.parts import RMSNorm, check_at_least
 
 
@@ -76,13 +76,18 @@ class TransformerFAM(AttentionLayer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
 
-        # The memory's pairs for each block, in a loop over blocks, because each memory depends on the one before.
-        memory_BMD, gain_D = self._first_memory(len(x_BTD)), self.memory_norm.gain
-        bias_HMJ = self._bias_behind(self.config.memory, self.config.block)
-        memory = memory_pairs(memory_BMD, k_BTD, v_BTD, bias_HMJ, self.weights(), gain_D, self.shape.residual_scale)
-
-        # All positions at once, each with the memory of its own block and the positions in reach.
-        a_BTD = block_attention(q_BTD, k_BTD, v_BTD, memory, self._bias(), self.config.earlier)
+        biases = self._bias(), self._bias_behind(self.config.memory, self.config.block)
+        a_BTD = memory_attention(
+            q_BTD,
+            k_BTD,
+            v_BTD,
+            self._first_memory(len(x_BTD)),
+            biases,
+            self.weights(),
+            self.memory_norm.gain,
+            self.shape.residual_scale,
+            self.config.earlier,
+        )
         return self.finish(x_BTD, a_BTD)
 
     def _bias(self) -> Tensor:

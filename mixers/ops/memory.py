@@ -16,45 +16,65 @@ from mixers.ops.runs import over_runs
 from mixers.ops.weights import LayerWeights
 
 
-def memory_pairs(
-    memory_BMD: Tensor,
+def memory_attention(
+    q_BTD: Tensor,
     k_BTD: Tensor,
     v_BTD: Tensor,
-    bias_HMJ: Tensor,
+    memory_BMD: Tensor,
+    biases: tuple[Tensor, Tensor],
     weights: LayerWeights,
     memory_norm_D: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Return keys and values (B, N M, D) of the memory tokens at the beginning of each segment.
+    earlier: int = 0,
+) -> Tensor:
+    """Return attention (B, T, D) of positions to the memory at the beginning of their segment and to the positions.
 
     At the end of a segment the memory tokens pass through the layer: as queries they attend to themselves and to the
     positions of the segment. The RMS norm of their outputs is the memory at the beginning of the next segment.
 
     Args:
+        q_BTD, k_BTD, v_BTD: Queries, keys and values of the positions; the last segment may be shorter than the others.
         memory_BMD: Memory at the beginning of the first segment.
-        k_BTD, v_BTD: Keys and values of the positions; the last segment may be shorter than the others.
-        bias_HMJ: Bias of the logits of memory tokens, to the memory tokens and then to the C positions of a segment.
+        biases: Biases of the logits: (H, C, J) of the positions, to the memory tokens, then to the positions of the
+            ``earlier`` segments and of their own; (H, M, M + C) of the memory tokens, to themselves, then to the
+            positions of the segment.
         weights: Weights of the layer.
         memory_norm_D: Gain of the norm of the outputs.
         scale: Factor of both residual branches.
+        earlier: Segments before the own one in reach of the positions.
     """
+    bias_HCJ, bias_HMJ = biases
     heads, tokens, keys = bias_HMJ.shape
     width, hidden = weights.down_DF.shape
-    size = keys - tokens
-    segments = -(-k_BTD.shape[1] // size)
-    if segments > 1 and runs_fused(memory_BMD):
-        from mixers.ops.kernels.memory import fits_memory, memory_method
+    if k_BTD.shape[1] > keys - tokens and runs_fused(memory_BMD):
+        from mixers.ops.kernels.memory import fits_memory, memory_attention_method
 
         if fits_memory(width, heads, hidden, tokens):
-            # Weights and bias as the kernels want them; made here, so that a compiled step does it once.
+            # Weights and biases as the kernels want them; made here, so that a compiled step does it once.
             matrices = weights.wq_DD, weights.wk_DD, weights.wv_DD, weights.wo_DD, weights.up_FD, weights.down_DF
             w = torch.cat([y.detach().bfloat16().flatten() for y in matrices])
-            bias_JMH = bias_HMJ.float().permute(2, 1, 0).contiguous()
+            bias_JCH, bias_JMH = (y.float().permute(2, 1, 0).contiguous() for y in biases)
 
-            tensors = memory_BMD, k_BTD, v_BTD, bias_JMH, memory_norm_D, *weights, w
-            memory_keys, memory_values = over_runs(memory_method(heads, scale), *tensors)
-            return memory_keys, memory_values
+            method = memory_attention_method(heads, scale, earlier)
+            tensors = q_BTD, k_BTD, v_BTD, memory_BMD, bias_JCH, bias_JMH, memory_norm_D, *weights, w
+            return over_runs(method, *tensors)[0]
 
+    memory = _memory_pairs(k_BTD, v_BTD, memory_BMD, bias_HMJ, weights, memory_norm_D, scale)
+    return block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ, earlier)
+
+
+def _memory_pairs(
+    k_BTD: Tensor,
+    v_BTD: Tensor,
+    memory_BMD: Tensor,
+    bias_HMJ: Tensor,
+    weights: LayerWeights,
+    memory_norm_D: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return keys and values (B, N M, D) of the memory tokens at the beginning of each segment."""
+    size = bias_HMJ.shape[2] - bias_HMJ.shape[1]
+    segments = -(-k_BTD.shape[1] // size)
     norms_and_maps = weights.norm_D, weights.q_norm_D, weights.k_norm_D, weights.wq_DD, weights.wk_DD, weights.wv_DD
     keys_of_segments, values_of_segments = [], []
     for n, (k_BCD, v_BCD) in enumerate(zip(k_BTD.split(size, dim=1), v_BTD.split(size, dim=1), strict=True)):

@@ -21,6 +21,7 @@ queries on the other side. Blocks are short, so tensor cores would mostly comput
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -264,10 +265,12 @@ def block_pair_bwd_kernel(
     K: tl.constexpr,
     X: tl.constexpr,
     G: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """Gradients of X pairs of one block in G heads; of T pairs, P per block, all positions or all memory tokens.
 
     The queries of the next E blocks see them, too. For queries of the same block, the pairs' bias begins at ``first``.
+    With ADD, the gradients are added to what dk and dv hold.
 
     1. Read the pairs.
     2. For each query of the blocks that see them:
@@ -304,7 +307,11 @@ def block_pair_bwd_kernel(
 
     # 3. Outputs.
     to_XGK = (row * T + t_X)[:, None, None] * D + channel_XGK
-    tl.store(dk_ptr + to_XGK, dk_XGK * K**-0.5, live_X[:, None, None])
+    dk_XGK *= K**-0.5
+    if ADD:
+        dk_XGK += tl.load(dk_ptr + to_XGK, live_X[:, None, None], 0.0).to(tl.float32)
+        dv_XGK += tl.load(dv_ptr + to_XGK, live_X[:, None, None], 0.0).to(tl.float32)
+    tl.store(dk_ptr + to_XGK, dk_XGK, live_X[:, None, None])
     tl.store(dv_ptr + to_XGK, dv_XGK, live_X[:, None, None])
 
 
@@ -359,8 +366,16 @@ def block_attention_method(heads: int, queries: int, keys: int, memory: int, ear
 
 
 def pair_gradients(
-    pairs: Sequence[Tensor], q: Tensor, bias: Tensor, softmax: Sequence[Tensor], *, size: int, earlier: int, first: int
-) -> list[Tensor]:
+    pairs: Sequence[Tensor],
+    q: Tensor,
+    bias: Tensor,
+    softmax: Sequence[Tensor],
+    *,
+    size: int,
+    earlier: int,
+    first: int,
+    onto: Optionals = (),
+) -> list[Any]:
     """Gradients of keys and values (R, B, T, D), ``size`` of each block.
 
     Args:
@@ -370,13 +385,14 @@ def pair_gradients(
         softmax: Gradients da (R, B, Q, D) of the outputs, and lse and delta (R, B, Q, H).
         earlier: Blocks before the own one that a query sees.
         first: Place of the pairs' bias for queries of the same block.
+        onto: Contiguous gradients of the keys and the values, to which these are added in place.
     """
     queries, heads = bias.shape[1:]
     B, Q, T = q.shape[1], q.shape[2], pairs[0].shape[2]
-    dpairs = [torch.empty_like(y, memory_format=torch.contiguous_format) for y in pairs]
+    dpairs = list(onto) or [torch.empty_like(y, memory_format=torch.contiguous_format) for y in pairs]
     programs, tile = _grid(q, heads, triton.cdiv(T, size), size)
     strides, sizes = pairs[0].stride()[:2], (Q, T, queries, size, earlier, first)
-    block_pair_bwd_kernel[programs](q, *pairs, bias, *softmax, *dpairs, B, *strides, *sizes, **tile)
+    block_pair_bwd_kernel[programs](q, *pairs, bias, *softmax, *dpairs, B, *strides, *sizes, **tile, ADD=bool(onto))
     return dpairs
 
 

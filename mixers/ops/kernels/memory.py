@@ -10,7 +10,7 @@ Tensors of R runs, B sequences, T positions in N segments of C; ``fwd`` is ``mem
     bias              (P + C, P, H)           caller      fwd, bwd, pair_gradients   of logits, float32
     w                 (R, 4 D D + 2 F D)      caller      fwd, bwd                   wq, wk, wv, wo, up, down, flat
     gains             (R, 5, D)               pass        fwd, bwd                   of the norms, see _gains, float32
-    memory_k, _v      (R, B, N P, D)          fwd         caller, bwd                pairs of the memory tokens
+    memory_k, _v      (R, B, N P, D)          fwd         pass, bwd                  pairs of the memory tokens
     n                 (R, B, N P, D)          fwd         bwd, pass                  normed memory, before the gain
     nq, nk            (R, B, N P, D)          fwd         bwd                        normed queries and keys, likewise
     r                 (R, B, N P, 5)          fwd         bwd                        1 / rms of the norms, float32
@@ -18,7 +18,7 @@ Tensors of R runs, B sequences, T positions in N segments of C; ``fwd`` is ``mem
     lse               (R, B, (N - 1) P, H)    fwd         bwd, pair_gradients        log2 of the sum of weights, float32
     nu, nz            (R, B, (N - 1) P, D)    fwd         bwd, pass (nu)             normed input of the MLP, and output
     g, slope          (R, B, (N - 1) P, F)    fwd         pass, bwd                  hidden layer after its GELU; slope
-    dmemory_k, _v     (R, B, N P, D)          caller      bwd                        gradients of memory_k, memory_v
+    dmemory_k, _v     (R, B, N P, D)          pass        bwd                        gradients of memory_k, memory_v
     dmemory           (R, B, P, D)            bwd         caller                     gradient of memory
     draw              (R, B, N P, 3 D)        bwd         pass                       gradients of the products q, k, v
     da                (R, B, (N - 1) P, D)    bwd         bwd, pair_gradients        gradient of a
@@ -32,13 +32,13 @@ gradients of activations are computed in the loop. The gradients of weights, and
 over all segments after it. There are no atomics, so results are bitwise reproducible.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from mixers.ops.kernels.block_attention import pair_gradients
+from mixers.ops.kernels.block_attention import block_attention_method, pair_gradients
 from mixers.ops.kernels.common import contiguous
 from mixers.ops.kernels.memory_backward import memory_bwd_kernel
 from mixers.ops.kernels.memory_forward import memory_fwd_kernel
@@ -51,38 +51,63 @@ PROGRAMS = 132
 
 
 def fits_memory(D: int, H: int, F: int, P: int) -> bool:
-    """Whether ``memory_method`` takes P memory tokens and these widths."""
+    """Whether ``memory_attention_method`` takes P memory tokens and these widths."""
     fits_heads = D % H == 0 and D // H in (8, 16, 32, 64, 128)
     return D in (32, 64, 128) and fits_heads and F % 64 == 0 and P in (1, 2, 4, 8, 16)
 
 
-def memory_method(heads: int, scale: float) -> Method:
-    """Pairs of the memory tokens of each of at least two segments, (R, B, N P, D) in the dtype of w.
+class _Inputs(NamedTuple):
+    """Tensors of ``memory_attention_method``; the matrices among the weights stand once more in w."""
 
-    Tensors: memory (R, B, P, D), k and v (R, B, T, D), bias (R, P + C, P, H) in float32, the same in all runs, gain of
-    the norm of the outputs, the fields of ``LayerWeights``, and w (R, 4 D D + 2 F D), which holds the matrices among
-    them in the dtype of products. bias and w get no gradient.
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    memory: Tensor
+    position_bias: Tensor
+    bias: Tensor
+    output_norm: Tensor
+    weights: LayerWeights
+    w: Tensor
+
+    @staticmethod
+    def of(*tensors: Any) -> "_Inputs":
+        return _Inputs._make((*tensors[:7], LayerWeights(*tensors[7:-1]), tensors[-1]))
+
+
+def memory_attention_method(heads: int, scale: float, earlier: int) -> Method:
+    """Attention (R, B, T, D) of positions to the memory of their segment, and to the positions in reach.
+
+    There must be at least two segments. Tensors: q, k, v (R, B, T, D) in the dtype of w, and the memory (R, B, P, D) of
+    the first segment; biases (R, P + (E + 1) C, C, H) of the positions, with E ``earlier`` segments in reach, and
+    (R, P + C, P, H) of the memory tokens, in float32 and the same in all runs; gain of the norm of the outputs, the
+    fields of ``LayerWeights``, and w (R, 4 D D + 2 F D), which holds the matrices among them in the dtype of products.
+    The biases and w get no gradient.
     """
 
-    def prepared(*tensors: Any) -> tuple[Any, ...]:
-        """Tensors as the kernels read them; numbers of sequences, positions, segments and of a segment; settings."""
-        memory, k, v, bias, _, *fields, w = tensors
-        weights = LayerWeights(*fields)
-        (R, B, P, D), T, C = memory.shape, k.shape[2], bias.shape[1] - memory.shape[2]
+    def attention_of(y: _Inputs) -> Method:
+        """Attention of the positions, which follows the loop."""
+        keys, queries = y.position_bias.shape[1:3]
+        return block_attention_method(heads, queries, keys, y.memory.shape[2], earlier)
+
+    def prepared(y: _Inputs) -> tuple[Any, ...]:
+        """Tensors as the loops read them; numbers of sequences, positions, segments and of a segment; settings."""
+        (R, B, P, D), T, C = y.memory.shape, y.k.shape[2], y.bias.shape[1] - y.memory.shape[2]
         settings = {
             "D": D,
             "K": D // heads,
-            "F": weights.up_FD.shape[1],
+            "F": y.weights.up_FD.shape[1],
             "P": P,
-            "QK_NORM": weights.q_norm_D is not None,
+            "QK_NORM": y.weights.q_norm_D is not None,
         }
-        return contiguous(memory, k, v, bias[0], w), (B, T, triton.cdiv(T, C), C), settings | _tile(R, B * P, w.dtype)
+        tensors = contiguous(y.memory, y.k, y.v, y.bias[0], y.w)
+        return tensors, (B, T, triton.cdiv(T, C), C), settings | _tile(R, B * P, y.w.dtype)
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
-        (memory, k, v, bias, w), counts, settings = prepared(*tensors)
+        inputs = _Inputs.of(*tensors)
+        (memory, k, v, bias, w), counts, settings = prepared(inputs)
         R, B, P, D = memory.shape
         N, F = counts[2], settings["F"]
-        gains = _gains(LayerWeights(*tensors[5:-1]), tensors[4])
+        gains = _gains(inputs.weights, inputs.output_norm)
 
         memory_k, memory_v, n, nq, nk = (w.new_empty(R, B, N * P, D) for _ in range(5))
         r = bias.new_empty(R, B, N * P, gains.shape[1])
@@ -94,15 +119,22 @@ def memory_method(heads: int, scale: float) -> Method:
         memory_fwd_kernel[triton.cdiv(B * P, settings["M"]), R](
             memory, k, v, bias, w, gains, memory_k, memory_v, *saved, *counts, scale, **settings
         )
-        return (memory_k, memory_v), (gains, *saved)
+        attended = *inputs[:3], memory_k, memory_v, inputs.position_bias
+        outputs, softmax = attention_of(inputs).forward(*attended)
+        return outputs, (*softmax, memory_k, memory_v, gains, *saved)
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
-        (memory, k, v, bias, w), counts, settings = prepared(*tensors)
-        dmemory_k, dmemory_v, memory_k, memory_v = contiguous(*gradients, *outputs)
-        gains, n, nq, nk, r, q, a, lse, nu, nz, g, slope = saved
+        inputs = _Inputs.of(*tensors)
+        (memory, k, v, bias, w), counts, settings = prepared(inputs)
+        *softmax, memory_k, memory_v, gains, n, nq, nk, r, q, a, lse, nu, nz, g, slope = saved
         R, B, P, D = memory.shape
         tiles = triton.cdiv(B * P, settings["M"])
 
+        # Attention of the positions.
+        attended = *inputs[:3], memory_k, memory_v, inputs.position_bias
+        dq, dk, dv, *dtokens, _ = attention_of(inputs).backward(gradients, attended, outputs, tuple(softmax))
+
+        # The loop.
         dmemory = torch.empty_like(memory)
         draw = w.new_empty(*n.shape[:-1], 3 * D)
         da, du, dy = (torch.empty_like(a) for _ in range(3))
@@ -110,24 +142,26 @@ def memory_method(heads: int, scale: float) -> Method:
         dgain = bias.new_empty(R, tiles, 3, D)
         memory_bwd_kernel[tiles, R](
             *(k, v, bias, w, gains, memory_k, memory_v, n, nq, nk, r, q, a, lse, nu, nz, slope),
-            *(dmemory_k, dmemory_v, dmemory, draw, da, delta, du, dy, dh, dgain),
+            *(*dtokens, dmemory, draw, da, delta, du, dy, dh, dgain),
             *(*counts, scale),
             **settings,
         )
 
-        # Positions, then weights.
-        dk, dv = pair_gradients((k, v), q, bias, (da, lse, delta), size=counts[3], earlier=0, first=P)
-        weights = LayerWeights(*tensors[5:-1])
+        # Positions as pairs of the memory tokens.
+        pair_gradients((k, v), q, bias, (da, lse, delta), size=counts[3], earlier=0, first=P, onto=(dk, dv))
+
+        # Weights.
+        weights = inputs.weights
         wqkv = torch.cat([weights.wq_DD, weights.wk_DD, weights.wv_DD], 1)
         dwqkv, dnorm = through_gain(rows_products((draw, n))[0], wqkv, weights.norm_D)
         dwo, dup, ddown = rows_products((du, a), (dh, nu), (dy, g))
         dup, dmlp_norm = through_gain(dup, weights.up_FD, weights.mlp_norm_D)
         dq_norm, dk_norm, doutput = group_sum(dgain).unbind(1)
         dqk_norms = (dq_norm, dk_norm) if settings["QK_NORM"] else (None, None)
-        dwq_wk_wv = dwqkv.split(D, dim=1)
-        return dmemory, dk, dv, None, doutput, dnorm, *dwq_wk_wv, *dqk_norms, dwo, dmlp_norm, dup, ddown, None
+        dweights = dnorm, *dwqkv.split(D, dim=1), *dqk_norms, dwo, dmlp_norm, dup, ddown
+        return dq, dk, dv, dmemory, None, None, doutput, *dweights, None
 
-    return Method(forward, backward, outputs=2)
+    return Method(forward, backward)
 
 
 def _tile(R: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:

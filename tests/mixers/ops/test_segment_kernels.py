@@ -13,9 +13,9 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
-from mixers.ops.kernels.memory import fits_memory, memory_method  # noqa: E402
+from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
-from mixers.ops.memory import memory_pairs  # noqa: E402
+from mixers.ops.memory import memory_attention  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
@@ -28,10 +28,7 @@ pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
 class Case(NamedTuple):
-    """An operation in plain PyTorch for one run, as a method, and its tensors with a run axis.
-
-    If the method has several outputs, ``plain`` returns them side by side, along the axis of positions.
-    """
+    """An operation in plain PyTorch for one run, as a method, and its tensors with a run axis."""
 
     plain: Callable[..., Tensor]
     method: Method
@@ -84,12 +81,16 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     return Case(plain, method, rows, [])
 
 
-def memory_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, size: int, normed: bool = True) -> Case:
-    """T positions in segments; the last key of a segment is hidden from the first memory token."""
+def memory_case(
+    R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, size: int, earlier: int = 0, normed: bool = True
+) -> Case:
+    """T positions in segments; positions are causal, and the last key is hidden from the first memory token."""
     assert fits_memory(D, H, F, tokens)
     draw = Draw(R, B, T, D, H, F, tokens, size)
-    bias_HIJ = draw(H, tokens, tokens + size)
-    bias_HIJ[:, 0, -1] = -torch.inf
+    distance_IJ = torch.arange(size)[:, None] + earlier * size - torch.arange(-tokens, (earlier + 1) * size)
+    bias_HCJ = draw(H, *distance_IJ.shape).masked_fill((distance_IJ < 0).to(DEVICE), -torch.inf)
+    bias_HMJ = draw(H, tokens, tokens + size)
+    bias_HMJ[:, 0, -1] = -torch.inf
 
     norm, q_norm, k_norm, mlp_norm, output_norm = (1 + draw(R, D) / 8 for _ in range(5))
     wq, wk, wv, wo = (draw(R, D, D) / 8 for _ in range(4))
@@ -101,18 +102,20 @@ def memory_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, 
         inputs, qk_norms, outputs = parameters[:4], parameters[4:-4] or (None, None), parameters[-4:]
         return output_norm, LayerWeights(*inputs, *qk_norms, *outputs)
 
-    def plain(memory: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
+    def plain(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> Tensor:
         output_norm, weights = fields(*parameters)
-        return torch.cat(memory_pairs(memory, k, v, bias_HIJ, weights, output_norm, 2**-0.5), 1)
+        biases = bias_HCJ, bias_HMJ
+        return memory_attention(q, k, v, memory, biases, weights, output_norm, 2**-0.5, earlier)
 
-    # Without the bias and the matrices in the dtype of products, which have no gradient, among the tensors.
-    full = memory_method(H, 2**-0.5)
+    # Without the biases and the matrices in the dtype of products, which have no gradient, among the tensors.
+    full = memory_attention_method(H, 2**-0.5, earlier)
 
-    def whole(memory: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> list[Tensor | None]:
+    def whole(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> list[Tensor | None]:
         output_norm, weights = fields(*parameters)
         matrices = weights.wq_DD, weights.wk_DD, weights.wv_DD, weights.wo_DD, weights.up_FD, weights.down_DF
         w = torch.cat([y.flatten(1) for y in matrices], 1).to(k.dtype)
-        return [memory, k, v, bias_HIJ.float().permute(2, 1, 0)[None], output_norm, *weights, w]
+        biases = (y.float().permute(2, 1, 0)[None] for y in (bias_HCJ, bias_HMJ))
+        return [q, k, v, memory, *biases, output_norm, *weights, w]
 
     method = full._replace(
         forward=lambda *tensors: full.forward(*whole(*tensors)),
@@ -120,7 +123,8 @@ def memory_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, 
             y for y in full.backward(gradients, whole(*tensors), *kept) if y is not None
         ],
     )
-    return Case(plain, method, [draw(R, B, tokens, D), draw(R, B, T, D), draw(R, B, T, D)], parameters)
+    rows = [*(draw(R, B, T, D) for _ in range(3)), draw(R, B, tokens, D)]
+    return Case(plain, method, rows, parameters)
 
 
 SMALL = {
@@ -133,7 +137,7 @@ SMALL = {
     "block-one-position": partial(block_case, 1, 1, 1, 16, 1, queries=8, block=8, memory=4, earlier=1),
     "block-few-queries": partial(block_case, 3, 2, 5, 32, 2, queries=3, block=5, memory=3, earlier=0),
     "block-of-many-queries": partial(block_case, 1, 1, 40, 8, 1, queries=17, block=17, memory=1, earlier=2),
-    "memory": partial(memory_case, 2, 5, 11, 32, 4, 64, tokens=4, size=3),
+    "memory": partial(memory_case, 2, 5, 11, 32, 4, 64, tokens=4, size=3, earlier=1),
     "memory-one-token": partial(memory_case, 1, 17, 5, 32, 2, 128, tokens=1, size=2, normed=False),
     "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
 }
@@ -147,10 +151,10 @@ LARGE = {
     "block-64": partial(block_case, 1, 2, 256, 256, 4, queries=100, block=100, memory=10, earlier=1),
     "block-few-queries": partial(block_case, 3, 8, 8, 128, 16, queries=4, block=8, memory=4, earlier=0),
     "block-one-position": partial(block_case, 1, 1, 1, 128, 16, queries=8, block=8, memory=4, earlier=1),
-    "memory-8": partial(memory_case, 3, 8, 100, 128, 16, 512, tokens=4, size=8),
+    "memory-8": partial(memory_case, 3, 8, 100, 128, 16, 512, tokens=4, size=8, earlier=1),
     "memory-of-many-runs": partial(memory_case, 30, 37, 20, 128, 16, 512, tokens=4, size=8),
     "memory-16": partial(memory_case, 1, 1, 63, 64, 4, 128, tokens=2, size=8, normed=False),
-    "memory-32": partial(memory_case, 2, 3, 21, 32, 1, 64, tokens=8, size=10),
+    "memory-32": partial(memory_case, 2, 3, 21, 32, 1, 64, tokens=8, size=10, earlier=2),
     "memory-64": partial(memory_case, 1, 2, 256, 128, 2, 512, tokens=16, size=100),
 }
 
@@ -170,7 +174,7 @@ def exact(case: Case) -> list[Tensor]:
 def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
     """With rows in a dtype; parameters are float32."""
     rows, parameters = [y.to(dtype) for y in case.rows], [y.float() for y in case.parameters]
-    return results(lambda *tensors: torch.cat(over_runs(case.method, *tensors), 1), rows, parameters)
+    return results(lambda *tensors: over_runs(case.method, *tensors)[0], rows, parameters)
 
 
 def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
