@@ -74,6 +74,16 @@ def test_methods_that_are_met_are_named_once_and_only_inside() -> None:
     assert list(inside) == ["scaled_sum", "sum"]
 
 
+def test_an_operation_hands_on_what_another_one_has_computed() -> None:
+    """Both keep the same tensor for their backward passes, so neither may touch it."""
+    x, w = torch.arange(6.0).view(2, 3).requires_grad_(), torch.ones(3)
+    y, _ = over_runs(scaled_sum(torch.full((1,), 2.0)), x, w, None)
+    z, same_y = over_runs(scaled_sum(torch.full((1,), 5.0)), y, w, None)
+    (gradient,) = torch.autograd.grad((z + 3 * same_y).sum(), x)
+    assert torch.equal(same_y, y)
+    torch.testing.assert_close(gradient, torch.full_like(x, 2.0 * (5 + 3)))
+
+
 def test_a_second_derivative_is_refused_where_it_is_taken() -> None:
     """To autograd the first one is a constant, which a sum with another term hides."""
     x = torch.ones(1, 2, 3, requires_grad=True)
