@@ -50,8 +50,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
 
     while waiting:
         name = waiting.pop()
-        source = _source(name)
-        if name in seen or source is None:
+        if name in seen or (source := _source(name)) is None:
             continue
 
         statements, seen[name] = _parsed(source)
@@ -70,6 +69,12 @@ def _parsed(source: str) -> tuple[list[ast.Import | ast.ImportFrom], str]:
 
 def _source(module_name: str) -> str | None:
     """Return a module's source; None if it belongs to Python or an installed library, or is no module."""
+    file = _file(module_name)
+    return None if file is None else Path(file).read_text()
+
+
+def _file(module_name: str) -> str | None:
+    """Return the file of a module's source; None as ``_source`` does."""
     top = module_name.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
@@ -82,9 +87,7 @@ def _source(module_name: str) -> str | None:
     except (ImportError, ValueError):  # a class or function inside a module, or a library that is not installed
         return None
 
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin).read_text()
+    return None if spec is None or spec.origin is None or not spec.origin.endswith(".py") else spec.origin
 
 
 def _c_files(module_name: str) -> dict[str, str]:
@@ -127,7 +130,7 @@ def _imports(statements: Sequence[ast.Import | ast.ImportFrom], package: str) ->
 
             # An imported name may be a module, or an object of the module.
             inner = [f"{base}.{alias.name}" for alias in node.names]
-            names += [base if _source(name) is None else name for name in inner]
+            names += [base if _file(name) is None else name for name in inner]
 
     return names
 
