@@ -219,8 +219,13 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
 @cache  # the runs of a campaign ask again for the same layer
 def _flops_of_layers(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
     """Count the operations per token of a forward pass of all layers."""
-    first, further = _first_and_further(layer, layer_config, shape, length, partial(_flops, layer, layer_config))
-    return round((first + (shape.layers - 1) * further) / length)
+    measure = partial(_flops_of_module, layer, layer_config)
+    if issubclass(layer, DeepLayer):
+        first, further = _first_and_further(layer, layer_config, shape, length, measure)
+        whole = first + (shape.layers - 1) * further
+    else:
+        whole = shape.layers * from_short(layer, layer_config, length, partial(measure, shape))  # equal layers
+    return round(whole / length)
 
 
 def _first_and_further(
@@ -239,11 +244,11 @@ def _first_and_further(
     return fewer - (least - 1) * further, further
 
 
-def _flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
-    """Count the operations of a forward pass of all layers over one sequence."""
+def _flops_of_module(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
+    """Count the operations of one module over one sequence: a layer, or all layers of a ``DeepLayer``."""
     with FakeTensorMode():
-        model = LanguageModel(layer, layer.plain_config(layer_config), shape, 1).requires_grad_(False)
-        return len(model.stack) * count_flops(model.stack[0], length)  # equal layers, or a single ``DeepLayer``
+        module = layer(layer.plain_config(layer_config), shape).requires_grad_(False)
+        return count_flops(module, length)
 
 
 def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, shape: Shape, length: int) -> int:
