@@ -1,7 +1,8 @@
 """An operation with its own backward pass, which computes all runs that are trained together."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -9,9 +10,11 @@ Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
 
-class Method(NamedTuple):
+@dataclass(frozen=True)
+class Method:
     """An operation with its own backward pass, on tensors that all have a leading run axis.
 
+    It is no tuple, because ``torch.func`` takes tuples among its arguments apart, and joins them again, at each call.
     A method must not hold a tensor that the model computes, because the method outlives the trace of that tensor.
 
     Attributes:

@@ -1,8 +1,9 @@
 """Operations on all runs that are trained together: their rules for ``torch.func.vmap``, which adds the run axis R."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,14 @@ from torch import Tensor
 from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.numerics import no_autocast
 from mixers.ops.operators import run_backward, run_forward
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def signed(function: Called) -> Called:
+    """Store a function's signature with it, because PyTorch asks for that of ``forward`` at each call."""
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
 
 
 def over_runs(method: Method, *tensors: Tensor | None) -> Tensors:
@@ -42,6 +51,7 @@ class _OverRuns(torch.autograd.Function):
     """
 
     @staticmethod
+    @signed
     def forward(method: Method, stacked: bool, *tensors: Tensor | None) -> Tensors:
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
@@ -92,6 +102,7 @@ class _Gradients(torch.autograd.Function):
     """
 
     @staticmethod
+    @signed
     def forward(method: Method, stacked: bool, inputs: int, *given: Any) -> Optionals:
         known, tensors, outputs, saved = _parts(method, inputs, given)
         if not stacked:
@@ -169,6 +180,7 @@ class _OverBatch(torch.autograd.Function):
     """``function`` with a rule for ``vmap`` that folds the runs into the batch."""
 
     @staticmethod
+    @signed
     def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
 

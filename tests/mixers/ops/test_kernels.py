@@ -1,6 +1,7 @@
 """The shared fused kernels against plain PyTorch in float64: outputs and every gradient."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ def project_case(R: int, B: int, T: int, D: int, normed: bool) -> Case:
             w = torch.stack(others[-3:], 1).to(dtype)
             return x, gain, *(others if normed else (None, None, *others)), w
 
-        return full._replace(forward=lambda *tensors: full.forward(*completed(tensors)), backward=backward)
+        return replace(full, forward=lambda *tensors: full.forward(*completed(tensors)), backward=backward)
 
     gains = [draw(R, D, std=0.2, mean=1.0) for _ in range(3 if normed else 1)]
     return Case(plain, method, [draw(R, B, T, D)], gains + [draw(R, D, D, std=D**-0.5) for _ in range(3)])
@@ -102,7 +103,8 @@ def mlp_case(R: int, B: int, T: int, D: int, hidden: int) -> Case:
         def completed(tensors):  # type: ignore[no-untyped-def]
             return *tensors, *(w.to(dtype) for w in tensors[3:])
 
-        return full._replace(
+        return replace(
+            full,
             forward=lambda *tensors: full.forward(*completed(tensors)),
             backward=lambda gradients, tensors, *kept: full.backward(gradients, completed(tensors), *kept)[:-2],
         )

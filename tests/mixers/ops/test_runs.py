@@ -1,5 +1,7 @@
 """Operations on all runs: as they are, and as operators in a trace."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -69,7 +71,7 @@ def test_methods_that_are_met_are_named_once_and_only_inside() -> None:
     with methods_met() as inside:
         over_runs(scaled_sum(torch.ones(1)), *(y[0] for y in tensors), None)
         step(torch.ones(1), *tensors, None)
-        over_runs(scaled_sum(torch.ones(1))._replace(label="sum"), *(y[0] for y in tensors), None)
+        over_runs(replace(scaled_sum(torch.ones(1)), label="sum"), *(y[0] for y in tensors), None)
     step(torch.ones(1), *tensors, None)
     assert list(inside) == ["scaled_sum", "sum"]
 

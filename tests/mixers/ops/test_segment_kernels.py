@@ -1,6 +1,7 @@
 """Kernels of attention to segments and memories against the plain forms in float64: outputs and every gradient."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -74,7 +75,8 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     # Without the bias, which has no gradient, among the tensors.
     full = block_attention_method(*bias_HIJ.shape, memory, earlier)
     bias = bias_HIJ.float().permute(2, 1, 0)[None]
-    method = full._replace(
+    method = replace(
+        full,
         forward=lambda *tensors: full.forward(*tensors, bias),
         backward=lambda gradients, tensors, *kept: full.backward(gradients, (*tensors, bias), *kept)[:-1],
     )
@@ -117,7 +119,8 @@ def memory_case(
         biases = (y.float().permute(2, 1, 0)[None] for y in (bias_HCJ, bias_HMJ))
         return [q, k, v, memory, *biases, output_norm, *weights, w]
 
-    method = full._replace(
+    method = replace(
+        full,
         forward=lambda *tensors: full.forward(*whole(*tensors)),
         backward=lambda gradients, tensors, *kept: [
             y for y in full.backward(gradients, whole(*tensors), *kept) if y is not None
