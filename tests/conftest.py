@@ -17,6 +17,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of garbage collection what stays to the end: a million objects of libraries and of tests."""
+    """Leave out of garbage collection what stays to the end: a million objects of libraries and of tests.
+
+    What tests make is collected less often, because 20,000 collections take 4% of their time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)

@@ -4,9 +4,9 @@ It runs a kernel operation by operation in NumPy. On blocks as small as those of
 time; the rest is work on types, which repeats itself.
 """
 
+import math
 import operator
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -124,15 +124,26 @@ def _broadcast(_: TritonSemantic, left: core.tensor, right: core.tensor) -> tupl
 
 
 def _spread(y: core.tensor, shape: tuple[int, ...]) -> core.tensor:
-    handle = interpreter.TensorHandle(np.broadcast_to(y.handle.data, shape).copy(), y.dtype)
-    return core.tensor(handle, _block(y.dtype, shape))
+    data = np.empty(shape, y.handle.data.dtype)
+    data[...] = y.handle.data
+    return core.tensor(_handle(data, y.dtype), _block(y.dtype, shape))
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """C's division of integers, which truncates towards zero."""
+    return (x - _remainder(x, y)) // y
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    return int(math.fmod(x, y)) if type(x) is int and type(y) is int else np.fmod(x, y)
 
 
 ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}
 COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 LOGIC = {"and": operator.and_, "or": operator.or_}
+OF_INTEGERS = {"floordiv": _quotient, "mod": _remainder}
 OPERATORS = {
-    **{f"__{name}__": function for name, function in (ARITHMETIC | COMPARISONS | LOGIC).items()},
+    **{f"__{name}__": function for name, function in (ARITHMETIC | COMPARISONS | LOGIC | OF_INTEGERS).items()},
     **{f"__r{name}__": lambda x, y, f=function: f(y, x) for name, function in ARITHMETIC.items()},
 }
 
@@ -140,8 +151,8 @@ OPERATORS = {
 def _compute_in_numpy(name: str, operation: Callable[[Any, Any], Any]) -> None:
     """Hand an operator of tensors straight to NumPy if no side has to change its type, or one side is a number."""
     slow = getattr(core.tensor, name)
-    adds, divides, compares = name in ("__add__", "__radd__"), "div" in name, name.strip("_") in COMPARISONS
-    logic = name.strip("_") in LOGIC
+    adds, divides, compares = name in ("__add__", "__radd__"), "truediv" in name, name.strip("_") in COMPARISONS
+    logic, of_integers = name.strip("_") in LOGIC, name.strip("_") in OF_INTEGERS
 
     def compute(self: core.tensor, other: Any) -> Any:
         kind, left = self.dtype, self.handle.data
@@ -150,7 +161,7 @@ def _compute_in_numpy(name: str, operation: Callable[[Any, Any], Any]) -> None:
                 return _tensor(operation(left, other.handle.data), kind, self, other)
 
         elif kind is core.float32:
-            if (right := _as_float(other)) is not None:
+            if not of_integers and (right := _as_float(other)) is not None:
                 return _tensor(operation(left, right), core.int1 if compares else kind, self, other)
 
         elif kind is core.int32 or kind is core.int64:
@@ -198,25 +209,34 @@ def _as_int(side: Any) -> Any:
 def _tensor(data: Any, kind: core.dtype, left: core.tensor, right: Any) -> core.tensor:
     """A tensor of the shape that NumPy's broadcasting has found; numbers have one entry, and no shape in Triton."""
     block = left.type.is_block() or (type(right) is core.tensor and right.type.is_block())
-    return core.tensor(interpreter.TensorHandle(data, kind), _block(kind, data.shape) if block else kind)
+    return core.tensor(_handle(data, kind), _block(kind, data.shape) if block else kind)
+
+
+def _handle(data: Any, kind: core.dtype) -> interpreter.TensorHandle:
+    """A handle of data that have the size of their type, which is not checked."""
+    handle = interpreter.TensorHandle.__new__(interpreter.TensorHandle)
+    handle.data, handle.dtype, handle.attr = data, kind, {}
+    return handle
 
 
 def _block(kind: core.dtype, shape: tuple[int, ...]) -> core.block_type:
-    """The type of a block, made once unless it is one of pointers, which cannot be keys."""
-    return core.block_type(kind, list(shape)) if type(kind) is core.pointer_type else _block_of_numbers(kind, shape)
+    """The type of a block, made once a shape and remembered by the type of its entries."""
+    blocks = kind.__dict__.setdefault("blocks", {})
+    block = blocks.get(shape)
+    if block is None:
+        block = blocks[shape] = core.block_type(kind, list(shape))
+    return block
 
 
-@cache
-def _block_of_numbers(kind: core.dtype, shape: tuple[int, ...]) -> core.block_type:
-    return core.block_type(kind, list(shape))
+TUPLES = (tuple, core.tuple)
 
 
 def _insert_axes(self: core.tensor, slices: Any, _semantic: object = None) -> core.tensor:
     """Index a tensor by ``None`` and ``:`` in one step."""
     data, sizes = self.handle.data, list(self.type.get_block_shapes())
-    for axis, index in enumerate(slices if isinstance(slices, tuple | core.tuple) else (slices,)):
-        if core._unwrap_if_constexpr(index) is None:
+    for axis, index in enumerate(slices if isinstance(slices, TUPLES) else (slices,)):
+        if index is None or core._unwrap_if_constexpr(index) is None:
             sizes.insert(axis, 1)
         else:
             assert index == slice(None), f"unsupported tensor index: {index}"
-    return core.tensor(interpreter.TensorHandle(data.reshape(sizes), self.dtype), _block(self.dtype, tuple(sizes)))
+    return core.tensor(_handle(data.reshape(sizes), self.dtype), _block(self.dtype, tuple(sizes)))

@@ -27,6 +27,24 @@ def square_kernel(i_ptr):
     tl.store(i_ptr, i * i)
 
 
+@triton.jit
+def division_kernel(i_ptr, k_ptr, q_ptr, r_ptr, N: tl.constexpr):
+    n = tl.arange(0, N)
+    i = tl.load(i_ptr + n)
+    tl.store(q_ptr + n, i // 3)
+    tl.store(r_ptr + n, i % tl.load(k_ptr))
+
+
+@pytest.mark.parametrize("first", range(-4, 5))
+@pytest.mark.parametrize("count", [1, 8])
+def test_division_truncates_towards_zero(first: int, count: int) -> None:
+    i, k = torch.arange(first, first + count, dtype=torch.int32), torch.tensor([-3], dtype=torch.int32)
+    quotient, remainder = torch.zeros_like(i), torch.zeros_like(i)
+    division_kernel[(1,)](i, k, quotient, remainder, N=count)
+    assert torch.equal(quotient, torch.div(i, 3, rounding_mode="trunc"))
+    assert torch.equal(remainder, i.fmod(-3))
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_operators_promote_and_broadcast(count: int) -> None:
     x, i = torch.linspace(0.5, 2.0, count), torch.arange(count, dtype=torch.int32)
