@@ -201,12 +201,18 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the checksum of the names, types, shapes and values of contiguous tensors on the CPU."""
     names = sorted(tensors)
 
-    # Threads share the work, because zlib releases Python's lock.
-    with ThreadPoolExecutor() as pool:
-        values = pool.map(lambda name: checksum(tensors[name].reshape(-1).view(torch.uint8).numpy()), names)
+    def of_values(name: str) -> str:
+        return checksum(tensors[name].reshape(-1).view(torch.uint8).numpy())
+
+    # Threads share the work, because zlib releases Python's lock; to start them takes longer than a MiB.
+    if sum(tensor.nbytes for tensor in tensors.values()) <= 2**20:
+        values = [*map(of_values, names)]
+    else:
+        with ThreadPoolExecutor() as pool:
+            values = [*pool.map(of_values, names)]
 
     described = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]
-    return checksum(json.dumps([described, list(values)]).encode())
+    return checksum(json.dumps([described, values]).encode())
 
 
 @contextmanager

@@ -106,3 +106,16 @@ def test_temporary_files_of_killed_processes_go_when_the_file_is_written_again(t
             os.utime(tmp_path / name, (0, 0))
     write_json(tmp_path / "a[1].json", {})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[1:], "a[1].json"])
+
+
+def test_many_bytes_are_checked_as_few_are(tmp_path: Path) -> None:
+    """Threads read them: a MiB and more."""
+    path, tensors = tmp_path / "large.safetensors", {"a": torch.arange(2**17), "b": torch.arange(2**17, 2**18)}
+    save_tensors(path, tensors, CONTENT)
+    found, info = load_tensors(path)
+    assert info == CONTENT
+    assert all(torch.equal(found[name], y) for name, y in tensors.items())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert is_refused(load_tensors, path)
