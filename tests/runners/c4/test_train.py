@@ -233,7 +233,8 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
     curves = []
     for world in (ALONE, replace(ALONE, device=device)):
         out = tmp_path / world.device.type
-        settings = {"mixer": mixer, "parametrisation": parametrisation, "width": 64, "micro_batch_size": 2, "lr": 1e-3}
+        settings = {"mixer": mixer, "parametrisation": parametrisation, "micro_batch_size": 2, "lr": 1e-3}
+        settings |= {"width": 64, "mlp_width": 64}  # for which the MLP has a kernel
         config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
