@@ -1,6 +1,8 @@
 """The experiments with language models: the models that each experiment trains, and their settings.
 
 - ``ranking``: every layer as a small language model. It answers whether the scores of the tasks predict losses.
+  Layers that read a sequence in segments, chunks or windows have four times as long ones as on the tasks, because
+  sequences are four times as long.
 - ``transition``: RT and the Transformer at 30M parameters and 301M tokens, in the parametrisation of the paper and in
   that of the authors' code. Induction heads form after 110M tokens at this batch size (arXiv:2511.16893).
 - ``variants`` and ``variants-authors``: the paper's other changes of RT, each compared with RT of ``transition``. The
@@ -56,6 +58,22 @@ class Experiment:
         return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **places)
 
 
+def _ranking() -> dict[str, Row]:
+    """Every layer; parts of a sequence are as many as in the tasks with sequences of 128."""
+    parts = {
+        "sliding-attention": "window",
+        "transformer-xl": "segment",
+        "staircase": "chunk",
+        "transformer-fam": "block",
+        "rmt": "segment",
+    }
+    factor = PRESETS["ranking"].seq_len // 128
+    rows = {mixer: Row(mixer=mixer) for mixer in MIXERS}
+    for mixer, option in parts.items():
+        rows[mixer] = Row(mixer=mixer, options={option: factor * getattr(MIXERS[mixer].Config(), option)})
+    return rows
+
+
 def _transition() -> dict[str, Row]:
     """RT, the Transformer of equal depth, and the Transformer of twice the depth with as many parameters."""
     rows = {}
@@ -89,7 +107,7 @@ _ENDINGS: dict[Parametrisation, str] = {"paper": "", "authors": "-authors"}
 AGAINST = "rt-against-transformer"
 """Folder of the experiments at 30M parameters, whose rows are compared with each other."""
 EXPERIMENTS: dict[str, Experiment] = {
-    "ranking": Experiment(preset="ranking", folder="", rows={mixer: Row(mixer=mixer) for mixer in MIXERS}),
+    "ranking": Experiment(preset="ranking", folder="", rows=_ranking()),
     "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition()),
     "variants": Experiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
     "variants-authors": Experiment(preset="30m", folder=AGAINST, rows=_variants("authors")),

@@ -16,6 +16,7 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from filelock import FileLock
 
+from mixers import MIXERS
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
@@ -26,6 +27,7 @@ from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left
+from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.rehearsal import trajectory
 from runners.c4.train import train
 from runners.files import DamagedFileError, read_json
@@ -280,6 +282,16 @@ def test_runs_of_other_settings_are_not_mixed(
         reference.main([*command[:3], "transformer", *command[5:]])
     assert stopped.value.code == 2
     assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_longer_sequence_has_as_many_parts_as_in_the_tasks(mixer: str) -> None:
+    """Blocks of one position, RT's, are no parts."""
+    experiment, config = EXPERIMENTS["ranking"], MIXERS[mixer].Config()
+    lengths = {name: getattr(config, name, 1) for name in ("window", "segment", "chunk", "block")}
+    parts = {name: 128 / length for name, length in lengths.items() if length > 1}
+    options = experiment.rows[mixer].options
+    assert {name: experiment.config(mixer).seq_len / options[name] for name in options} == parts
 
 
 def test_a_variant_of_rt_is_trained_with_its_options(
