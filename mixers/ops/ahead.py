@@ -37,7 +37,9 @@ def compiling_ahead() -> Iterator[None]:
     from triton import AsyncCompileMode  # does not exist on every platform
 
     global _begun
-    with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
+    # Triton's mode is that of one thread, in which backward passes must run, too.
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with one_thread, ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
         _begun = set()
         try:
             yield

@@ -77,6 +77,13 @@ def test_kernels_of_a_trace_are_compiled_in_threads_and_not_launched(kernel: Any
     assert threads[2:] == [threading.main_thread().name]
 
 
+def test_backward_passes_meet_their_kernels_in_the_thread_of_the_mode(kernel: Any) -> None:
+    """On a GPU they run in a thread of their own otherwise, where Triton would compile at once."""
+    with compiling_ahead():
+        assert not torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled()
+
+
 def test_a_tensor_that_begins_elsewhere_in_memory_is_a_case_of_its_own(kernel: Any) -> None:
     y = torch.zeros(64)
     with compiling_ahead(), without_launches():
