@@ -38,8 +38,11 @@ def compiling_ahead() -> Iterator[None]:
 
     global _begun
     # Triton's mode is that of one thread, in which backward passes must run, too.
-    one_thread = torch.autograd.set_multithreading_enabled(False)
-    with one_thread, ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        ThreadPoolExecutor() as threads,
+        AsyncCompileMode(threads, ignore_errors=True),
+    ):
         _begun = set()
         try:
             yield
