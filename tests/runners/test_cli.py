@@ -3,9 +3,11 @@
 import io
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,24 +56,48 @@ def test_a_lack_of_memory_is_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("command", "unbuffered"), [("mad --help", "1"), ("c4 --help", ""), ("theory --help", "1"), ("bench --help", "")]
-)
-def test_a_command_that_nobody_reads_ends_silently(command: str, unbuffered: str) -> None:
-    """Unbuffered output fails where it is printed, buffered output as late as the process ends."""
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A pipe that nobody reads."""
     read, write = os.pipe()
     os.close(read)
-    module, *arguments = command.split()
-    done = subprocess.run(
-        [sys.executable, "-m", f"runners.{module}", *arguments],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-    )
+    yield write
     os.close(write)
+
+
+@pytest.fixture
+def same_signals() -> Iterator[None]:
+    """What a signal does to the tests stays as it is."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_process_that_nobody_reads_ends_silently(unread: int) -> None:
+    """Python flushes buffered output as late as the process ends."""
+    words = [sys.executable, "-m", "runners.theory", "--help"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(words, stdout=unread, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.usefixtures("same_signals")
+@pytest.mark.parametrize("unbuffered", [True, False])
+@pytest.mark.parametrize("module", ["mad", "c4", "theory", "bench"])
+def test_a_command_that_nobody_reads_ends_silently(
+    module: str, unbuffered: bool, unread: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unbuffered output fails where it is printed, buffered output after the program."""
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    raw = io.FileIO(unread, "w", closefd=False)
+    out = io.TextIOWrapper(raw, write_through=True) if unbuffered else io.TextIOWrapper(io.BufferedWriter(raw))
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "runners" / module / "__main__.py"), run_name="__main__")
+    out.close()  # flushes what is left, as Python does at its end
+    assert (stop.value.code, capsys.readouterr().err) == (1, "")
 
 
 @pytest.mark.parametrize(
