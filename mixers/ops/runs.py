@@ -58,9 +58,8 @@ class _OverRuns(torch.autograd.Function):
             outputs, saved = run_forward(method, tensors)
         if stacked:  # autograd needs a view of an input that is returned, not the input itself
             outputs = tuple(y.view_as(y) if any(y is given for given in tensors) else y for y in outputs)
-        else:  # in place, because a caller cannot write into a view; but not in the memory of the inputs
-            given = {y.untyped_storage()._cdata for y in tensors if y is not None}
-            outputs = tuple(y.squeeze(0) if y.untyped_storage()._cdata in given else y.squeeze_(0) for y in outputs)
+        else:  # in place, because a caller cannot write into a view; but an input that is returned stays as it is
+            outputs = tuple(y.squeeze(0) if any(y is given for given in tensors) else y.squeeze_(0) for y in outputs)
         return *outputs, *saved
 
     @staticmethod
