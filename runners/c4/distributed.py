@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixers.models import LanguageModel
-from mixers.ops.ahead import compiling_ahead, without_launches
 from runners.device import find_devices
 
 
@@ -119,7 +118,7 @@ def distribute(
 
 
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:
-    """Capture all layers, forward and backward, after their kernels have been compiled several at a time.
+    """Capture all layers, forward and backward.
 
     Layers that are recomputed one by one are not captured: they may draw random numbers, which a graph cannot repeat.
     """
@@ -130,10 +129,6 @@ def _graph(model: LanguageModel, sequences: int, length: int) -> None:
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         if not model.layers.recompute or model.layers.at_once(x_BTD):
-            with compiling_ahead(), without_launches():
-                z_BTD = model.layers(x_BTD)
-                wanted = [y for y in (x_BTD, *model.layers.parameters()) if y.requires_grad]
-                torch.autograd.grad(z_BTD, wanted, torch.empty_like(z_BTD), allow_unused=True)
             torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=1)
 
 
