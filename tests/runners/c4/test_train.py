@@ -234,7 +234,9 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
     for world in (ALONE, replace(ALONE, device=device)):
         out = tmp_path / world.device.type
         settings = {"mixer": mixer, "parametrisation": parametrisation, "micro_batch_size": 2, "lr": 1e-3}
-        settings |= {"width": 64, "mlp_width": 64}  # for which the MLP has a kernel
+        # The MLP has a kernel for these widths. GLA norms what a head reads, so that at the first position the sign of
+        # a score is all that is left: with seed 0 that score is -0.0017, and 0.0033 in bfloat16, without kernels, too.
+        settings |= {"width": 64, "mlp_width": 64, "seed": 2}
         config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
