@@ -1,17 +1,23 @@
 """Compilation of Triton kernels before their first launch, several at a time.
 
 Triton compiles a kernel when it is launched for the first time, so that the kernels of a training step are compiled one
-after another. A trace of the step on fake tensors meets the same kernels, with the same settings, before.
+after another. A trace of the step on fake tensors meets the same kernels, with the same settings, before. So does a
+step whose launches are skipped; its numbers mean nothing.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+
+ALIGNMENT = 16
+"""Bytes; Triton compiles a kernel for tensors that begin at multiples of it, or for any."""
 
 _begun: set[Any] | None = None
 """Kernels with their arguments whose compilation has begun, while ``compiling_ahead`` is in effect; else None."""
@@ -19,12 +25,12 @@ _begun: set[Any] | None = None
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Compile the kernels that a trace meets, in threads while the trace and what follows it go on.
+    """Compile the kernels whose launches are skipped, in threads while the trace and what follows it go on.
 
     At the end the context waits for all of them. A kernel that does not compile raises its error when it is launched.
     Without a GPU nothing is compiled.
     """
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or find_spec("triton") is None:
         yield
         return
 
@@ -46,26 +52,45 @@ def compiling_ahead() -> Iterator[None]:
 
 @contextmanager
 def without_launches() -> Iterator[None]:
-    """Skip the launches of Triton kernels; in ``compiling_ahead``, begin to compile the kernels instead."""
+    """Skip the launches of Triton kernels; in ``compiling_ahead``, begin to compile the kernels instead.
+
+    On tensors in memory only the project's own kernels are skipped: others may time themselves to find their settings,
+    or write indices that later operations trust.
+    """
+    if find_spec("triton") is None:
+        yield
+        return
+
     import triton  # does not exist on every platform
-    from triton.runtime.jit import MockTensor
 
     run = triton.JITFunction.run
 
-    def begin(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> None:
+    def begin(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
+        foreign = kernel.__module__.partition(".")[0] != "mixers"
+        if foreign and not any(isinstance(y, FakeTensor) for y in (*arguments, *settings.values())):
+            return run(kernel, *arguments, grid=grid, warmup=warmup, **settings)
         if _begun is None:
-            return
-        case = (kernel, *map(_dtype, arguments), *((name, _dtype(value)) for name, value in settings.items()))
+            return None
+        case = (kernel, *map(_case, arguments), *((name, _case(value)) for name, value in settings.items()))
         if case not in _begun:
             _begun.add(case)
-            mocks = [MockTensor.wrap_dtype(_dtype(value)) for value in arguments]
-            named = {name: MockTensor.wrap_dtype(_dtype(value)) for name, value in settings.items()}
-            run(kernel, *mocks, grid=grid, warmup=True, **named)
+            named = {name: _stand_in(value) for name, value in settings.items()}
+            run(kernel, *map(_stand_in, arguments), grid=grid, warmup=True, **named)
+        return None
 
     with patch.object(triton.JITFunction, "run", begin):
         yield
 
 
-def _dtype(argument: Any) -> Any:
-    """Return the dtype of a tensor, which is what a kernel is compiled for; return other arguments unchanged."""
-    return argument.dtype if isinstance(argument, Tensor) else argument
+def _case(argument: Any) -> Any:
+    """Return what decides about the code for a tensor: its dtype and its place in memory; else the argument itself."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.dtype, 0 if isinstance(argument, FakeTensor) else argument.data_ptr() % ALIGNMENT
+
+
+def _stand_in(argument: Any) -> Any:
+    """Return a tensor that Triton accepts in place of a fake one; other arguments unchanged."""
+    from triton.runtime.jit import MockTensor
+
+    return MockTensor(argument.dtype) if isinstance(argument, FakeTensor) else argument

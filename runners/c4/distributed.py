@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixers.models import LanguageModel
+from mixers.ops.ahead import compiling_ahead, without_launches
 from runners.device import find_devices
 
 
@@ -118,7 +119,7 @@ def distribute(
 
 
 def _graph(model: LanguageModel, sequences: int, length: int) -> None:
-    """Capture all layers, forward and backward.
+    """Capture all layers, forward and backward, after their kernels have been compiled several at a time.
 
     Layers that are recomputed one by one are not captured: they may draw random numbers, which a graph cannot repeat.
     """
@@ -129,7 +130,24 @@ def _graph(model: LanguageModel, sequences: int, length: int) -> None:
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         if not model.layers.recompute or model.layers.at_once(x_BTD):
+            if all(type(layer).__module__.partition(".")[0] == "mixers" for layer in model.layers):
+                _compile_kernels(model.layers, x_BTD)
             torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=1)
+
+
+def _compile_kernels(layers: nn.Module, x_BTD: Tensor) -> None:
+    """Compile the kernels of both passes, several at a time, in a pass that launches none of them.
+
+    Its numbers mean nothing, so no layer may keep them or use them as indices, as a user's layer might. The pass runs
+    on a stream of its own, and nothing of it stays, because a capture cannot wait for work on the default stream.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), compiling_ahead(), without_launches():
+        z_BTD = layers(x_BTD)
+        wanted = [y for y in (x_BTD, *layers.parameters()) if y.requires_grad]
+        torch.autograd.grad(z_BTD, wanted, torch.empty_like(z_BTD), allow_unused=True)
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(driver, "_active", NamedGpu())
     monkeypatch.setattr(triton.compiler, "compile", Compiler())
     kernel = triton.JITFunction(double_kernel)
+    kernel.__module__ = "mixers.ops.kernels"
     kernel.create_binder()  # takes the compiler
     return kernel
 
@@ -81,6 +82,33 @@ def test_backward_passes_meet_their_kernels_in_the_thread_of_the_mode(kernel: An
     with compiling_ahead():
         assert not torch._C._is_multithreading_enabled()
     assert torch._C._is_multithreading_enabled()
+
+
+def test_a_tensor_that_begins_elsewhere_in_memory_is_a_case_of_its_own(kernel: Any) -> None:
+    y = torch.zeros(64)
+    with compiling_ahead(), without_launches():
+        kernel[(1,)](y, 7, W=32)
+        kernel[(1,)](x_ptr=y[1:], count=7, W=32)
+        kernel[(1,)](x_ptr=y[5:], count=7, W=32)
+    assert len(kernel.compile.threads) == 2
+    for start in (0, 1):
+        kernel.run(y[start:], 9, grid=(1,), warmup=True, W=32)
+    assert len(kernel.compile.threads) == 2
+
+
+def test_kernels_of_others_are_launched_unless_their_tensors_are_fake(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[bool] = []
+    monkeypatch.setattr(triton.JITFunction, "run", lambda *arguments, **settings: launched.append(settings["warmup"]))
+    kernel.__module__ = "elsewhere"
+    with compiling_ahead(), without_launches():
+        kernel[(1,)](torch.zeros(32), 7, W=32)
+        assert launched == [False]
+        with FakeTensorMode():
+            fake = torch.zeros(32)
+        kernel[(1,)](x_ptr=fake, count=7, W=32)
+    assert launched == [False, True]
 
 
 def test_a_kernel_that_does_not_compile_stops_the_launch_but_not_the_trace(kernel: Any) -> None:
