@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixers.base import Shape, State
 from mixers.ops.diagonal_scan import diagonal_scan, diagonal_step, to_pairs
+from mixers.ops.numerics import at_least_float32
 from mixers.parts import MixerLayer, linear
 
 
@@ -38,7 +39,7 @@ class DiagonalLayer(MixerLayer):
         return self._read(diagonal_scan(self.B(x_BTD), *self.dynamics()), x_BTD)
 
     def init_state(self, batch: int) -> State:
-        weight = self.C.weight
+        weight = at_least_float32(self.C.weight)
         return {"h": weight.new_zeros(batch, weight.shape[1] // 2, dtype=weight.dtype.to_complex())}
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:

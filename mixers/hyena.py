@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixers.base import Shape, State
 from mixers.ops.convolution import gated_convolution
 from mixers.ops.numerics import at_least_float32, no_autocast
-from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
+from mixers.parts import MixerLayer, ShortConvolution, WideLinear, check_at_least, linear
 
 
 class Hyena(MixerLayer):
@@ -143,14 +143,15 @@ class ImplicitFilters(nn.Module):
         self.config, self.width, self.filters = config, width, filters
         hidden = config.filter_width
         sizes = [2 * config.bands, hidden, hidden, hidden]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.out = nn.Linear(hidden, filters * width, bias=False)
+        self.layers = nn.ModuleList(WideLinear(a, b) for a, b in pairwise(sizes))
+        self.out = WideLinear(hidden, filters * width, bias=False)
         self.frequency = nn.Parameter(config.frequency * torch.ones(hidden))
 
     def forward(self, length: int) -> tuple[Tensor, ...]:
-        """Return the filters, each (T, D), at distances 0 to T - 1; float32 also under autocast."""
+        """Return the filters, each (T, D), at distances 0 to T - 1, in at least float32."""
         with no_autocast(self.frequency.device):
-            device, dtype = self.frequency.device, self.frequency.dtype
+            frequency = at_least_float32(self.frequency)
+            device, dtype = frequency.device, frequency.dtype
 
             # Code of the distances.
             position_T1 = torch.arange(length, device=device, dtype=dtype)[:, None]
@@ -160,7 +161,7 @@ class ImplicitFilters(nn.Module):
 
             # Network.
             for layer in self.layers:
-                y = torch.sin(self.frequency * layer(y))
+                y = torch.sin(frequency * layer(y))
 
             # Window.
             rate_D = math.log(100) / self.config.reach * torch.linspace(1, 5, self.width, device=device, dtype=dtype)

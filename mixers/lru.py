@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixers.base import Shape
 from mixers.diagonal import DiagonalLayer
+from mixers.ops.numerics import at_least_float32
 from mixers.parts import check_at_least
 
 
@@ -69,4 +70,5 @@ class LRU(DiagonalLayer):
         nn.init.normal_(self.C.weight, std=config.state_size**-0.5)
 
     def dynamics(self) -> tuple[Tensor, Tensor]:
-        return torch.exp(torch.complex(-self.nu.exp(), self.theta.exp())), self.gamma.exp()
+        nu_N, theta_N, gamma_N = map(at_least_float32, (self.nu, self.theta, self.gamma))
+        return torch.exp(torch.complex(-nu_N.exp(), theta_N.exp())), gamma_N.exp()

@@ -12,6 +12,7 @@ from mixers.ops.convolution import short_convolution, short_convolution_step
 from mixers.ops.embedding import embedding
 from mixers.ops.mlp import residual_mlp
 from mixers.ops.norm import branching_rms_norm, rms_norm
+from mixers.ops.numerics import HALF, at_least_float32
 
 
 class Embedding(nn.Embedding):
@@ -132,9 +133,33 @@ def check_at_least(least: int, config: Any, *names: str) -> None:
             raise ValueError(f"{name}: {value} must be at least {least}")
 
 
+class Linear(nn.Linear):
+    """Linear map; with 16-bit weights, it rounds inputs that were computed in higher precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dtype in HALF and not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.weight.dtype)
+        return super().forward(x)
+
+
+class WideLinear(nn.Linear):
+    """Linear map in at least float32, whatever the dtype of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, at_least_float32(self.weight), at_least_float32(self.bias))
+
+
+class HeadNorm(nn.GroupNorm):
+    """Layer norm of each head's channels, in at least float32 (Wu & He 2018, with heads as groups)."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        weight, bias = at_least_float32(self.weight), at_least_float32(self.bias)
+        return F.group_norm(at_least_float32(y), self.num_groups, weight, bias, self.eps)
+
+
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
-    layer = nn.Linear(inputs, outputs, bias=False)
+    layer = Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
 

@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
-from mixers.parts import MixerLayer, check_heads, linear
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import HeadNorm, MixerLayer, check_heads, linear
 
 
 class RetNet(MixerLayer):
@@ -59,7 +60,7 @@ class RetNet(MixerLayer):
             raise ValueError(f"heads: {config.heads} must leave heads of even size, not {size}, for the rotations")
 
         self.q, self.k, self.v, self.gate, self.out = (linear(width, width) for _ in range(5))
-        self.norm = nn.GroupNorm(config.heads, width)
+        self.norm = HeadNorm(config.heads, width)
 
         log_decay_H = torch.log1p(-torch.exp2(-5.0 - torch.arange(config.heads)))
         self.register_buffer("log_decay_H", log_decay_H, persistent=False)
@@ -88,7 +89,7 @@ class RetNet(MixerLayer):
         """
         q, k, v = (rearrange(f(x), "... (h k) -> ... h k", h=self.config.heads) for f in (self.q, self.k, self.v))
 
-        angle = position[..., None] * self.frequency_K
+        angle = position[..., None] * at_least_float32(self.frequency_K)
         q, k = rotate(q * q.shape[-1] ** -0.5, angle), rotate(k, angle)
         return q, k, v, self.log_decay_H[:, None].expand(*q.shape[:-1], 1)
 

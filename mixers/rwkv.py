@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State, switch
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
-from mixers.parts import MixerLayer, check_at_least, check_heads, linear
+from mixers.parts import HeadNorm, MixerLayer, check_at_least, check_heads, linear
 
 
 class LowRank(nn.Module):
@@ -55,7 +55,7 @@ class RWKV(MixerLayer):
         check_at_least(1, config, *(name for name, value in vars(config).items() if not isinstance(value, bool)))
 
         self.r, self.k, self.v, self.out = (linear(shape.width, shape.width) for _ in range(4))
-        self.norm = nn.GroupNorm(config.heads, shape.width, eps=64e-5)
+        self.norm = HeadNorm(config.heads, shape.width, eps=64e-5)
 
     def init_state(self, batch: int) -> State:
         heads, weight = self.config.heads, self.r.weight

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mixers.base import Shape
 from mixers.diagonal import DiagonalLayer
+from mixers.ops.numerics import at_least_float32
 from mixers.parts import linear
 
 
@@ -89,8 +90,9 @@ class S5(DiagonalLayer):
         self.log_dt = nn.Parameter(torch.rand(pairs) * ratio + math.log(config.dt_min))
 
     def dynamics(self) -> tuple[Tensor, Tensor]:
-        lambda_P = torch.complex(-self.log_decay.exp(), self.frequency)
-        exponent_P = lambda_P * self.log_dt.exp()
+        log_decay_P, frequency_P, log_dt_P = map(at_least_float32, (self.log_decay, self.frequency, self.log_dt))
+        lambda_P = torch.complex(-log_decay_P.exp(), frequency_P)
+        exponent_P = lambda_P * log_dt_P.exp()
         return exponent_P.exp(), exponent_P.expm1() / lambda_P
 
     def activate(self, y: Tensor) -> Tensor:

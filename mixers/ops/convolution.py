@@ -75,7 +75,7 @@ def long_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:
     """Return ``y_t = sum_s h_{t-s} x_s`` over s <= t, separately for each channel, in at least float32."""
     convolve = direct_convolution if len(h_TD) <= DIRECT else fft_convolution
     with no_autocast(x_BTD.device):
-        return convolve(at_least_float32(x_BTD), h_TD)
+        return convolve(at_least_float32(x_BTD), at_least_float32(h_TD))
 
 
 def direct_convolution(x_BTD: Tensor, h_TD: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
         if fits_lstm(recurrent_GD.shape[1]):
             return over_runs(lstm_method(torch.bfloat16), inputs_BTG, recurrent_GD, bias_G)[0]
 
-    c_BD = h_BD = bias_G.new_zeros(len(inputs_BTG), recurrent_GD.shape[1])
+    c_BD = h_BD = at_least_float32(bias_G).new_zeros(len(inputs_BTG), recurrent_GD.shape[1])
     outputs = []
     for driven_BG in (at_least_float32(inputs_BTG) + bias_G).unbind(1):
         c_BD, h_BD = _cell(driven_BG, c_BD, h_BD, recurrent_GD)
@@ -43,6 +43,7 @@ def lstm_step(
 def _cell(driven_BG: Tensor, c_BD: Tensor, h_BD: Tensor, recurrent_GD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cells and the output after a position; at least float32."""
     with no_autocast(driven_BG.device):
-        i_BD, f_BD, g_BD, o_BD = (driven_BG + F.linear(h_BD, recurrent_GD)).chunk(4, dim=-1)
+        gates_BG = driven_BG + F.linear(at_least_float32(h_BD), at_least_float32(recurrent_GD))
+    i_BD, f_BD, g_BD, o_BD = gates_BG.chunk(4, dim=-1)
     c_BD = f_BD.sigmoid() * c_BD + i_BD.sigmoid() * g_BD.tanh()
     return c_BD, o_BD.sigmoid() * c_BD.tanh()

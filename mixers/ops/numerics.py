@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALF = (torch.bfloat16, torch.float16)
+"""The dtypes of 16 bits."""
 NORM_EPS = 1e-6
 """Epsilon of RMS normalisation, added to the mean square."""
 
@@ -27,7 +29,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def at_least_float32(y: Tensor | None) -> Any:
     """Return 16-bit tensors in float32, for statistics and long sums; return other tensors, and None, unchanged."""
-    return y.float() if y is not None and y.dtype in (torch.bfloat16, torch.float16) else y
+    return y.float() if y is not None and y.dtype in HALF else y
 
 
 def runs_fused(x: Tensor) -> bool:

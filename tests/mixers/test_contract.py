@@ -15,6 +15,7 @@ from mixers.base import NO_RECURRENCE, NO_WINDOW, Layer, Shape, State, decayed
 from mixers.costs import count_state
 from mixers.models import AutoEncoder, LanguageModel
 from mixers.parts import linear
+from tests.mixers.errors import error
 
 SHAPE = Shape(width=32, mlp_width=64, layers=2)
 LENGTHS = [1, 2, 5, 8, 13]
@@ -167,6 +168,27 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
         assert tensor.grad is not None, label
         assert tensor.grad.isfinite().all(), label
         assert tensor.grad.abs().sum() > 0, label
+
+
+@each_layer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_of_16_bits_compute_what_their_parameters_say(
+    name: str, values: dict[str, object], dtype: torch.dtype
+) -> None:
+    layer, x = build(name, values, dtype), inputs(13, dtype).requires_grad_()
+    z = layer(x)
+    gradients = torch.autograd.grad(z.float().square().mean(), [x, *layer.parameters()])
+    state, steps = layer.init_state(3), []
+    with torch.no_grad():
+        for x_BD in x.unbind(1):
+            y, state = layer.step(x_BD, state)
+            steps.append(y)
+
+    assert {y.dtype for y in (z, *steps, *gradients)} == {dtype}
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    wanted = layer.double()(x.double()).detach()
+    for result in (z.detach(), torch.stack(steps, 1)):
+        assert error(result, wanted) <= 2 * torch.finfo(dtype).eps
 
 
 @each_layer
