@@ -11,7 +11,7 @@ from mixers.attention_layer import AttentionLayer, gain
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.ops.attention import attention_step
 from mixers.ops.norm import check_width
-from mixers.ops.numerics import product_dtype
+from mixers.ops.numerics import HALF, product_dtype
 from mixers.ops.runs import over_runs
 from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
@@ -154,6 +154,10 @@ class RecurrentTransformer(AttentionLayer):
         check_width(x_BTD, self.attention_norm.gain)
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
+
+        # Kernels keep the residual stream in float32, and need parameters in float32.
+        if x_BTD.dtype in HALF and chosen != "naive":
+            return "tiled"
 
         # Both compute queries and pairs themselves, but a subclass may have its own projection.
         own = type(self).project is not AttentionLayer.project

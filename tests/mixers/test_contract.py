@@ -170,12 +170,8 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
         assert tensor.grad.abs().sum() > 0, label
 
 
-@each_layer
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layers_of_16_bits_compute_what_their_parameters_say(
-    name: str, values: dict[str, object], dtype: torch.dtype
-) -> None:
-    layer, x = build(name, values, dtype), inputs(13, dtype).requires_grad_()
+def check_16_bits(name: str, values: dict[str, object], dtype: torch.dtype, device: str) -> None:
+    layer, x = build(name, values, dtype).to(device), inputs(13, dtype).to(device).requires_grad_()
     z = layer(x)
     gradients = torch.autograd.grad(z.float().square().mean(), [x, *layer.parameters()])
     state, steps = layer.init_state(3), []
@@ -189,6 +185,20 @@ def test_layers_of_16_bits_compute_what_their_parameters_say(
     wanted = layer.double()(x.double()).detach()
     for result in (z.detach(), torch.stack(steps, 1)):
         assert error(result, wanted) <= 2 * torch.finfo(dtype).eps
+
+
+@each_layer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_of_16_bits_compute_what_their_parameters_say(
+    name: str, values: dict[str, object], dtype: torch.dtype
+) -> None:
+    check_16_bits(name, values, dtype, "cpu")
+
+
+@pytest.mark.gpu
+@each_layer
+def test_gpu_layers_of_16_bits_compute_what_their_parameters_say(name: str, values: dict[str, object]) -> None:
+    check_16_bits(name, values, torch.bfloat16, "cuda")
 
 
 @each_layer
