@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer, gain
-from mixers.base import NO_RECURRENCE, Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State, log_once
 from mixers.ops.attention import attention_step
 from mixers.ops.norm import check_width
 from mixers.ops.numerics import HALF, product_dtype
@@ -156,7 +156,11 @@ class RecurrentTransformer(AttentionLayer):
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
 
         # Kernels keep the residual stream in float32, and need parameters in float32.
-        if x_BTD.dtype in HALF and chosen != "naive":
+        if x_BTD.dtype in HALF and chosen not in ("naive", "tiled"):
+            log_once(
+                f"Recurrent Transformer: tiled runs, because {chosen} takes inputs and parameters in float32, not "
+                f"{x_BTD.dtype}; torch.autocast computes products in bfloat16"
+            )
             return "tiled"
 
         # Both compute queries and pairs themselves, but a subclass may have its own projection.

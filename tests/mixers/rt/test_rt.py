@@ -223,6 +223,18 @@ def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) 
     assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
 
 
+def test_inputs_of_16_bits_on_a_gpu_run_in_plain_pytorch_and_it_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton")
+    log_once.cache_clear()
+    layer = RecurrentTransformer(RecurrentTransformer.Config(), Shape(width=128, mlp_width=512))
+    with FakeTensorMode():
+        x = torch.zeros(1, 4, 128, device="cuda", dtype=torch.bfloat16)
+    assert choose("auto", x, 512, 16, 1) == "fused"
+    assert layer._choose(x) == layer._choose(x) == "tiled"
+    (record,) = caplog.records
+    assert "because fused takes inputs and parameters in float32, not torch.bfloat16" in record.getMessage()
+
+
 def test_an_unsupported_shape_says_why_it_falls_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
