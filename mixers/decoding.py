@@ -1,0 +1,169 @@
+"""Decoding in memory that is allocated once, so that a step of a language model is one CUDA graph.
+
+The step form of the layers (``init_state``, ``step``) allocates a larger state at each position, and launches each
+operation from Python. It remains the form that every layer has, and the one that this file must equal up to rounding.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mixers.attention_layer import AttentionLayer
+from mixers.models import LanguageModel
+from mixers.ops.decoding import memory_attention, row_products
+from mixers.ops.numerics import at_least_float32
+from mixers.rt.layer import RecurrentTransformer
+from mixers.transformer import Transformer
+
+
+def decodes_in_memory(model: nn.Module) -> bool:
+    """Return whether ``Decoder`` takes the model: a language model of Transformer layers, or of RT layers of block 1.
+
+    A subclass of these layers may compute something else.
+    """
+    return isinstance(model, LanguageModel) and all(
+        type(layer) is Transformer or (type(layer) is RecurrentTransformer and layer.config.block == 1)
+        for layer in model.stack
+    )
+
+
+class LayerDecoder:
+    """Decoding steps of one layer.
+
+    Args:
+        layer: A Transformer layer, or an RT layer of block 1. Its weights are read once, here.
+        batch: Number of sequences.
+        capacity: Number of positions that the memory holds.
+
+    Attributes:
+        memory_2BJD: Keys and values in the dtype of the weights; what is not written yet is arbitrary.
+        last_2BD: In RT, the persistent pair of the newest position before QK-norm. The next step moves it into the
+            memory. It is written by the launch that computes it, whereas QK-norm needs the whole key.
+    """
+
+    def __init__(self, layer: AttentionLayer, batch: int, capacity: int) -> None:
+        self.weights = layer.weights()
+        self.slopes_H = layer.slopes_H
+        self.scale = layer.shape.residual_scale
+
+        key_DD = self.weights.wk_DD
+        self.memory_2BJD = key_DD.new_empty(2, batch, capacity, len(key_DD))
+        self.recurrent = isinstance(layer, RecurrentTransformer)
+        self.persistent_norm = isinstance(layer, RecurrentTransformer) and layer.config.persistent_norm
+        self.last_2BD = at_least_float32(key_DD.new_empty(2, batch, len(key_DD)))
+
+    def step(self, x_BD: Tensor, position: Tensor) -> Tensor:
+        """Return the outputs (B, D) at the position after ``position`` (1,) others."""
+        w = self.weights
+
+        # Attention.
+        qkv_3BD = row_products(x_BD, w.wq_DD, w.wk_DD, w.wv_DD, gain_I=w.norm_D)
+        pair_2BD = qkv_3BD[1:]
+        kept_2BD, temporary_2BD = (self.last_2BD, pair_2BD) if self.recurrent else (pair_2BD, None)
+        a_BD = memory_attention(
+            qkv_3BD[0],
+            kept_2BD,
+            temporary_2BD,
+            w.q_norm_D,
+            w.k_norm_D,
+            self.slopes_H,
+            self.memory_2BJD,
+            position,
+        )
+
+        # Residual branches.
+        u_BD = row_products(a_BD, w.wo_DD, residual_BO=x_BD, scale=self.scale)[0]
+        hidden_BF = row_products(u_BD, w.up_FD, gain_I=w.mlp_norm_D, gelu=True)[0]
+        z_BD = row_products(hidden_BF, w.down_DF, residual_BO=u_BD, scale=self.scale)[0]
+
+        # Persistent pair.
+        if self.recurrent:
+            gain_D = w.norm_D if self.persistent_norm else None
+            row_products(z_BD, w.wk_DD, w.wv_DD, gain_I=gain_D, out=self.last_2BD)
+        return z_BD
+
+
+class Decoder:
+    """Decoding steps of a language model in memory for a fixed number of positions.
+
+    On a GPU the first step captures a CUDA graph, which all steps replay. The weights are those of the model at that
+    time: after a change of the model, build another decoder.
+
+    Args:
+        model: A model for which ``decodes_in_memory`` holds.
+        batch: Number of sequences.
+        capacity: Number of positions that the memory holds.
+
+    Attributes:
+        position: Number of positions read (1,), on the model's device.
+        logits_BV: Logits of the newest step, in at least float32; each step overwrites them.
+
+    Raises:
+        ValueError: The model has other layers.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: LanguageModel, batch: int, capacity: int) -> None:
+        if not decodes_in_memory(model):
+            raise ValueError("a decoder takes language models of Transformer layers or of RT layers of block 1 alone")
+
+        self.model = model
+        self.capacity = capacity
+        self.layers = [LayerDecoder(cast(AttentionLayer, layer), batch, capacity) for layer in model.stack]
+
+        device = model.embedding.weight.device
+        self.position = torch.zeros(1, dtype=torch.int32, device=device)
+        self.tokens_B = torch.zeros(batch, dtype=torch.long, device=device)
+        self.logits_BV = torch.empty(0, device=device)
+        self._read = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def reset(self) -> None:
+        """Forget all positions."""
+        self._read = 0
+        self.position.zero_()
+
+    @torch.no_grad()
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """Read a token of each sequence; return ``logits_BV``.
+
+        Raises:
+            ValueError: The memory is full.
+        """
+        if self._read == self.capacity:
+            raise ValueError(f"the memory holds {self.capacity} positions, and all are in use")
+        if self._graph is None and self.position.is_cuda:
+            self._graph = self._capture()
+
+        self.tokens_B.copy_(tokens_B)
+        if self._graph is None:
+            self.compute()
+        else:
+            self._graph.replay()
+        self._read += 1
+        return self.logits_BV
+
+    def compute(self) -> None:
+        """Compute ``logits_BV`` after ``tokens_B``, operation by operation, and add 1 to ``position``."""
+        x_BD = at_least_float32(self.model.embedding(self.tokens_B))
+        for layer in self.layers:
+            x_BD = layer.step(x_BD, self.position)
+
+        self.logits_BV = row_products(x_BD, self.model.readout.weight, gain_I=self.model.norm.gain)[0]
+        self.position += 1
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Return the graph of a step, after a warm-up on a side stream, which compiles the kernels."""
+        with torch.cuda.device(self.position.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.compute()
+            torch.cuda.current_stream().wait_stream(side)
+            self.position.zero_()
+
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.compute()
+        return graph

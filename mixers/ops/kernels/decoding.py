@@ -1,0 +1,291 @@
+"""Kernels of a decoding step: products of few rows with matrices, and attention to a memory of fixed size.
+
+At batch 1 a step reads every weight once, and little else takes time but launches. Hence a launch computes all maps of
+one input, with the norm before them and the GELU or the residual addition after them.
+
+Dimensions beside those of ``mixers.base``: I inputs and O outputs of a map, W maps of one input, J positions of the
+memory. C is the head dim padded to a power of two, E the width padded to a power of two. Activations are in float32, or
+in float64 for weights in float64; sums have their dtype. Logits are in units of log2.
+
+name        shape          written by                read by
+x           (B, I)         caller                    row_products
+gain        (I,)           caller                    row_products
+w           (O, I) each    caller                    row_products
+residual    (B, O)         caller                    row_products
+y           (W, B, O)      row_products              caller
+q           (B, D)         caller                    memory_attention
+kept        (2, B, D)      caller                    memory_attention    the pair that the memory lacks
+temporary   (2, B, D)      caller                    memory_attention    the pair of the position itself, or None
+memory      (2, B, J, D)   memory_attention          memory_attention    keys, values
+position    (1,)           caller                    memory_attention    integer: number of positions before this one
+a           (B, D)         memory_attention          caller
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixers.ops.kernels.common import EPS, LOG2E, MASKED
+
+MOST_ROWS = 8
+"""Rows of ``row_products``; for more, products on tensor cores are faster."""
+OUTPUTS = 4
+"""Outputs of a program of ``row_products``."""
+TILE = 1024
+"""Inputs of a tile of ``row_products`` over the rows; with four outputs, a thread holds 32 sums."""
+POSITIONS = 64
+"""Positions of the memory that ``memory_attention`` reads at a time."""
+
+
+@triton.jit
+def row_products_kernel(
+    x_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    w0_ptr: tl.tensor,
+    w1_ptr: tl.tensor,
+    w2_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    rows: tl.tensor,
+    scale: tl.constexpr,
+    GELU: tl.constexpr,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    B: tl.constexpr,
+    N: tl.constexpr,
+    M: tl.constexpr,
+):
+    """N outputs of one map for all rows, of which there are at most B.
+
+    1. For each tile of M inputs: add gain x w to the sums, and x^2 to the sum of squares.
+    2. Add up the tile, and divide by the root mean square of the row, if there is a gain.
+    3. Apply GELU, scale, add the residual, and write.
+    """
+    which = tl.program_id(1)
+    w_ptr = w0_ptr
+    if w1_ptr is not None:
+        w_ptr = tl.where(which == 1, w1_ptr, w_ptr)
+    if w2_ptr is not None:
+        w_ptr = tl.where(which == 2, w2_ptr, w_ptr)
+
+    b = tl.arange(0, B)
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    sum_BNM = tl.zeros([B, N, M], x_ptr.dtype.element_ty)
+    squares_BM = tl.zeros([B, M], x_ptr.dtype.element_ty)
+
+    # 1. Tiles of inputs. The loop is unrolled, so that many loads are under way.
+    for first in tl.static_range(0, I, M):
+        i = first + tl.arange(0, M)
+        w_NM = tl.load(w_ptr + o.to(tl.int64)[:, None] * I + i[None, :], (o < O)[:, None] & (i < I)[None, :], 0.0)
+        x_BM = tl.load(x_ptr + b[:, None] * I + i[None, :], (b < rows)[:, None] & (i < I)[None, :], 0.0)
+        if gain_ptr is not None:
+            squares_BM += x_BM * x_BM
+            x_BM *= tl.load(gain_ptr + i, i < I, 0.0).to(x_BM.dtype)[None, :]
+        sum_BNM += x_BM[:, None, :] * w_NM.to(x_BM.dtype)[None, :, :]
+
+    # 2. Sums and norm.
+    y_BN = tl.sum(sum_BNM, 2)
+    if gain_ptr is not None:
+        y_BN *= tl.rsqrt(tl.sum(squares_BM, 1) / I + EPS)[:, None]
+
+    # 3. Outputs.
+    if GELU:
+        y_BN *= 0.5 + 0.5 * tl.erf(y_BN * 0.7071067811865476)
+    y_BN *= scale
+    at_BN = b[:, None] * O + o[None, :]
+    here_BN = (b < rows)[:, None] & (o < O)[None, :]
+    if residual_ptr is not None:
+        y_BN += tl.load(residual_ptr + at_BN, here_BN, 0.0)
+    tl.store(y_ptr + which * rows * O + at_BN, y_BN, here_BN)
+
+
+@triton.jit
+def memory_attention_kernel(
+    q_ptr: tl.tensor,
+    kept_ptr: tl.tensor,
+    temporary_ptr: tl.tensor,
+    q_gain_ptr: tl.tensor,
+    k_gain_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
+    memory_ptr: tl.tensor,
+    position_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    batch: tl.tensor,
+    capacity: tl.tensor,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Attention of one head of one sequence at the newest position.
+
+    1. Read the query, normed and scaled.
+    2. Begin the softmax with the temporary pair, if there is one.
+    3. Write the kept pair into the memory, at the newest position or, beside a temporary pair, the one before; go on
+       with it. At position 0 there is no position before.
+    4. For each J positions of the memory before the kept pair: go on with their pairs.
+    5. Write the quotient.
+    """
+    head, b = tl.program_id(0), tl.program_id(1)
+    position = tl.load(position_ptr)
+    newest = position
+    if temporary_ptr is not None:
+        newest -= 1
+    slope = tl.load(slopes_ptr + head) * LOG2E
+
+    c = tl.arange(0, C)
+    row = b * D
+    channel_C = head * K + c
+    one = tl.arange(0, 1)
+
+    # 1. Query.
+    q_C = _head_of_row(q_ptr + row, q_gain_ptr, head, K, C, D, E) * (LOG2E * K**-0.5)
+
+    # 2. Temporary pair.
+    top = tl.full([], MASKED, q_C.dtype)
+    total = tl.full([], 0.0, q_C.dtype)
+    sum_C = tl.zeros([C], q_C.dtype)
+    if temporary_ptr is not None:
+        k_C = _head_of_row(temporary_ptr + row, k_gain_ptr, head, K, C, D, E)
+        v_C = tl.load(temporary_ptr + batch * D + row + channel_C, c < K, 0.0)
+        distance_1 = one.to(q_C.dtype)
+        top, total, sum_C = _go_on(q_C, k_C[None, :], v_C[None, :], slope, distance_1, one == 0, top, total, sum_C)
+
+    # 3. Kept pair.
+    exists_C = (c < K) & (newest >= 0)
+    k_C = tl.where(newest >= 0, _head_of_row(kept_ptr + row, k_gain_ptr, head, K, C, D, E), 0.0)
+    v_C = tl.load(kept_ptr + batch * D + row + channel_C, exists_C, 0.0)
+    k_ptr = memory_ptr + b.to(tl.int64) * capacity * D
+    v_ptr = k_ptr + batch.to(tl.int64) * capacity * D
+    at_C = newest.to(tl.int64) * D + channel_C
+    tl.store(k_ptr + at_C, k_C, exists_C)
+    tl.store(v_ptr + at_C, v_C, exists_C)
+    distance_1 = (one + position - newest).to(q_C.dtype)
+    seen_1 = (one + newest) >= 0
+    top, total, sum_C = _go_on(q_C, k_C[None, :], v_C[None, :], slope, distance_1, seen_1, top, total, sum_C)
+
+    # 4. Memory.
+    for first in range(0, newest, J):
+        j = first + tl.arange(0, J)
+        at_JC = j.to(tl.int64)[:, None] * D + channel_C[None, :]
+        here_JC = (j < newest)[:, None] & (c < K)[None, :]
+        k_JC = tl.load(k_ptr + at_JC, here_JC, 0.0).to(q_C.dtype)
+        v_JC = tl.load(v_ptr + at_JC, here_JC, 0.0).to(q_C.dtype)
+        distance_J = (position - j).to(q_C.dtype)
+        top, total, sum_C = _go_on(q_C, k_JC, v_JC, slope, distance_J, j < newest, top, total, sum_C)
+
+    # 5. Quotient.
+    tl.store(a_ptr + row + channel_C, sum_C / total, c < K)
+
+
+@triton.jit
+def _head_of_row(
+    y_ptr: tl.tensor,
+    gain_ptr: tl.tensor,
+    head: tl.tensor,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Channels (C) of a head in a row (D); normed over the full width, if there is a gain."""
+    c = tl.arange(0, C)
+    y_C = tl.load(y_ptr + head * K + c, c < K, 0.0)
+    if gain_ptr is not None:
+        e = tl.arange(0, E)
+        y_E = tl.load(y_ptr + e, e < D, 0.0)
+        gain_C = tl.load(gain_ptr + head * K + c, c < K, 0.0).to(y_C.dtype)
+        y_C *= gain_C * tl.rsqrt(tl.sum(y_E * y_E, 0) / D + EPS)
+    return y_C
+
+
+@triton.jit
+def _go_on(
+    q_C: tl.tensor,
+    k_JC: tl.tensor,
+    v_JC: tl.tensor,
+    slope: tl.tensor,
+    distance_J: tl.tensor,
+    seen_J: tl.tensor,
+    top: tl.tensor,
+    total: tl.tensor,
+    sum_C: tl.tensor,
+):
+    """Largest logit, sum of weights and weighted sum of values after J further pairs (online softmax)."""
+    logits_J = tl.sum(q_C[None, :] * k_JC, 1) - slope * distance_J
+    logits_J = tl.where(seen_J, logits_J, -float("inf"))
+    next_top = tl.maximum(top, tl.max(logits_J, 0))
+    decay = tl.exp2(top - next_top)
+    weights_J = tl.exp2(logits_J - next_top)
+    return next_top, total * decay + tl.sum(weights_J, 0), sum_C * decay + tl.sum(weights_J[:, None] * v_JC, 0)
+
+
+def row_products(
+    x_BI: Tensor,
+    weights_OI: Sequence[Tensor],
+    gain_I: Tensor | None,
+    gelu: bool,
+    residual_BO: Tensor | None,
+    scale: float,
+    y_WBO: Tensor,
+) -> None:
+    """Write ``mixers.ops.decoding.row_products`` of at most ``MOST_ROWS`` rows and three maps into ``y_WBO``."""
+    (rows, inputs), outputs = x_BI.shape, len(weights_OI[0])
+    batch = triton.next_power_of_2(rows)
+    w0_OI, w1_OI, w2_OI = (*weights_OI, None, None)[:3]
+    row_products_kernel[triton.cdiv(outputs, OUTPUTS), len(weights_OI)](
+        x_BI,
+        gain_I,
+        w0_OI,
+        w1_OI,
+        w2_OI,
+        residual_BO,
+        y_WBO,
+        rows,
+        scale=scale,
+        GELU=gelu,
+        I=inputs,
+        O=outputs,
+        B=batch,
+        N=OUTPUTS,
+        M=min(triton.next_power_of_2(inputs), TILE // batch),
+    )
+
+
+def memory_attention(
+    q_BD: Tensor,
+    kept_2BD: Tensor,
+    temporary_2BD: Tensor | None,
+    q_gain_D: Tensor | None,
+    k_gain_D: Tensor | None,
+    slopes_H: Tensor,
+    memory_2BJD: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """Return ``mixers.ops.decoding.memory_attention``."""
+    _, batch, capacity, width = memory_2BJD.shape
+    heads = len(slopes_H)
+    a_BD = torch.empty_like(q_BD)
+    memory_attention_kernel[heads, batch](
+        q_BD,
+        kept_2BD,
+        temporary_2BD,
+        q_gain_D,
+        k_gain_D,
+        slopes_H,
+        memory_2BJD,
+        position,
+        a_BD,
+        batch,
+        capacity,
+        K=width // heads,
+        C=triton.next_power_of_2(width // heads),
+        D=width,
+        E=triton.next_power_of_2(width),
+        J=POSITIONS,
+    )
+    return a_BD
