@@ -17,8 +17,8 @@ from mixers.ops.norm import rms_norm
 
 
 def runs_in_kernels(x: Tensor) -> bool:
-    """Return whether the operations of this file run in Triton kernels: on a GPU."""
-    return x.is_cuda and find_spec("triton") is not None  # Triton does not exist on every platform
+    """Return whether the operations of this file run in Triton kernels: on a GPU, with activations in float32."""
+    return x.is_cuda and x.dtype == torch.float32 and find_spec("triton") is not None  # not on every platform
 
 
 def row_products(

@@ -4,8 +4,8 @@ At batch 1 a step reads every weight once, and little else takes time but launch
 one input, with the norm before them and the GELU or the residual addition after them.
 
 Dimensions beside those of ``mixers.base``: I inputs and O outputs of a map, W maps of one input, J positions of the
-memory. C is the head dim padded to a power of two, E the width padded to a power of two. Activations are in float32, or
-in float64 for weights in float64; sums have their dtype. Logits are in units of log2.
+memory. C is the head dim padded to a power of two, E the width padded to a power of two. Activations and sums are in
+float32, or in float64 in tests; weights and memory may have 16 bits. Logits are in units of log2.
 
 name        shape          written by                read by
 x           (B, I)         caller                    row_products
@@ -36,8 +36,10 @@ OUTPUTS = 4
 """Outputs of a program of ``row_products``."""
 TILE = 1024
 """Inputs of a tile of ``row_products`` over the rows; with four outputs, a thread holds 32 sums."""
-POSITIONS = 64
-"""Positions of the memory that ``memory_attention`` reads at a time."""
+PAIRS_TILE = 8192
+"""Positions times padded channels of a head that ``memory_attention`` reads at a time."""
+STAGES = 2
+"""Tiles of ``memory_attention`` under way at a time."""
 
 
 @triton.jit
@@ -120,6 +122,7 @@ def memory_attention_kernel(
     D: tl.constexpr,
     E: tl.constexpr,
     J: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Attention of one head of one sequence at the newest position.
 
@@ -169,7 +172,7 @@ def memory_attention_kernel(
     top, total, sum_C = _go_on(q_C, k_C[None, :], v_C[None, :], slope, distance_1, seen_1, top, total, sum_C)
 
     # 4. Memory.
-    for first in range(0, newest, J):
+    for first in tl.range(0, newest, J, num_stages=STAGES):
         j = first + tl.arange(0, J)
         at_JC = j.to(tl.int64)[:, None] * D + channel_C[None, :]
         here_JC = (j < newest)[:, None] & (c < K)[None, :]
@@ -269,6 +272,7 @@ def memory_attention(
     """Return ``mixers.ops.decoding.memory_attention``."""
     _, batch, capacity, width = memory_2BJD.shape
     heads = len(slopes_H)
+    channels = triton.next_power_of_2(width // heads)
     a_BD = torch.empty_like(q_BD)
     memory_attention_kernel[heads, batch](
         q_BD,
@@ -283,9 +287,11 @@ def memory_attention(
         batch,
         capacity,
         K=width // heads,
-        C=triton.next_power_of_2(width // heads),
+        C=channels,
         D=width,
         E=triton.next_power_of_2(width),
-        J=POSITIONS,
+        J=max(1, PAIRS_TILE // channels),
+        STAGES=STAGES,
+        num_warps=8,
     )
     return a_BD

@@ -1,0 +1,241 @@
+"""Decoding in memory of fixed size against the step form, in plain PyTorch and in kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixers.base import Layer, Shape
+from mixers.decoding import Decoder, decodes_in_memory
+from mixers.models import LanguageModel
+from mixers.ops import decoding as operations
+from mixers.registry import MIXERS
+from mixers.rt.layer import RecurrentTransformer
+from mixers.short_convolution import with_short_convolution
+from mixers.transformer import Transformer
+
+triton = pytest.importorskip("triton")
+
+from mixers.ops.kernels import decoding as kernels  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+VOCAB = 29
+WAYS = {
+    "rt": (RecurrentTransformer, {}),
+    "rt-without-norms": (RecurrentTransformer, {"qk_norm": False, "persistent_norm": False}),
+    "transformer": (Transformer, {}),
+    "transformer-without-norms": (Transformer, {"qk_norm": False}),
+}
+
+
+def build(way: str, width: int = 33, heads: int = 3, layers: int = 2, mlp_width: int = 70) -> LanguageModel:
+    """Return a model with gains that are not 1."""
+    layer, options = WAYS[way]
+    torch.manual_seed(0)
+    shape = Shape(width=width, mlp_width=mlp_width, layers=layers)
+    model = LanguageModel(layer, layer.Config(heads=heads, **options), shape, VOCAB)
+    for name, parameter in model.named_parameters():
+        if name.endswith("gain"):
+            parameter.data += 0.3 * torch.randn(parameter.shape)
+    return model.requires_grad_(False)
+
+
+def draw_tokens(length: int, batch: int) -> Tensor:
+    return torch.randint(VOCAB, (length, batch), generator=torch.Generator().manual_seed(1))
+
+
+class Steps:
+    """The step form as a function from tokens (B) to logits (B, V)."""
+
+    def __init__(self, model: LanguageModel, batch: int) -> None:
+        self.model, self.states = model, model.init_state(batch)
+
+    def __call__(self, tokens_B: Tensor) -> Tensor:
+        logits_BV, self.states = self.model.step(tokens_B, self.states)
+        return logits_BV
+
+
+def by_steps(model: LanguageModel, tokens_TB: Tensor) -> Tensor:
+    """Return the logits (T, B, V) of the step form."""
+    steps = Steps(model, tokens_TB.shape[1])
+    return torch.stack([steps(tokens_B) for tokens_B in tokens_TB])
+
+
+def in_memory(decoder: Decoder, tokens_TB: Tensor) -> Tensor:
+    """Return the logits (T, B, V) of a decoder."""
+    return torch.stack([decoder.step(tokens_B).clone() for tokens_B in tokens_TB])
+
+
+def greedy(read: Callable[[Tensor], Tensor], prompt_TB: Tensor, count: int) -> Tensor:
+    """Return the likeliest continuation (count, B) of a prompt; ``read`` maps tokens (B) to logits (B, V)."""
+    logits_BV, found = torch.stack([read(tokens_B).clone() for tokens_B in prompt_TB])[-1], []
+    for _ in range(count):
+        found.append(logits_BV.argmax(1))
+        logits_BV = read(found[-1])
+    return torch.stack(found)
+
+
+@pytest.fixture
+def in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run kernels on the CPU, with tiles so small that every loop has several iterations."""
+    monkeypatch.setattr(operations, "runs_in_kernels", lambda x: True)
+    monkeypatch.setattr(kernels, "OUTPUTS", 16)
+    monkeypatch.setattr(kernels, "TILE", 64)
+    monkeypatch.setattr(kernels, "PAIRS_TILE", 32)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+@interpreted
+@pytest.mark.usefixtures("in_kernels")
+def test_kernels_equal_the_step_form(way: str, batch: int, dtype: torch.dtype, bound: float) -> None:
+    model, tokens_TB = build(way).to(dtype), draw_tokens(6, batch)
+    found = in_memory(Decoder(model, batch, 8), tokens_TB)
+    expected = by_steps(model.double(), tokens_TB)
+    assert found.dtype == dtype
+    assert (found - expected).abs().max() < bound * expected.abs().max()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_plain_operations_equal_the_step_form(way: str, batch: int) -> None:
+    model, tokens_TB = build(way).double(), draw_tokens(6, batch)
+    expected = by_steps(model, tokens_TB)
+    assert torch.allclose(in_memory(Decoder(model, batch, 8), tokens_TB), expected, rtol=0, atol=1e-13)
+
+
+@interpreted
+@pytest.mark.usefixtures("in_kernels")
+def test_weights_of_16_bits() -> None:
+    """The error against float64 is at most twice that of the step form with the same weights."""
+    model, tokens_TB = build("rt", width=32, heads=2).half(), draw_tokens(6, 2)
+    found, low = in_memory(Decoder(model, 2, 6), tokens_TB), by_steps(model, tokens_TB)
+    exact = by_steps(model.double(), tokens_TB)
+    assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
+
+
+@interpreted
+@pytest.mark.usefixtures("in_kernels")
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_a_reset_decoder_repeats_its_logits_bitwise(way: str) -> None:
+    model, tokens_TB = build(way), draw_tokens(5, 2)
+    decoder = Decoder(model, 2, 5)
+    first = in_memory(decoder, tokens_TB)
+    with pytest.raises(ValueError, match="the memory holds 5 positions, and all are in use"):
+        decoder.step(tokens_TB[0])
+    decoder.reset()
+    assert torch.equal(in_memory(decoder, tokens_TB), first)
+
+
+def test_what_lies_beyond_the_newest_position_is_not_read() -> None:
+    """Nor written, except at the newest position; RT writes a pair one step later."""
+    for way, written in (("transformer", 3), ("rt", 2)):
+        decoder = Decoder(build(way), 2, 6)
+        logits_TBV = in_memory(decoder, draw_tokens(3, 2))
+        assert logits_TBV.isfinite().all()
+        for layer in decoder.layers:
+            assert layer.memory_2BJD[:, :, :written].isfinite().all()
+            assert layer.memory_2BJD[:, :, written:].isnan().all()
+
+
+def plain_and_kernel(rows: int, maps: int, normed: bool, gelu: bool, added: bool) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x_BI, gain_I = normal(rows, 45), 1 + normal(45) if normed else None
+    weights_OI = [normal(13, 45) for _ in range(maps)]
+    residual_BO = normal(rows, 13) if added else None
+    arguments = (x_BI, weights_OI, gain_I, gelu, residual_BO, 0.7)
+    y_WBO = torch.empty(maps, rows, 13, dtype=torch.float64)
+    kernels.row_products(*arguments, y_WBO)
+    return operations.naive_row_products(*arguments), y_WBO
+
+
+@interpreted
+@pytest.mark.parametrize("rows", [1, 2, 5, kernels.MOST_ROWS])
+@pytest.mark.parametrize(("maps", "normed", "gelu", "added"), [(3, True, False, False), (1, False, True, True)])
+def test_products_of_rows(rows: int, maps: int, normed: bool, gelu: bool, added: bool) -> None:
+    expected_WBO, found_WBO = plain_and_kernel(rows, maps, normed, gelu, added)
+    assert torch.allclose(found_WBO, expected_WBO, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("in_kernels")
+def test_more_rows_than_the_kernel_takes_run_in_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(kernels, "row_products", refuse)
+    x_BI, weight_OI = torch.ones(kernels.MOST_ROWS + 1, 4), torch.ones(2, 4)
+    assert torch.equal(operations.row_products(x_BI, weight_OI), torch.full((1, len(x_BI), 2), 4.0))
+    with pytest.raises(AssertionError):
+        operations.row_products(x_BI[1:], weight_OI)
+
+
+class Doubled(Transformer):
+    """A layer of another user, with another projection."""
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        return q, k, 2 * v
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "expected"),
+    [
+        (Transformer, {}, True),
+        (RecurrentTransformer, {}, True),
+        (RecurrentTransformer, {"block": 2}, False),
+        (Doubled, {}, False),
+        (with_short_convolution(Transformer, 4), {}, False),
+        (MIXERS["mamba2"], {}, False),
+        (MIXERS["feedback-transformer"], {}, False),
+    ],
+)
+def test_which_models_have_a_decoder(layer: type[Layer], options: dict[str, Any], expected: bool) -> None:
+    model = LanguageModel(layer, layer.Config(**options), Shape(width=32, mlp_width=32), VOCAB)
+    assert decodes_in_memory(model) == expected
+    if not expected:
+        with pytest.raises(ValueError, match="a decoder takes"):
+            Decoder(model, 1, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(33, 3, 70), (1408, 22, 5632), (96, 1, 64)], ids=["odd", "wide", "one head"])
+@pytest.mark.parametrize("batch", [1, 3, kernels.MOST_ROWS + 1])
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_graph(way: str, batch: int, sizes: tuple[int, int, int]) -> None:
+    """The memory takes several tiles. The graph is captured once, and two replays of a prompt agree bitwise."""
+    width, heads, mlp_width = sizes
+    model, prompt_TB = build(way, width, heads, mlp_width=mlp_width).cuda(), draw_tokens(290, batch).cuda()
+    expected = by_steps(model.double(), prompt_TB)
+    likeliest = greedy(Steps(model, batch), prompt_TB, 9)
+
+    decoder = Decoder(model.float(), batch, 299)
+    first = in_memory(decoder, prompt_TB)
+    assert (first - expected).abs().max() < 1e-5 * expected.abs().max()
+
+    decoder.reset()
+    assert torch.equal(in_memory(decoder, prompt_TB), first)
+    decoder.reset()
+    assert torch.equal(greedy(decoder.step, prompt_TB, 9), likeliest)
+    with pytest.raises(ValueError, match="the memory holds 299 positions"):
+        decoder.step(prompt_TB[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, kernels.MOST_ROWS + 1])
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_graph_with_weights_of_16_bits(way: str, batch: int) -> None:
+    """The error against float64 is at most twice that of the step form with the same weights."""
+    model, prompt_TB = build(way, 256, 4).cuda().bfloat16(), draw_tokens(40, batch).cuda()
+    found, low = in_memory(Decoder(model, batch, 40), prompt_TB), by_steps(model, prompt_TB)
+    exact = by_steps(model.double(), prompt_TB)
+    assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
