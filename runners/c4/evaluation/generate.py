@@ -4,12 +4,12 @@
     python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
 
 Each layer carries its own state from token to token. The state of attention is the keys and values of all earlier
-tokens.
+tokens. On a GPU, models of RT and Transformer layers decode in memory of fixed size, as one CUDA graph a token.
 """
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +18,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from mixers.decoding import Decoder, decodes_in_memory
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
@@ -147,7 +148,7 @@ def generate(
 def generate_tokens(
     model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, end: int, known: int
 ) -> Iterator[int]:
-    """Yield the tokens after ``prompt``, with ``model.step`` in float32.
+    """Yield the tokens after ``prompt``, one step of the model a token, in the dtype of its weights.
 
     Args:
         model: a model in evaluation mode.
@@ -158,12 +159,11 @@ def generate_tokens(
         known: size of the tokenizer's vocabulary; further logits are padding and are never drawn.
 
     Raises:
-        ValueError: the model's layers fail at a position, as those of limited length do.
+        ValueError: the model's layers fail at a position, as those of limited length do, or there is too little memory.
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
-    with device:
-        states = model.init_state(1)
+    read = reader(model, len(prompt) + max_new_tokens - 1)  # the last token is not read
 
     unread = list(prompt)
     position = 0
@@ -171,7 +171,7 @@ def generate_tokens(
         # Read the prompt in the first round, the last token in later rounds.
         for token in unread:
             try:
-                logits_BV, states = model.step(torch.tensor([token], device=device), states)
+                logits_BV = read(torch.tensor([token], device=device))
             except Exception as error:
                 name = type(model.stack[0]).__name__
                 raise ValueError(
@@ -186,6 +186,38 @@ def generate_tokens(
             return
         yield token
         unread = [token]
+
+
+def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that reads the next token (1,) and returns the logits (1, V) after it.
+
+    It decodes in memory for all positions, if the model's layers can and are on a GPU; otherwise by ``model.step``.
+
+    Args:
+        model: a model in evaluation mode.
+        capacity: number of tokens to read at most.
+
+    Raises:
+        ValueError: the GPU has too little memory for that number of tokens.
+    """
+    device = model.embedding.weight.device
+    if device.type == "cuda" and decodes_in_memory(model):
+        try:
+            return Decoder(model, 1, capacity).step
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"the GPU has too little memory for {capacity} tokens: lower --max-new-tokens or shorten --prompt"
+            ) from error
+
+    with device:
+        states = model.init_state(1)
+
+    def read(tokens_B: Tensor) -> Tensor:
+        nonlocal states
+        logits_BV, states = model.step(tokens_B, states)
+        return logits_BV
+
+    return read
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

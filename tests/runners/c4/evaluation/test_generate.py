@@ -54,6 +54,22 @@ def test_greedy_is_the_largest_logit_of_the_parallel_pass(mixer: str) -> None:
     assert tokens(model, prompt, 20, temperature=5.0, top_k=1) == expected[len(prompt) :]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", ["transformer", "rt", "mamba2"])
+def test_a_gpu_gives_the_tokens_of_a_cpu(mixer: str) -> None:
+    """RT and Transformer decode in memory there, and other layers by steps."""
+    prompt = [5, 17, 3, 3, 30]
+    expected = [tokens(build(mixer), prompt, 20, **way) for way in ({"temperature": 0.0}, {"seed": 3})]
+    model = build(mixer).cuda()
+    assert [tokens(model, prompt, 20, **way) for way in ({"temperature": 0.0}, {"seed": 3})] == expected
+
+
+@pytest.mark.gpu
+def test_more_tokens_than_a_gpu_has_memory_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="too little memory for 1000000000000000 tokens: lower --max-new-tokens"):
+        tokens(build().cuda(), [1], 10**15, temperature=0.0)
+
+
 def test_the_seed_decides_the_draws() -> None:
     model = build()
     texts = {seed: tokens(model, [1], 30, seed=seed) for seed in (0, 1)}
