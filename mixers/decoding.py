@@ -38,8 +38,8 @@ class LayerDecoder:
 
     Attributes:
         memory_2BJD: Keys and values in the dtype of the weights; what is not written yet is arbitrary.
-        last_2BD: In RT, the persistent pair of the newest position before QK-norm. The next step moves it into the
-            memory. It is written by the launch that computes it, whereas QK-norm needs the whole key.
+        last_2BD: In RT, the persistent pair of the newest position before QK-norm; the next step norms it and moves it
+            into the memory. The launch that computes the pair cannot norm it, because its programs compute a part each.
     """
 
     def __init__(self, layer: AttentionLayer, batch: int, capacity: int) -> None:
@@ -49,9 +49,11 @@ class LayerDecoder:
 
         key_DD = self.weights.wk_DD
         self.memory_2BJD = key_DD.new_empty(2, batch, capacity, len(key_DD))
-        self.recurrent = isinstance(layer, RecurrentTransformer)
-        self.persistent_norm = isinstance(layer, RecurrentTransformer) and layer.config.persistent_norm
-        self.last_2BD = at_least_float32(key_DD.new_empty(2, batch, len(key_DD)))
+        self.last_2BD: Tensor | None = None
+        self.persistent_gain_D: Tensor | None = None
+        if isinstance(layer, RecurrentTransformer):
+            self.last_2BD = at_least_float32(key_DD.new_empty(2, batch, len(key_DD)))
+            self.persistent_gain_D = self.weights.norm_D if layer.config.persistent_norm else None
 
     def step(self, x_BD: Tensor, position: Tensor) -> Tensor:
         """Return the outputs (B, D) at the position after ``position`` (1,) others."""
@@ -59,8 +61,7 @@ class LayerDecoder:
 
         # Attention.
         qkv_3BD = row_products(x_BD, w.wq_DD, w.wk_DD, w.wv_DD, gain_I=w.norm_D)
-        pair_2BD = qkv_3BD[1:]
-        kept_2BD, temporary_2BD = (self.last_2BD, pair_2BD) if self.recurrent else (pair_2BD, None)
+        kept_2BD, temporary_2BD = (qkv_3BD[1:], None) if self.last_2BD is None else (self.last_2BD, qkv_3BD[1:])
         a_BD = memory_attention(
             qkv_3BD[0],
             kept_2BD,
@@ -78,9 +79,8 @@ class LayerDecoder:
         z_BD = row_products(hidden_BF, w.down_DF, residual_BO=u_BD, scale=self.scale)[0]
 
         # Persistent pair.
-        if self.recurrent:
-            gain_D = w.norm_D if self.persistent_norm else None
-            row_products(z_BD, w.wk_DD, w.wv_DD, gain_I=gain_D, out=self.last_2BD)
+        if self.last_2BD is not None:
+            row_products(z_BD, w.wk_DD, w.wv_DD, gain_I=self.persistent_gain_D, out=self.last_2BD)
         return z_BD
 
 
@@ -143,6 +143,12 @@ class Decoder:
             self._graph.replay()
         self._read += 1
         return self.logits_BV
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory of all layers."""
+        tensors = (y for layer in self.layers for y in (layer.memory_2BJD, layer.last_2BD))
+        return sum(y.nbytes for y in tensors if y is not None)
 
     def compute(self) -> None:
         """Compute ``logits_BV`` after ``tokens_B``, operation by operation, and add 1 to ``position``."""

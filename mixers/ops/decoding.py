@@ -33,13 +33,13 @@ def row_products(
     """Return ``residual + scale act(weight rms_norm(x))`` (W, B, O) of one to three maps, in the dtype of x.
 
     Args:
-        x_BI: Inputs, without gaps in memory.
+        x_BI: Inputs.
         weights_OI: Weights of the maps.
         gain_I: Gain of the norm; None leaves out the norm.
         gelu: Whether act is the GELU, not the identity.
-        residual_BO: What is added, without gaps in memory; None stands for zeros.
+        residual_BO: What is added; None stands for zeros.
         scale: Factor of the products.
-        out: Where to write the result; None allocates it.
+        out: Where to write the result, without gaps in memory; None allocates it.
     """
     y_WBO = x_BI.new_empty(len(weights_OI), len(x_BI), len(weights_OI[0])) if out is None else out
     if runs_in_kernels(x_BI):
@@ -80,7 +80,7 @@ def memory_attention(
     """Return softmax attention (B, D) with ALiBi at the newest position, heads concatenated.
 
     A position may attend to a temporary pair of its own, which the memory never holds. Its persistent pair is then kept
-    one step later. Queries, keys and values are given before QK-norm, without gaps in memory.
+    one step later. Queries, keys and values are given before QK-norm.
 
     Args:
         q_BD: Queries.
@@ -89,7 +89,8 @@ def memory_attention(
         temporary_2BD: Temporary key and value of the newest position, or None.
         q_gain_D, k_gain_D: Gains of QK-norm over the full width; None leaves it out.
         slopes_H: Slopes of the heads.
-        memory_2BJD: Normed keys and values; changed in place. What lies beyond the kept pair is not used.
+        memory_2BJD: Normed keys and values, without gaps in memory; changed in place. What lies beyond the kept pair is
+            not used.
         position: Number of positions (1,) before the newest, an integer less than J.
     """
     if runs_in_kernels(q_BD):

@@ -40,14 +40,15 @@ class Implementation:
         method: method of the recurrence; None for the layer's default.
         graph: whether a pass is captured as one CUDA graph.
         form: how the layer is called. "stacked": on all runs, by ``vmap``; "single": on the only run, without
-            ``vmap``; "compiled": the same under ``torch.compile``; "step": position by position in the step form.
+            ``vmap``; "compiled": the same under ``torch.compile``; "step": position by position in the step form;
+            "memory": position by position in memory of fixed size, without gradients.
     """
 
     label: str
     layer: type[Layer]
     method: RecurrenceMethod | None = None
     graph: bool = False
-    form: Literal["stacked", "single", "compiled", "step"] = "stacked"
+    form: Literal["stacked", "single", "compiled", "step", "memory"] = "stacked"
 
     @property
     def parallel(self) -> bool:

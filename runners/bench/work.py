@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer
+from mixers.decoding import LayerDecoder
 from mixers.models import BACKBONES
 from runners.bench.implementations import Implementation, Setting
 from runners.mad.training.ensemble import Ensemble
@@ -128,7 +130,7 @@ class SingleWork(LayerWork):
 
     Args:
         *arguments: as ``LayerWork``, with R = 1.
-        form: "single", "compiled" or "step", as ``Implementation.form``.
+        form: "single", "compiled", "step" or "memory", as ``Implementation.form``.
         **settings: as ``LayerWork``.
     """
 
@@ -138,8 +140,8 @@ class SingleWork(LayerWork):
             # Forget earlier shapes. PyTorch stops compiling a function after a few of them.
             torch.compiler.reset()
             self.call_runs = torch.compile(self.call_runs, dynamic=False)  # type: ignore[method-assign]
-        elif form == "step":
-            self.layer = _StepByStep(cast(Layer, self.layer))
+        elif form in ("step", "memory"):
+            self.layer = (_StepByStep if form == "step" else _InMemory)(cast(Layer, self.layer))
             self.params = {f"layer.{name}": p for name, p in self.params.items()}
 
     def call_runs(self, params: dict[str, Tensor], x_RBTD: Tensor) -> Tensor:
@@ -158,6 +160,19 @@ class _StepByStep(nn.Module):
         for x_BD in x_BTD.unbind(1):
             z_BD, state = self.layer.step(x_BD, state)
             outputs.append(z_BD)
+        return torch.stack(outputs, dim=1)
+
+
+class _InMemory(_StepByStep):
+    """A layer that computes its outputs position by position, in memory of fixed size."""
+
+    @torch.no_grad()
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        decoder = LayerDecoder(cast(AttentionLayer, self.layer), *x_BTD.shape[:2])
+        position, outputs = torch.zeros(1, dtype=torch.int32, device=x_BTD.device), []
+        for x_BD in x_BTD.unbind(1):
+            outputs.append(decoder.step(x_BD, position))
+            position += 1
         return torch.stack(outputs, dim=1)
 
 

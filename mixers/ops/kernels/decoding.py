@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import EPS, LOG2E, MASKED
+from mixers.ops.kernels.common import EPS, LOG2E, MASKED, contiguous
 
 MOST_ROWS = 8
 """Rows of ``row_products``; for more, products on tensor cores are faster."""
@@ -237,6 +237,7 @@ def row_products(
     y_WBO: Tensor,
 ) -> None:
     """Write ``mixers.ops.decoding.row_products`` of at most ``MOST_ROWS`` rows and three maps into ``y_WBO``."""
+    x_BI, gain_I, residual_BO, *weights_OI = contiguous(x_BI, gain_I, residual_BO, *weights_OI)
     (rows, inputs), outputs = x_BI.shape, len(weights_OI[0])
     batch = triton.next_power_of_2(rows)
     w0_OI, w1_OI, w2_OI = (*weights_OI, None, None)[:3]
@@ -270,6 +271,7 @@ def memory_attention(
     position: Tensor,
 ) -> Tensor:
     """Return ``mixers.ops.decoding.memory_attention``."""
+    q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D = contiguous(q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D)
     _, batch, capacity, width = memory_2BJD.shape
     heads = len(slopes_H)
     channels = triton.next_power_of_2(width // heads)

@@ -2,6 +2,7 @@
 
 import torch
 
+from mixers.decoding import Decoder
 from runners.bench.work import Work
 from runners.c4.config import Config
 from runners.c4.distributed import World
@@ -76,3 +77,41 @@ class DecodeWork(Work):
 
     def is_finite(self) -> bool:
         return bool(self.logits_BV.isfinite().all())
+
+
+class MemoryWork(Work):
+    """``DecodeWork`` in memory of fixed size.
+
+    All passes compute the same position. In RT, the pair of the position before is then the one that the last pass made.
+
+    Args:
+        config: the model, and the number of sequences as its batch size.
+        vocab_size: tokens of the vocabulary.
+        context: position of the token, from 1, and the last that the memory holds.
+        device: where to decode.
+    """
+
+    def __init__(self, config: Config, vocab_size: int, context: int, device: torch.device) -> None:
+        with torch.device(device):
+            model = build(config, {}, vocab_size).requires_grad_(False)
+        self.decoder = Decoder(model, config.batch_size, context)
+        self.context = context
+
+        # Random keys and values of the earlier positions.
+        for layer in self.decoder.layers:
+            layer.memory_2BJD.normal_()
+            if layer.last_2BD is not None:
+                layer.last_2BD.normal_()
+
+        self.facts = {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "cache_bytes": self.decoder.nbytes,
+        }
+
+    @torch.no_grad()
+    def run_eagerly(self) -> None:
+        self.decoder.position.fill_(self.context - 1)
+        self.decoder.compute()
+
+    def is_finite(self) -> bool:
+        return bool(self.decoder.logits_BV.isfinite().all())
