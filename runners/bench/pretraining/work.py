@@ -82,7 +82,7 @@ class DecodeWork(Work):
 class MemoryWork(Work):
     """``DecodeWork`` in memory of fixed size.
 
-    All passes compute the same position. In RT, the pair of the position before is then the one that the last pass made.
+    All passes compute the same position. In RT, the pair of the position before is then that of the last pass.
 
     Args:
         config: the model, and the number of sequences as its batch size.
