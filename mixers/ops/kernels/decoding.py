@@ -126,7 +126,7 @@ def memory_attention_kernel(
 ):
     """Attention of one head of one sequence at the newest position.
 
-    1. Read the query, normed and scaled.
+    1. Read the query, normed and scaled, and the slope.
     2. Begin the softmax with the temporary pair, if there is one.
     3. Write the kept pair into the memory, at the newest position or, beside a temporary pair, the one before; go on
        with it. At position 0 there is no position before.
@@ -138,15 +138,15 @@ def memory_attention_kernel(
     newest = position
     if temporary_ptr is not None:
         newest -= 1
-    slope = tl.load(slopes_ptr + head) * LOG2E
 
     c = tl.arange(0, C)
     row = b * D
     channel_C = head * K + c
     one = tl.arange(0, 1)
 
-    # 1. Query.
+    # 1. Query and slope.
     q_C = _head_of_row(q_ptr + row, q_gain_ptr, head, K, C, D, E) * (LOG2E * K**-0.5)
+    slope = tl.load(slopes_ptr + head).to(q_C.dtype) * LOG2E
 
     # 2. Temporary pair.
     top = tl.full([], MASKED, q_C.dtype)
@@ -163,7 +163,7 @@ def memory_attention_kernel(
     k_C = tl.where(newest >= 0, _head_of_row(kept_ptr + row, k_gain_ptr, head, K, C, D, E), 0.0)
     v_C = tl.load(kept_ptr + batch * D + row + channel_C, exists_C, 0.0)
     k_ptr = memory_ptr + b.to(tl.int64) * capacity * D
-    v_ptr = k_ptr + batch.to(tl.int64) * capacity * D
+    v_ptr = memory_ptr + (b + batch).to(tl.int64) * capacity * D
     at_C = newest.to(tl.int64) * D + channel_C
     tl.store(k_ptr + at_C, k_C, exists_C)
     tl.store(v_ptr + at_C, v_C, exists_C)

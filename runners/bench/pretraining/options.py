@@ -25,7 +25,7 @@ class PretrainingOptions:
     """Time layers at the width of language models, whole training steps, and decoding.
 
     Attributes:
-        parts: layers; training, steps of whole models; decode, one token by the step form of whole models.
+        parts: layers; training, steps of whole models; decode, one token of whole models.
         widths: model widths D; all comparisons but that of widths use the first.
         batches: sequences of a forward pass; forward+backward takes the smallest and --batch-size.
         lengths: sequence lengths N, with the smallest of the batches, and with --batch-size up to --most-tokens.
