@@ -5,13 +5,15 @@
     python -m runners.mad.reference --preset quick                   # the same for the preset quick of runners.mad
     python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # which cells are missing or stale
+    python -m runners.mad.reference --minutes 60                     # begin only what ends within an hour
 
 Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. With
 ``--preset quick``, a cell has small settings, which are not the published protocol, and is stored in a separate folder.
 
 A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
 that folder still exists. On several GPUs, one process per GPU takes cells, and each cell is trained once. Several
-commands that share both folders also divide the cells among themselves.
+commands that share both folders also divide the cells among themselves. With ``--minutes``, a cell is left for another
+time if it is expected to end too late, by the times of the cells that exist.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
 and its accuracy against the length of its blocks.
@@ -29,7 +31,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import Annotated, Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -49,11 +52,13 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES, Entry
-from runners.mad.reference.forecast import forecast
+from runners.mad.reference.forecast import expected_seconds, forecast, seconds_of_cells
 from runners.mad.reference.overview import write_overview
 from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
 
+BESIDE_TRAINING = 30.0
+"""Seconds that a cell takes beside its training: compilation, diagnosis, the model's file."""
 ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
 """Set in the environment of the processes that this command starts, one per GPU."""
 
@@ -68,6 +73,7 @@ class ReferenceOptions:
         preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
         folder: where the cells are stored.
         out: results folder of the studies behind the cells.
+        minutes: begin only cells that are expected to end within this time, for rented machines and batch queues.
         overview: write the overview of the existing cells, and train nothing.
         dry_run: print which cells are missing or stale and how long training takes, and train nothing.
     """
@@ -77,6 +83,7 @@ class ReferenceOptions:
     preset: ProtocolName = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
+    minutes: Annotated[float | None, shown_as("FLOAT")] = None
     overview: bool = False
     dry_run: bool = False
 
@@ -109,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out)
+        if options.minutes is not None and not options.minutes > 0:
+            raise ValueError(f"--minutes {options.minutes:g} must be more than 0")
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
         there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
         missing = [place for place in wanted if place not in there]
@@ -128,11 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if torch.cuda.device_count() > 1 and by_hand:
             train_on_all_gpus(arguments)
         else:
+            ends_in_time = limit(options)
             for entry, task in missing:
-                train_if_free(entry, task, options, console)
+                if ends_in_time(entry, task):
+                    train_if_free(entry, task, options, console)
 
-    # The overview.
+    # What is left, and the overview.
     if by_hand:
+        left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
+        if left and not options.overview:
+            say(f"{left} cells are still missing: the same command trains them")
         preset = "" if options.preset == "full" else f" --preset {options.preset}"
         with user_errors(ValueError, OSError):
             for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
@@ -164,9 +178,28 @@ def print_forecast(missing: Sequence[Place], options: ReferenceOptions, say: Cal
         f"to train: {cells}, each at {len(plan.runs)} points of the grid, then at the chosen point with "
         f"{len(plan.more_seeds)} more seeds; Ctrl-C stops, and the same command resumes"
     )
-    known = [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
-    if text := forecast(missing, options.plan, known):
+    if text := forecast(missing, options.plan, known_cells(options)):
         say(f"time: {text}")
+
+
+def known_cells(options: ReferenceOptions) -> list[dict[str, Any]]:
+    """Return all cells that exist."""
+    return [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
+
+
+def limit(options: ReferenceOptions) -> Callable[[Entry, str], bool]:
+    """Return a function that says whether a cell that begins now is expected to end before ``--minutes`` are over."""
+    if options.minutes is None:
+        return lambda entry, task: True
+
+    end = monotonic() + 60 * options.minutes
+    _, took = seconds_of_cells(known_cells(options))
+
+    def ends_in_time(entry: Entry, task: str) -> bool:
+        expected = expected_seconds(took, (entry.name, task)) or 0.0
+        return monotonic() + BESIDE_TRAINING + expected <= end
+
+    return ends_in_time
 
 
 def chosen_entries(names: Sequence[str]) -> list[Entry]:

@@ -35,9 +35,7 @@ def forecast(
         plan: makes the options of a cell.
         cells: the existing cells of the protocol.
     """
-    devices = Counter(cell["device"] for cell in cells)
-    device = max(devices, key=devices.__getitem__, default="")
-    took = {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
+    device, took = seconds_of_cells(cells)
     experiments, works, recorded, clock = [], [], [], None
 
     for entry, task in missing:
@@ -64,6 +62,13 @@ def forecast(
     durations = [] if clock is None else clock.durations(experiments, works)
     pairs = zip(durations, recorded, strict=True)
     return sentence([replace(duration, recorded=seconds, device=device) for duration, seconds in pairs])
+
+
+def seconds_of_cells(cells: Collection[Mapping[str, Any]]) -> tuple[str, dict[Place, float]]:
+    """Return the device on which most cells were trained, and the seconds of training of the cells trained there."""
+    devices = Counter(cell["device"] for cell in cells)
+    device = max(devices, key=devices.__getitem__, default="")
+    return device, {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
 
 
 def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:

@@ -115,6 +115,36 @@ def test_a_cell_is_expected_to_take_the_time_of_its_layer_and_of_its_task() -> N
     assert expected_seconds({}, ("a", "x")) is None
 
 
+def test_within_minutes_only_cells_begin_that_are_expected_to_end_in_time(
+    cell: tuple[Path, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for row, task, seconds in (("rt", "parity", 30.0), ("gla", "parity", 100.0), ("rt", "mqar", 60.0)):
+        content = {**cell[1], "layer": row, "task": task, "seconds": seconds, "device": "NVIDIA H200"}
+        write_cell(tmp_path, ENTRIES[row], task, content)
+    # Expected are 106 s for GLA on mqar, 55 and 60 s for LSTM, and 30 s each beside training.
+    begun = []
+    monkeypatch.setattr(command, "train_if_free", lambda entry, task, *others: begun.append((entry.name, task)))
+    monkeypatch.setattr(command, "find_stale", lambda cells: [False for _ in cells])
+    monkeypatch.setattr(command, "print_forecast", lambda *others: None)
+    monkeypatch.setattr(command, "write_overview", lambda *others: [])
+    arguments = ["--layers", "rt", "gla", "lstm", "--tasks", "parity", "mqar", "--folder", str(tmp_path)]
+    arguments += ["--out", str(tmp_path / "out"), "--minutes"]
+    command.main([*arguments, "2"])
+    assert begun == [("lstm", "parity"), ("lstm", "mqar")]
+    assert "3 cells are still missing: the same command trains them" in capsys.readouterr().out
+
+    begun.clear()
+    command.main([*arguments, "3"])
+    assert begun == [("gla", "mqar"), ("lstm", "parity"), ("lstm", "mqar")]
+
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "0"])
+    assert "--minutes 0 must be more than 0" in capsys.readouterr().err
+
+
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in ((["--layers", "nope"], "no row 'nope'"), (["--tasks", "nope"], "no task 'nope'")):
         with pytest.raises(SystemExit, match="2"):
