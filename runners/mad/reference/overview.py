@@ -59,8 +59,9 @@ def overview_page(found: Found, command: str) -> str:
         "over seeds ± half the 95% interval.",
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
-        "The rank of each layer on each task, by mean accuracy; equal means share a rank. The mean rank is over all "
-        "tasks. Layers that are not run on all of them have none, and stand below.",
+        "The rank of each layer on each task, by mean accuracy, among the layers that have been run on it; equal means "
+        "share a rank. The mean rank is over all tasks. Layers that are not run on all of them have none, and stand "
+        "below.",
         ranking_table(found),
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
