@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mixers.attention_layer import AttentionLayer
-from mixers.models import LanguageModel
+from mixers.models import LanguageModel, hooked
 from mixers.ops.decoding import memory_attention, row_products
 from mixers.ops.numerics import at_least_float32
+from mixers.parts import Embedding, Linear, RMSNorm
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
@@ -20,12 +21,26 @@ from mixers.transformer import Transformer
 def decodes_in_memory(model: nn.Module) -> bool:
     """Return whether ``Decoder`` takes the model: a language model of Transformer layers, or of RT layers of block 1.
 
-    A subclass of these layers may compute something else.
+    A subclass may compute something else. So may a module that the step form calls, if it was replaced or has hooks.
+    Of all other modules, the step form reads only the weights, as the decoder does.
     """
-    return isinstance(model, LanguageModel) and all(
-        type(layer) is Transformer or (type(layer) is RecurrentTransformer and layer.config.block == 1)
-        for layer in model.stack
-    )
+    if type(model) is not LanguageModel or not all(map(_decodes_layer, model.stack)):
+        return False
+
+    called = [(model.embedding, Embedding), (model.norm, RMSNorm), (model.readout, Linear)]
+    return all(_is_plain(module, kind) for module, kind in called)
+
+
+def _decodes_layer(layer: nn.Module) -> bool:
+    """Return whether ``LayerDecoder`` takes a layer."""
+    if type(layer) is RecurrentTransformer:
+        return layer.config.block == 1 and _is_plain(layer.out, Linear)
+    return type(layer) is Transformer and _is_plain(layer.out, Linear)
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module has exactly this class, no hooks, and no bias."""
+    return type(module) is kind and not hooked(module) and getattr(module, "bias", None) is None
 
 
 class LayerDecoder:
@@ -100,13 +115,13 @@ class Decoder:
         logits_BV: Logits of the newest step, in at least float32; each step overwrites them.
 
     Raises:
-        ValueError: The model has other layers.
+        ValueError: The model has other layers, or modules were replaced or have hooks.
     """
 
     @torch.no_grad()
     def __init__(self, model: LanguageModel, batch: int, capacity: int) -> None:
         if not decodes_in_memory(model):
-            raise ValueError("a decoder takes language models of Transformer layers or of RT layers of block 1 alone")
+            raise ValueError("a decoder takes unchanged models of Transformer layers or of RT layers of block 1 alone")
 
         self.model = model
         self.capacity = capacity
