@@ -267,6 +267,26 @@ def test_weights_may_be_replaced_or_shared(way: str) -> None:
     assert torch.allclose(in_memory(Decoder(model, 2, 4), tokens_TB), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_conversions_of_the_model_do_not_reach_a_decoder(way: str) -> None:
+    """The graph of a GPU would read memory that belongs to others."""
+    model, tokens_TB = build(way), draw_tokens(4, 2)
+    decoder = Decoder(model, 2, 4)
+    first = in_memory(decoder, tokens_TB)
+    decoder.reset()
+    model.half()
+    assert torch.equal(in_memory(decoder, tokens_TB), first)
+
+
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_autocast_does_not_reach_a_decoder(way: str) -> None:
+    """Its kernels compute in the dtype of the weights, and so must its plain operations beside them."""
+    model, tokens_TB = build(way), draw_tokens(4, 2)
+    first = in_memory(Decoder(model, 2, 4), tokens_TB)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(in_memory(Decoder(model, 2, 4), tokens_TB), first)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(33, 3, 70), (1408, 22, 5632), (96, 1, 64)], ids=["odd", "wide", "one head"])
 @pytest.mark.parametrize("batch", [1, 3, kernels.MOST_ROWS + 1])
