@@ -189,7 +189,8 @@ class Decoder:
             torch.cuda.current_stream().wait_stream(side)
             self.position.zero_()
 
+            # By itself, PyTorch captures on a stream of the device on which the process captured first.
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
                 self.compute()
         return graph

@@ -321,3 +321,12 @@ def test_graph_with_weights_of_16_bits(way: str, batch: int) -> None:
     found, low = in_memory(Decoder(model, batch, 40), prompt_TB), by_steps(model, prompt_TB)
     exact = by_steps(model.double(), prompt_TB)
     assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@torch.no_grad()
+def test_decoders_on_two_devices_in_one_process() -> None:
+    tokens_TB = draw_tokens(5, 2)
+    first, second = (in_memory(Decoder(build("rt").to(f"cuda:{i}"), 2, 5), tokens_TB).cpu() for i in range(2))
+    assert torch.equal(second, first)
