@@ -330,3 +330,13 @@ def test_decoders_on_two_devices_in_one_process() -> None:
     tokens_TB = draw_tokens(5, 2)
     first, second = (in_memory(Decoder(build("rt").to(f"cuda:{i}"), 2, 5), tokens_TB).cpu() for i in range(2))
     assert torch.equal(second, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_graph_of_plain_operations(way: str) -> None:
+    """Nothing runs in kernels in float64, or where Triton is missing."""
+    model, tokens_TB = build(way).double().cuda(), draw_tokens(9, 2).cuda()
+    expected_TBV = by_steps(model, tokens_TB)
+    assert torch.allclose(in_memory(Decoder(model, 2, 9), tokens_TB), expected_TBV, rtol=0, atol=1e-12)
