@@ -8,11 +8,14 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer
-from mixers.models import LanguageModel
+from mixers.models import LanguageModel, hooked
 from mixers.ops.decoding import memory_attention, row_products
-from mixers.ops.numerics import at_least_float32
+from mixers.ops.numerics import at_least_float32, no_autocast
+from mixers.ops.weights import LayerWeights
+from mixers.parts import Embedding, Linear, RMSNorm
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
@@ -20,12 +23,26 @@ from mixers.transformer import Transformer
 def decodes_in_memory(model: nn.Module) -> bool:
     """Return whether ``Decoder`` takes the model: a language model of Transformer layers, or of RT layers of block 1.
 
-    A subclass of these layers may compute something else.
+    A subclass may compute something else. So may a module that the step form calls, if it was replaced or has hooks.
+    Of all other modules, the step form reads only the weights, as the decoder does.
     """
-    return isinstance(model, LanguageModel) and all(
-        type(layer) is Transformer or (type(layer) is RecurrentTransformer and layer.config.block == 1)
-        for layer in model.stack
-    )
+    if type(model) is not LanguageModel or not all(map(_decodes_layer, model.stack)):
+        return False
+
+    called = [(model.embedding, Embedding), (model.norm, RMSNorm), (model.readout, Linear)]
+    return all(_is_plain(module, kind) for module, kind in called)
+
+
+def _decodes_layer(layer: nn.Module) -> bool:
+    """Return whether ``LayerDecoder`` takes a layer."""
+    if type(layer) is RecurrentTransformer:
+        return layer.config.block == 1 and _is_plain(layer.out, Linear)
+    return type(layer) is Transformer and _is_plain(layer.out, Linear)
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module has exactly this class, no hooks, and no bias."""
+    return type(module) is kind and not hooked(module) and getattr(module, "bias", None) is None
 
 
 class LayerDecoder:
@@ -43,7 +60,7 @@ class LayerDecoder:
     """
 
     def __init__(self, layer: AttentionLayer, batch: int, capacity: int) -> None:
-        self.weights = layer.weights()
+        self.weights = LayerWeights._make(None if y is None else y.detach() for y in layer.weights())
         self.slopes_H = layer.slopes_H
         self.scale = layer.shape.residual_scale
 
@@ -87,8 +104,8 @@ class LayerDecoder:
 class Decoder:
     """Decoding steps of a language model in memory for a fixed number of positions.
 
-    On a GPU the first step captures a CUDA graph, which all steps replay. The weights are those of the model at that
-    time: after a change of the model, build another decoder.
+    On a GPU the first step captures a CUDA graph, which all steps replay. It refers to the weights that the model has
+    here. The decoder keeps them in memory; conversions of the model do not reach it, and neither does autocast.
 
     Args:
         model: A model for which ``decodes_in_memory`` holds.
@@ -100,19 +117,21 @@ class Decoder:
         logits_BV: Logits of the newest step, in at least float32; each step overwrites them.
 
     Raises:
-        ValueError: The model has other layers.
+        ValueError: The model has other layers, or modules were replaced or have hooks.
     """
 
     @torch.no_grad()
     def __init__(self, model: LanguageModel, batch: int, capacity: int) -> None:
         if not decodes_in_memory(model):
-            raise ValueError("a decoder takes language models of Transformer layers or of RT layers of block 1 alone")
+            raise ValueError("a decoder takes unchanged models of Transformer layers or of RT layers of block 1 alone")
 
-        self.model = model
+        self.embedding_VD = model.embedding.weight.detach()
+        self.norm_D = model.norm.gain.detach()
+        self.readout_VD = model.readout.weight.detach()
         self.capacity = capacity
         self.layers = [LayerDecoder(cast(AttentionLayer, layer), batch, capacity) for layer in model.stack]
 
-        device = model.embedding.weight.device
+        device = self.embedding_VD.device
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         self.tokens_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.logits_BV = torch.empty(0, device=device)
@@ -152,11 +171,12 @@ class Decoder:
 
     def compute(self) -> None:
         """Compute ``logits_BV`` after ``tokens_B``, operation by operation, and add 1 to ``position``."""
-        x_BD = at_least_float32(self.model.embedding(self.tokens_B))
-        for layer in self.layers:
-            x_BD = layer.step(x_BD, self.position)
+        with no_autocast(self.position.device):
+            x_BD = at_least_float32(F.embedding(self.tokens_B, self.embedding_VD))
+            for layer in self.layers:
+                x_BD = layer.step(x_BD, self.position)
+            self.logits_BV = row_products(x_BD, self.readout_VD, gain_I=self.norm_D)[0]
 
-        self.logits_BV = row_products(x_BD, self.model.readout.weight, gain_I=self.model.norm.gain)[0]
         self.position += 1
 
     def _capture(self) -> torch.cuda.CUDAGraph:
@@ -169,7 +189,8 @@ class Decoder:
             torch.cuda.current_stream().wait_stream(side)
             self.position.zero_()
 
+            # By itself, PyTorch captures on a stream of the device on which the process captured first.
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
                 self.compute()
         return graph

@@ -56,11 +56,11 @@ class Stack(nn.ModuleList):
     def _kind(self) -> type[Layer]:
         """The class whose ``through`` runs the layers."""
         (kind, *others) = {type(layer) for layer in self._layers}
-        one_kind = not others and issubclass(kind, Layer) and not any(map(_hooked, self._layers))
+        one_kind = not others and issubclass(kind, Layer) and not any(map(hooked, self._layers))
         return kind if one_kind else Layer
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     """Return whether a module has hooks, which run only if the module itself is called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)

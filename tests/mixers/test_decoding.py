@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, State
 from mixers.decoding import Decoder, decodes_in_memory
 from mixers.models import LanguageModel
 from mixers.ops import decoding as operations
@@ -205,6 +205,88 @@ def test_which_models_have_a_decoder(layer: type[Layer], options: dict[str, Any]
             Decoder(model, 1, 4)
 
 
+class Halved(LanguageModel):
+    """A model of another user, with another step."""
+
+    def step(self, tokens_B: Tensor, states: list[State]) -> tuple[Tensor, list[State]]:
+        logits_BV, states = super().step(tokens_B, states)
+        return logits_BV / 2, states
+
+
+def with_hook(module: nn.Module) -> None:
+    module.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "subclass of the model": lambda model: setattr(model, "__class__", Halved),
+    "hook on the embedding": lambda model: with_hook(model.embedding),
+    "hook on the norm": lambda model: with_hook(model.norm),
+    "hook on the readout": lambda model: with_hook(model.readout),
+    "hook on attention": lambda model: with_hook(model.stack[1].out),
+    "no norm": lambda model: setattr(model, "norm", nn.Identity()),
+    "no readout": lambda model: setattr(model, "readout", nn.Identity()),
+    "bias of the readout": lambda model: setattr(model.readout, "bias", nn.Parameter(torch.ones(VOCAB))),
+    "bias of attention": lambda model: setattr(model.stack[1].out, "bias", nn.Parameter(torch.ones(33))),
+    "adapter of attention": lambda model: setattr(model.stack[1], "out", Adapted(model.stack[1].out)),
+}
+
+
+class Adapted(nn.Module):
+    """A linear map with another beside it, as in LoRA."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear, self.weight = linear, linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x.flip(-1)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_models_that_compute_something_else_have_no_decoder(change: str) -> None:
+    model, tokens_TB = build("rt"), draw_tokens(2, 1)
+    before = by_steps(model, tokens_TB)
+    assert decodes_in_memory(model)
+    CHANGES[change](model)
+    after = by_steps(model, tokens_TB)
+    assert after.shape != before.shape or not torch.allclose(after, before)
+    assert not decodes_in_memory(model)
+
+
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_weights_may_be_replaced_or_shared(way: str) -> None:
+    """The step form reads the weights of these modules and calls none of them."""
+    model, tokens_TB = build(way).double(), draw_tokens(4, 2)
+    layer: Any = model.stack[0]
+    model.readout.weight = model.embedding.weight
+    layer.mlp.up = Adapted(layer.mlp.up)
+    with_hook(layer)
+    nn.utils.parametrizations.weight_norm(layer.q)
+    assert decodes_in_memory(model)
+    expected = by_steps(model, tokens_TB)
+    assert torch.allclose(in_memory(Decoder(model, 2, 4), tokens_TB), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_conversions_of_the_model_do_not_reach_a_decoder(way: str) -> None:
+    """The graph of a GPU would read memory that belongs to others."""
+    model, tokens_TB = build(way), draw_tokens(4, 2)
+    decoder = Decoder(model, 2, 4)
+    first = in_memory(decoder, tokens_TB)
+    decoder.reset()
+    model.half()
+    assert torch.equal(in_memory(decoder, tokens_TB), first)
+
+
+@pytest.mark.parametrize("way", ["rt", "transformer"])
+def test_autocast_does_not_reach_a_decoder(way: str) -> None:
+    """Its kernels compute in the dtype of the weights, and so must its plain operations beside them."""
+    model, tokens_TB = build(way), draw_tokens(4, 2)
+    first = in_memory(Decoder(model, 2, 4), tokens_TB)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(in_memory(Decoder(model, 2, 4), tokens_TB), first)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(33, 3, 70), (1408, 22, 5632), (96, 1, 64)], ids=["odd", "wide", "one head"])
 @pytest.mark.parametrize("batch", [1, 3, kernels.MOST_ROWS + 1])
@@ -239,3 +321,22 @@ def test_graph_with_weights_of_16_bits(way: str, batch: int) -> None:
     found, low = in_memory(Decoder(model, batch, 40), prompt_TB), by_steps(model, prompt_TB)
     exact = by_steps(model.double(), prompt_TB)
     assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@torch.no_grad()
+def test_decoders_on_two_devices_in_one_process() -> None:
+    tokens_TB = draw_tokens(5, 2)
+    first, second = (in_memory(Decoder(build("rt").to(f"cuda:{i}"), 2, 5), tokens_TB).cpu() for i in range(2))
+    assert torch.equal(second, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_graph_of_plain_operations(way: str) -> None:
+    """Nothing runs in kernels in float64, or where Triton is missing."""
+    model, tokens_TB = build(way).double().cuda(), draw_tokens(9, 2).cuda()
+    expected_TBV = by_steps(model, tokens_TB)
+    assert torch.allclose(in_memory(Decoder(model, 2, 9), tokens_TB), expected_TBV, rtol=0, atol=1e-12)

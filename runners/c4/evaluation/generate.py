@@ -28,6 +28,9 @@ from runners.device import find_devices
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+MOST_POSITIONS = 2**31 - 1
+"""Positions that a decoder can count. No GPU has memory for so many, but PyTorch says so only of sizes below 2^63."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -203,7 +206,7 @@ def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
     device = model.embedding.weight.device
     if device.type == "cuda" and decodes_in_memory(model):
         try:
-            return Decoder(model, 1, capacity).step
+            return Decoder(model, 1, min(capacity, MOST_POSITIONS)).step
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"the GPU has too little memory for {capacity} tokens: lower --max-new-tokens or shorten --prompt"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mixers.decoding import Decoder, decodes_in_memory
 from mixers.models import LanguageModel
 from runners.c4.__main__ import main
 from runners.c4.checkpoints import load_model
@@ -17,6 +18,7 @@ from runners.c4.config import Config
 from runners.c4.export import export
 from runners.c4.loop import Loop
 from runners.c4.model import build
+from runners.c4.parametrisation import fold
 from runners.c4.step import learning_rate
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, folder_of, interrupt, losses, run
 
@@ -137,6 +139,21 @@ def test_a_layer_that_the_authors_do_not_have_is_refused(mixer: str, capsys: pyt
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: --parametrisation authors is defined for rt and transformer, not for {mixer}: leave it out"
+
+
+@pytest.mark.parametrize("mixer", ["rt", "transformer"])
+def test_a_folded_model_decodes_in_memory(mixer: str) -> None:
+    """Before, its embedding and maps are modules of other classes, whose weights are computed at each use."""
+    model = build(replace(SMALL, mixer=mixer), {}, VOCAB).double().requires_grad_(False)
+    tokens_TB = torch.arange(2 * LENGTH).view(LENGTH, 2)
+    expected_TBV = model(tokens_TB.mT).transpose(0, 1)
+
+    assert not decodes_in_memory(model)
+    fold(model)
+    assert decodes_in_memory(model)
+    decoder = Decoder(model, 2, LENGTH)
+    found_TBV = torch.stack([decoder.step(tokens_B).clone() for tokens_B in tokens_TB])
+    assert torch.allclose(found_TBV, expected_TBV, rtol=0, atol=1e-12)
 
 
 def test_a_run_continues_and_its_model_and_export_are_what_was_trained(texts: Path, tmp_path: Path) -> None:

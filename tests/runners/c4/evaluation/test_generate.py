@@ -65,9 +65,10 @@ def test_a_gpu_gives_the_tokens_of_a_cpu(mixer: str) -> None:
 
 
 @pytest.mark.gpu
-def test_more_tokens_than_a_gpu_has_memory_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="too little memory for 1000000000000000 tokens: lower --max-new-tokens"):
-        tokens(build().cuda(), [1], 10**15, temperature=0.0)
+@pytest.mark.parametrize("count", [10**15, 10**25])
+def test_more_tokens_than_a_gpu_has_memory_for_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"too little memory for {count} tokens: lower --max-new-tokens"):
+        tokens(build().cuda(), [1], count, temperature=0.0)
 
 
 def test_the_seed_decides_the_draws() -> None:
