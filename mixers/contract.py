@@ -54,10 +54,16 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
     Raises:
         ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
-            or on other sequences; ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter
-            is frozen; outputs are float64 or not floats; the layer cannot be called. Errors in the layer's own code are
-            raised again with a note that names the mixer.
+            or on other sequences, or on the module's mode; ``step`` gives other outputs, or a state that is not a dict
+            of tensors; a parameter is frozen or complex; outputs have another dtype than inputs; the layer cannot be
+            called, or writes into its inputs. Errors in the layer's own code are raised again with a note that names
+            the mixer.
     """
+    if odd := [name for name, parameter in layer.named_parameters() if not parameter.is_floating_point()]:
+        raise ContractError(
+            f"mixer {mixer!r}: parameter {odd[0]!r} is {layer.get_parameter(odd[0]).dtype}, but parameters are real "
+            "floats: store real and imaginary part, and join them in forward by torch.view_as_complex"
+        )
     if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
         raise ContractError(
             f"mixer {mixer!r}: parameter {frozen[0]!r} does not require a gradient, but all parameters are trained: "
@@ -96,10 +102,12 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
     cuts = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)})
 
-    # Outputs of the same inputs twice, of inputs that differ from a cut on, and of single steps.
+    # Outputs of the same inputs twice, in evaluation mode, of inputs that differ from a cut on, and of single steps.
     after = []
     with product_autocast(device), _naming(mixer, "was called"):
         z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
+        evaluated_BTD = layer.eval()(x_BTD)
+        layer.train()
         for cut in cuts:
             changed_BTD = x_BTD.clone()
             changed_BTD[0, cut:] = other_TD[cut:]
@@ -111,9 +119,10 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
             f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
             f"for {_form(x_BTD)} it returned {_form(z_BTD)}"
         )
-    if not z_BTD.is_floating_point() or z_BTD.dtype == torch.float64:
+    precision = product_precision(device)
+    if z_BTD.dtype not in (torch.float32, getattr(torch, precision)):
         raise ContractError(f"mixer {mixer!r}: forward must return float32 for float32, it returned {z_BTD.dtype}")
-    tolerance = TOLERANCE[product_precision(device)]
+    tolerance = TOLERANCE[precision]
 
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
         return a.numel() > 0 and bool((a - b).abs().max() > times * tolerance * a.abs().max())
@@ -123,6 +132,10 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
         raise ContractError(
             f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
             "as dropout does, and keep nothing from call to call"
+        )
+    if z_BTD.isfinite().all() and (not evaluated_BTD.isfinite().all() or differ(z_BTD, evaluated_BTD)):
+        raise ContractError(
+            f"mixer {mixer!r}: outputs differ between training and evaluation mode: let nothing depend on self.training"
         )
     for cut, after_BTD in zip(cuts, after, strict=True):
         if differ(z_BTD[0, :cut], after_BTD[0, :cut]):
@@ -165,6 +178,10 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
     except ContractError:
         raise
     except Exception as error:
+        if "modified inplace" in str(error):
+            raise ContractError(
+                f"mixer {mixer!r} writes into its inputs: make new tensors, x = x + 1 in place of x += 1"
+            ) from error
         if ":" in mixer and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error

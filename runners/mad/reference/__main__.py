@@ -146,7 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if by_hand:
         left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
         if left and not options.overview:
-            say(f"{left} cells are still missing: the same command trains them")
+            limited = (
+                "" if options.minutes is None else f", where not expected to end within {options.minutes:g} minutes"
+            )
+            say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
+            if left == len(missing):
+                return
         preset = "" if options.preset == "full" else f" --preset {options.preset}"
         with user_errors(ValueError, OSError):
             for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):

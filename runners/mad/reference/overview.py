@@ -4,7 +4,6 @@
 accuracy against the length of its blocks. Cells without a file are "not run yet".
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -60,8 +59,7 @@ def overview_page(found: Found, command: str) -> str:
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
         "The rank of each layer on each task, by mean accuracy, among the layers that have been run on it; equal means "
-        "share a rank. The mean rank is over all tasks. Layers that are not run on all of them have none, and stand "
-        "below.",
+        "share a rank. The mean rank is over the tasks on which all of these layers have been run.",
         ranking_table(found),
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
@@ -85,16 +83,17 @@ def ranking_table(found: Found) -> str:
         order = ranked([found[name, task] for name in present.values()])
         ranks |= {(present[id(standing)], task): rank for rank, standing in order}
 
-    # Layers on all tasks by mean rank, then the others as they are registered.
-    whole = [name for name in names if all((name, task) in ranks for task in TASKS)]
-    means = {name: fmean(ranks[name, task] for task in TASKS) for name in whole}
+    # Means of ranks among the same layers only.
+    common = [task for task in TASKS if all((name, task) in ranks for name in names)]
+    means = {name: fmean(ranks[name, task] for task in common) for name in names} if common else {}
     rows = []
-    for name in sorted(names, key=lambda name: means.get(name, math.inf)):
+    for name in sorted(names, key=lambda name: means.get(name, 0.0)):
         known = [task for task in TASKS if (name, task) in ranks]
         cells = {task: f"{ranks[name, task]}{_mark(found[name, task])}" for task in known}
         mean = f"{means[name]:.1f}" if name in means else "–"
         rows.append([f"`{name}`", mean, *(cells.get(task, NOT_RUN) for task in TASKS)])
-    table = markdown(["layer", "mean rank", *(f"`{task}`" for task in TASKS)], rows)
+    tasks = f" ({len(common)} task{'s' * (len(common) != 1)})" if len(common) < len(TASKS) else ""
+    table = markdown(["layer", f"mean rank{tasks}", *(f"`{task}`" for task in TASKS)], rows)
 
     absent = [f"`{entry.name}`" for entry in LAYERS if entry.name not in names]
     return f"{table}\n\n{NOT_RUN.capitalize()} on any task: {', '.join(absent)}." if absent else table

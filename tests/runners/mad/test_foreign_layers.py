@@ -104,6 +104,48 @@ def test_a_state_that_is_no_dict_of_tensors_is_refused(
         check_layer("of:others", Stateful(Transformer.Config(heads=2), Shape(width=16, mlp_width=32)), CPU)
 
 
+class Complex(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(dim, dim, dtype=torch.complex64))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = (x_BTD.cumsum(1).to(torch.complex64) @ self.w).real
+        return z_BTD
+
+
+class Writing(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD += 1
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD
+
+
+class Moody(Writing):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD if self.training else z_BTD * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Complex, "parameter 'mixer.w' is torch.complex64, but parameters are real floats"),
+        (Writing, "writes into its inputs: make new tensors"),
+        (Moody, "outputs differ between training and evaluation mode"),
+    ],
+)
+def test_parameters_writes_and_modes_that_training_cannot_have_are_refused_in_one_line(
+    kind: type[nn.Module], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=kind))
+    assert message in refused(*COMMAND, "--mixer", "layers_of_others:L")
+
+
 def test_a_call_that_fails_outside_of_the_layers_code_is_one_line(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

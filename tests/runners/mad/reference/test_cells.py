@@ -134,7 +134,7 @@ def test_within_minutes_only_cells_begin_that_are_expected_to_end_in_time(
     arguments += ["--out", str(tmp_path / "out"), "--minutes"]
     command.main([*arguments, "2"])
     assert begun == [("lstm", "parity"), ("lstm", "mqar")]
-    assert "3 cells are still missing: the same command trains them" in capsys.readouterr().out
+    assert "not trained: 3 cells, where not expected to end within 2 minutes" in capsys.readouterr().out
 
     begun.clear()
     command.main([*arguments, "3"])

@@ -6,9 +6,17 @@ import pytest
 
 from runners.mad.reference import __main__ as command
 from runners.mad.reference import rows
-from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
+from runners.mad.reference.cells import (
+    FOLDER,
+    ProtocolName,
+    cell_file,
+    protocol_folder,
+    read_cell,
+    read_cells,
+    write_cell,
+)
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.overview import block_table, depth_table, effective_depth, ranking_table
+from runners.mad.reference.overview import block_table, depth_table, effective_depth, overview_page, ranking_table
 from runners.mad.results.standings import Standing
 from tasks import TASKS
 from tests.runners.mad.results.test_ranking import standing
@@ -57,18 +65,35 @@ def test_what_has_no_file_is_not_run_yet() -> None:
     assert blocks["mqar"] == ["not run yet"] * 3
 
 
-def test_the_ranking_has_a_mean_rank_for_layers_on_all_tasks_and_no_variants() -> None:
+def test_the_mean_rank_is_over_the_tasks_that_all_layers_have_and_leaves_out_variants() -> None:
     found = {("gla", task): standing("gla", 0.5) for task in TASKS}
     found |= {("lstm", task): standing("lstm", 0.75 if task == "mqar" else 0.5) for task in TASKS}
-    found |= {("rt", "parity"): standing("rt", 1.0), ("rt-block-4", "parity"): standing("rt-block-4", 1.0)}
+    found |= {("rt", task): standing("rt", 0.6) for task in ("parity", "mqar")}
+    found |= {("rt-block-4", "parity"): standing("rt-block-4", 1.0)}
     table, absent = ranking_table(found).split("\n\n")
-    parity, mqar = [list(TASKS).index(task) for task in ("parity", "mqar")]
-    lstm, gla, rt = cells_of(table)
-    assert (lstm[:2], gla[:2], rt[:2]) == (["lstm", "1.1"], ["gla", "1.2"], ["rt", "–"])
-    assert [row[2 + parity] for row in (lstm, gla, rt)] == ["2", "2", "1"]
-    assert [row[2 + mqar] for row in (lstm, gla, rt)] == ["1", "2", "not run yet"]
+    assert "mean rank (2 tasks)" in table.splitlines()[0]
+    parity, mqar, copying = [list(TASKS).index(task) for task in ("parity", "mqar", "copying")]
+    lstm, rt, gla = sorted(cells_of(table), key=lambda row: ["lstm", "rt", "gla"].index(row[0]))
+    assert [row[0] for row in cells_of(table)][-1] == "gla"
+    assert (lstm[1], rt[1], gla[1]) == ("1.5", "1.5", "2.5")
+    assert [row[2 + parity] for row in (lstm, rt, gla)] == ["2", "1", "2"]
+    assert [row[2 + mqar] for row in (lstm, rt, gla)] == ["1", "2", "3"]
+    assert [row[2 + copying] for row in (lstm, rt, gla)] == ["1", "not run yet", "1"]
     assert "`mamba`" in absent
     assert "`gla`" not in absent
+
+    del found["rt", "parity"], found["rt", "mqar"]
+    assert "| mean rank |" in ranking_table(found).splitlines()[0]
+
+
+@pytest.mark.parametrize("preset", ["full", "quick"])
+def test_the_stored_overview_is_that_of_the_stored_cells(preset: ProtocolName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False for _ in cells])
+    folder = protocol_folder(FOLDER, preset)
+    cells = [cell for task in TASKS for cell in read_cells(folder, ENTRIES.values(), task)]
+    found = {(cell["layer"], cell["task"]): s for cell, s in zip(cells, rows.to_standings(cells), strict=True)}
+    words = "" if preset == "full" else " --preset quick"
+    assert (folder / "overview.md").read_text() == overview_page(found, f"python -m runners.mad.reference{words}")
 
 
 def test_the_command_writes_the_overview_of_the_files_and_trains_nothing(
