@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
-from mixers.origin import origin
+from mixers.origin import origin, where
 
 POSITIONS = 32
 STEPS = 8
@@ -180,7 +180,8 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
     except Exception as error:
         if "modified inplace" in str(error):
             raise ContractError(
-                f"mixer {mixer!r} writes into its inputs: make new tensors, x = x + 1 in place of x += 1"
+                f"mixer {mixer!r}: {where(error)}it writes into its inputs, or into a view of them: make new tensors, "
+                "x = x + 1 in place of x += 1"
             ) from error
         if ":" in mixer and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_POSITIONS = 2**31 - 1
-"""Positions that a decoder can count. No GPU has memory for so many, but PyTorch says so only of sizes below 2^63."""
+"""Positions that a decoder can count: more than any GPU has memory for, and fewer than PyTorch can count bytes of."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ class Moody(Writing):
     ("kind", "message"),
     [
         (Complex, "parameter 'mixer.w' is torch.complex64, but parameters are real floats"),
-        (Writing, "writes into its inputs: make new tensors"),
+        (Writing, "it writes into its inputs, or into a view of them: make new tensors"),
         (Moody, "outputs differ between training and evaluation mode"),
     ],
 )
