@@ -4,6 +4,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 ``run`` it.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
@@ -244,6 +245,8 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
             config, result = _search(config, options, corpus, world, [bar, wandb], console)
         else:
             result = train(config, options, corpus, world, [bar, wandb])
+    if warning := _worse_than_guessing(result["validation_loss"], corpus.manifest.vocab_size):
+        console.print(warning, soft_wrap=True)
 
     # Draw a chart of all runs on the corpus.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
@@ -259,6 +262,20 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         downstream=result.get("downstream", {}),
         chart=chart,
         config=config,
+    )
+
+
+def _worse_than_guessing(loss: float, vocab_size: int) -> str:
+    """Return a warning if a final validation loss, in nats per token, is above that of equal probabilities; else "".
+
+    Such a run has diverged, although all its losses are finite, or it has had too few steps.
+    """
+    guessing = math.log(vocab_size)
+    if loss <= guessing:
+        return ""
+    return (
+        f"the final validation loss {loss:.4f} is worse than guessing all {vocab_size:,} tokens alike "
+        f"({guessing:.4f}): a smaller learning rate may help, or more steps"
     )
 
 

@@ -76,6 +76,23 @@ def test_pretrain_trains_the_run_of_the_command(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(("rate", "steps", "warned"), [(10.0, 4, True), (0.02, 100, False)])
+def test_a_finite_loss_that_is_worse_than_guessing_is_said(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float, steps: int, warned: bool
+) -> None:
+    changes = {"mlp_width": 32, "lr": rate, "steps": steps, "out": tmp_path}
+    result = pretrain("transformer", **SMALL | sources(texts) | changes)
+    tokens = result.tokenizer.get_vocab_size()
+    guessing, loss = math.log(tokens), result.validation_loss
+    assert (loss > guessing) == warned
+    warning = (
+        f"the final validation loss {loss:.4f} is worse than guessing all {tokens} tokens alike ({guessing:.4f}): "
+        "a smaller learning rate may help, or more steps\n"
+    )
+    printed = capsys.readouterr().out
+    assert (warning in printed) == ("worse than" in printed) == warned
+
+
 def test_a_result_has_a_curve_a_model_and_scores(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "items").mkdir()
     (tmp_path / "items" / "pairs.jsonl").write_text(
