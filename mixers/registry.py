@@ -20,6 +20,7 @@ from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
+from mixers.options import override
 from mixers.origin import where
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
@@ -123,7 +124,8 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
         **options: Fields of the layer's ``Config`` that differ from their defaults.
 
     Raises:
-        ValueError: There is no such layer or option, or the layer cannot be built with these options.
+        ValueError: There is no such layer or option, an option is of another type or no finite number, or the layer
+            cannot be built with these options.
     """
     layer_class = find_mixer(name)
     known = [field.name for field in fields(layer_class.Config)]
@@ -132,7 +134,7 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
 
     shape = Shape(width=width, mlp_width=4 * width if mlp_width is None else mlp_width, layers=layers)
     with building(name):
-        return layer_class(layer_class.Config(**options), shape)
+        return layer_class(override(layer_class.Config, options), shape)
 
 
 @contextmanager

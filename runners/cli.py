@@ -4,18 +4,16 @@ import contextlib
 import errno
 import io
 import itertools
-import math
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 
 import tyro
-from pydantic import TypeAdapter, ValidationError
 
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
@@ -159,36 +157,6 @@ def print_short_help(documentation: str | None, options_class: type | None = Non
 def expand(names: Sequence[str], registry: dict[str, Any]) -> list[str]:
     """Return each name once, in order, with the whole registry in place of ``all``."""
     return list(dict.fromkeys(n for name in names for n in (registry if name == "all" else [name])))
-
-
-def override(config_class: type, values: dict[str, Any]) -> Any:
-    """Build a ``config_class`` from ``values``, and from defaults for its other fields.
-
-    Raises:
-        ValueError: a value is of another type than its field, infinite, or not a number.
-    """
-    values = converted(config_class, values)
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
-
-    return replace(config_class(), **values)
-
-
-def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for fields of ``config_class`` as a command line would give them, such as 1.0 in place of 1.
-
-    Raises:
-        ValueError: a value is of another type than its field; a call in Python may give any.
-    """
-    hints, found = get_type_hints(config_class), {}
-    for name, value in values.items():
-        try:
-            found[name] = TypeAdapter(hints[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
-    return found
 
 
 def applicable(

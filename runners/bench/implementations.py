@@ -9,10 +9,10 @@ from torch import nn
 
 from mixers.base import Layer, Shape
 from mixers.models import Stack
+from mixers.options import override
 from mixers.rt.dispatch import Implementation as RecurrenceMethod
 from mixers.rt.dispatch import choose
 from mixers.rt.layer import RecurrentTransformer
-from runners.cli import override
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from torch.autograd.function import once_differentiable
 from mixers.base import Layer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_dtype
+from mixers.options import override
 from mixers.registry import building, find_mixer
 from runners.c4.config import Config
 from runners.c4.parametrisation import LAYERS, to_authors
-from runners.cli import override
 
 LOGITS = 2**28
 """Number of logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""

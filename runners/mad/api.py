@@ -8,8 +8,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from mixers.costs import Figure
+from mixers.options import converted
 from mixers.registry import find_mixer
-from runners.cli import converted
 from runners.device import find_devices
 from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from mixers.base import Layer, Shape
 from mixers.costs import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
+from mixers.options import override
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
-from runners.cli import applicable, override
+from runners.cli import applicable
 
 
 @dataclass(frozen=True, kw_only=True)

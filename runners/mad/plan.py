@@ -7,7 +7,8 @@ from typing import Any
 from mixers import MIXERS
 from mixers.base import Shape
 from mixers.ops.numerics import product_precision
-from runners.cli import applicable, expand, override
+from mixers.options import override
+from runners.cli import applicable, expand
 from runners.device import find_devices
 from runners.mad.experiment import Experiment, first_layer
 from runners.mad.layers import Choice, choose_layers

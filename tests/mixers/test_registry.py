@@ -46,6 +46,24 @@ def test_a_layer_that_cannot_be_built_is_named() -> None:
         build("rnn")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rt", {"block": "4"}, "block: Input should be a valid integer, not '4'"),
+        ("rt", {"heads": 2.0}, "heads: Input should be a valid integer, not 2.0"),
+        ("rt", {"persistent_norm": "no"}, "persistent_norm: Input should be a valid boolean, not 'no'"),
+        ("lru", {"r_min": float("nan")}, "r-min nan must be a finite number"),
+    ],
+)
+def test_an_option_of_another_type_is_one_line_that_names_it(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^cannot build mixer '{name}': {re.escape(message)}$"):
+        build(name, **options)
+
+
+def test_a_whole_number_serves_as_a_fraction() -> None:
+    assert repr(build("lru", r_max=1).config) == repr(build("lru", r_max=1.0).config)
+
+
 @pytest.mark.parametrize(("name", "size"), [("width", 0), ("width", "64"), ("mlp_width", 2.0), ("layers", -1)])
 def test_sizes_are_whole_numbers_of_at_least_1(name: str, size: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}: {size!r} must be a whole number of at least 1"):

@@ -1,0 +1,38 @@
+"""Values that a call in Python gives for the fields of a dataclass, checked as a command line would check them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+
+def override(config_class: type, values: Mapping[str, Any]) -> Any:
+    """Build a ``config_class`` from ``values``, and from defaults for its other fields.
+
+    Raises:
+        ValueError: a value is of another type than its field, infinite, or not a number.
+    """
+    values = converted(config_class, values)
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
+
+    return replace(config_class(), **values)
+
+
+def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for fields of ``config_class`` as a command line would give them, such as 1.0 in place of 1.
+
+    Raises:
+        ValueError: a value is of another type than its field; a call in Python may give any.
+    """
+    hints, found = get_type_hints(config_class), {}
+    for name, value in values.items():
+        try:
+            found[name] = TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
+    return found
