@@ -242,6 +242,17 @@ def work_left(
     return Work(runs=unfinished or repeats, run_steps=runs_left * steps - saved)
 
 
+def total(durations: Sequence[Duration]) -> Duration:
+    """Return how long several pieces of work take together; a time is None if that of one of them is."""
+    here = [duration.here for duration in durations]
+    recorded = [duration.recorded for duration in durations]
+    return Duration(
+        here=None if None in here else sum(seconds or 0.0 for seconds in here),
+        estimated=any(duration.estimated for duration in durations),
+        recorded=None if None in recorded else sum(seconds or 0.0 for seconds in recorded),
+    )
+
+
 def sentence(durations: Sequence[Duration]) -> str:
     """Return in words how long all work takes here and on the GPU of the reference results; empty if unknown."""
     left = [duration for duration in durations if duration.here != 0.0]

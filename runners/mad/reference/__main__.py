@@ -39,6 +39,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners.cli import check_out, cli, run_command, shown_as, user_errors
+from runners.mad.duration import sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
@@ -52,7 +53,7 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES, Entry
-from runners.mad.reference.forecast import expected_seconds, forecast, seconds_of_cells
+from runners.mad.reference.forecast import expected_seconds, forecast, seconds_of_cells, table_of
 from runners.mad.reference.overview import write_overview
 from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with user_errors(ValueError, OSError):
             print_state(there, missing, options, say)
             if missing and not options.overview:
-                print_forecast(missing, options, say)
+                print_forecast(missing, options, console)
     if options.dry_run:
         return
 
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def print_state(
     there: Sequence[Place], missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]
 ) -> None:
-    """Print how many cells exist, how many are stale, and with ``--dry-run`` which cells are stale or missing."""
+    """Print how many cells exist, how many are stale, and with ``--dry-run`` which cells are stale."""
     files = [cell_file(options.cells, entry, task) for entry, task in there]
     verdicts = find_stale([read_cell(file) for file in files])
     stale = [file for file, is_stale in zip(files, verdicts, strict=True) if is_stale]
@@ -171,20 +172,24 @@ def print_state(
     if options.dry_run:
         for file in stale:
             say(f"stale: {file.parent.name} on {file.stem}")
-        for entry, task in missing:
-            say(f"missing: {entry.name} on {task}")
 
 
-def print_forecast(missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]) -> None:
-    """Print how many cells will be trained, and how long that takes."""
+def print_forecast(missing: Sequence[Place], options: ReferenceOptions, console: Console) -> None:
+    """Print how many cells will be trained, with ``--dry-run`` which, and how long that takes."""
     plan = options.plan(*missing[0])
     cells = f"{len(missing)} cell{'s' * (len(missing) > 1)}"
-    say(
+    console.print(
         f"to train: {cells}, each at {len(plan.runs)} points of the grid, then at the chosen point with "
-        f"{len(plan.more_seeds)} more seeds; Ctrl-C stops, and the same command resumes"
+        f"{len(plan.more_seeds)} more seeds; Ctrl-C stops, and the same command resumes",
+        soft_wrap=True,
     )
-    if text := forecast(missing, options.plan, known_cells(options)):
-        say(f"time: {text}")
+
+    durations = forecast(missing, options.plan, known_cells(options))
+    if options.dry_run:
+        layers = [entry.name for entry in chosen_entries(options.layers)]
+        console.print(table_of(missing, durations, layers))
+    if text := sentence(durations):
+        console.print(f"time: {text}", soft_wrap=True)
 
 
 def known_cells(options: ReferenceOptions) -> list[dict[str, Any]]:

@@ -8,12 +8,15 @@ cells are timed.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from math import exp, log
 from statistics import fmean
 from typing import Any
 
+from rich.table import Table
+
 from runners.device import find_devices
-from runners.mad.duration import Clock, sentence, work_left
+from runners.mad.duration import Clock, Duration, total, work_left
 from runners.mad.options import Options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
@@ -27,8 +30,8 @@ Place = tuple[str, str]
 
 def forecast(
     missing: Sequence[tuple[Entry, str]], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
-) -> str:
-    """Return in words how long the training of missing cells takes; empty if nothing is known.
+) -> list[Duration]:
+    """Return how long the training of each missing cell takes.
 
     Args:
         missing: rows and tasks of the missing cells.
@@ -61,7 +64,35 @@ def forecast(
 
     durations = [] if clock is None else clock.durations(experiments, works)
     pairs = zip(durations, recorded, strict=True)
-    return sentence([replace(duration, recorded=seconds, device=device) for duration, seconds in pairs])
+    return [replace(duration, recorded=seconds, device=device) for duration, seconds in pairs]
+
+
+def table_of(missing: Sequence[tuple[Entry, str]], durations: Sequence[Duration], layers: Sequence[str]) -> Table:
+    """Return a table of missing cells: for each task its layers, and the times that are known, with their devices.
+
+    Args:
+        missing: rows and tasks of the missing cells.
+        durations: how long the training of each takes.
+        layers: names of the rows that the command is about; those of a task are listed or, if shorter, left out.
+    """
+    devices = {duration.device for duration in durations if duration.recorded is not None}
+    known = [any(duration.here is not None for duration in durations), bool(devices)]
+    headings = ["time\nhere", f"on one\n{' or '.join(devices)}"]
+
+    table = Table(title="missing", title_justify="left")
+    table.add_column("task")
+    table.add_column("layers", overflow="fold")
+    for heading in compress(headings, known):
+        table.add_column(heading, justify="right")
+
+    cells = [*zip(missing, durations, strict=True)]
+    for task in dict.fromkeys(task for _, task in missing):
+        of_task = [(entry.name, duration) for (entry, name), duration in cells if name == task]
+        names, times = zip(*of_task, strict=True)
+        others = ", ".join(name for name in layers if name not in names)
+        text = min(", ".join(names), f"all but {others}" if others else "all", key=len)
+        table.add_row(task, text, *compress(total(times).cells(), known))
+    return table
 
 
 def seconds_of_cells(cells: Collection[Mapping[str, Any]]) -> tuple[str, dict[Place, float]]:

@@ -11,11 +11,13 @@ from rich.console import Console
 
 from mixers import MIXERS
 from runners.files import DamagedFileError, read_json
+from runners.mad.duration import Duration, total
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
 from runners.mad.reference.cells import FOLDER, options_of, read_cell, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
-from runners.mad.reference.forecast import expected_seconds
+from runners.mad.reference.forecast import expected_seconds, table_of
+from runners.progress import spell
 
 ENTRY = Entry(name="rt-block-2", mixer="rt", options={"heads": 2, "block": 2})
 TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "cpu"}
@@ -87,10 +89,11 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
         write_cell(tmp_path, ENTRIES[row], "parity", {**on_gpu, "layer": row, "task": "parity"})
     folders = ["--folder", str(tmp_path), "--out", str(tmp_path / "out")]
     command.main(["--layers", "rt", "gla", "--tasks", "parity", "mqar", *folders, "--dry-run"])
-    first, *lines, plan, time = capsys.readouterr().out.splitlines()
+    first, stale, plan, *table, time = capsys.readouterr().out.splitlines()
     assert first.startswith("2 of 4 cells are in ")
     assert first.endswith(", 1 of them stale: delete a stale cell's file to train it again")
-    assert lines == ["stale: gla on parity", "missing: rt on mqar", "missing: gla on mqar"]
+    assert stale == "stale: gla on parity"
+    assert "│ mqar │ all │ 93 min │ 3 min │" in [" ".join(line.split()) for line in table]
     assert plan.startswith("to train: 2 cells, each at 10 points of the grid, then at the chosen point with 4 more ")
     # Two cells of 14 runs: 20,000 steps of 0.1 s, which ten runs share; and 90 s each.
     words = "(up to 3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
@@ -98,10 +101,23 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     assert not (tmp_path / "out").exists()
 
     command.main(["--layers", "rt", "--tasks", "parity", "--preset", "quick", *folders, "--dry-run"])
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        f"0 of 1 cells are in {tmp_path / 'quick'}",
-        "missing: rt on parity",
-    ]
+    first, _plan, *table, _time = capsys.readouterr().out.splitlines()
+    assert first == f"0 of 1 cells are in {tmp_path / 'quick'}"
+    assert "│ parity │ rt " in "\n".join(table)
+    assert "on one" not in "\n".join(table)
+
+
+def test_the_missing_cells_of_a_task_are_listed_or_if_shorter_left_out() -> None:
+    names = [*ENTRIES]
+    missing = [*((ENTRIES[name], "mqar") for name in names[1:]), (ENTRIES[names[0]], "parity")]
+    durations = [Duration(here=None, recorded=60.0, device="NVIDIA H200")] * len(missing)
+    columns = [[*column.cells] for column in table_of(missing, durations, names).columns]
+    assert columns == [["mqar", "parity"], [f"all but {names[0]}", names[0]], [spell(60.0 * len(names[1:])), "60 s"]]
+
+    # The time of a task is unknown if that of one of its cells is.
+    durations[0] = Duration(here=2.0, recorded=None)
+    assert total(durations[:2]).cells() == ["?", ""]
+    assert total(durations[1:3]).cells() == ["?", spell(120.0)]
 
 
 def test_a_cell_is_expected_to_take_the_time_of_its_layer_and_of_its_task() -> None:
