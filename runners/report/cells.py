@@ -164,14 +164,20 @@ def short_board(published: Path) -> Board | None:
 
 
 @cache
+def protocol_settings(task: str, protocol: ProtocolName) -> dict[str, Any]:
+    """Return the settings of a protocol's cells of a task, those of the Transformer for a layer."""
+    (experiment,) = plan_experiments(options_of(ENTRIES["transformer"], task, protocol), {}, {})
+    return experiment.to_dict()
+
+
+@cache
 def protocol_terms(task: str, protocol: ProtocolName) -> Terms:
     """Return the terms of a protocol's cells of a task."""
     options = options_of(ENTRIES["transformer"], task, protocol)
-    (experiment,) = plan_experiments(options, {}, {})
     points = [
         {"lr": run.lr, "weight_decay": run.weight_decay, "seeds": [*range(options.seeds)]} for run in options.runs
     ]
-    return Terms.of(experiment.to_dict(), points)
+    return Terms.of(protocol_settings(task, protocol), points)
 
 
 @cache

@@ -1,22 +1,20 @@
 """A user's own studies as cells: the results that ``runners.mad`` has written, and the command that trains them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mixers.base import Shape
 from mixers.registry import find_mixer
 from runners.files import read_json
 from runners.mad.experiment import run_id
+from runners.mad.options import PRESETS
 from runners.mad.reference.cells import ProtocolName, cell_point, curve_rows
 from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
-from runners.mad.results.standings import told_apart
+from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary
-from runners.mad.training.protocol import Protocol
-from runners.report.cells import Cell, protocol_terms
-from tasks import TASKS
+from runners.report.cells import Cell, protocol_settings, protocol_terms
 
 YOURS = " (yours)"
 """End of the label of a user's own study."""
@@ -45,24 +43,40 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
         say(f"{message}; python -m runners.compare shows them")
 
     found: dict[ProtocolName, list[Cell]] = {"full": [], "quick": []}
-    for summary, standing, protocol in zip(summaries, told_apart(summaries), protocols, strict=True):
-        if protocol is None:
-            continue
-        folder = of_study[summary.study]
-        label = standing.mixer + YOURS
-        found[protocol].append(
-            Cell(
-                row=label,
-                kind="own",
-                standing=replace(standing, mixer=label, difficulty="baseline"),
-                content=_content(summary, folder),
-                differs=tuple(protocol_terms(summary.config["task"], protocol).missing_options(terms_of(summary))),
-                command=command_of(summary),
-                record=folder / "summary.json",
-                diagnosis=read_json(folder / "diagnosis.json"),
-            )
-        )
+    for name, cells in found.items():
+        members = [summary for summary, protocol in zip(summaries, protocols, strict=True) if protocol == name]
+        standings = told_apart(members, [_usual(summary, name) for summary in members])
+        for summary, standing in zip(members, standings, strict=True):
+            cells.append(_cell(summary, standing, name, of_study[summary.study]))
     return found
+
+
+def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: Path) -> Cell:
+    """Return a study as a cell.
+
+    Args:
+        summary: the study.
+        standing: its label and its figures.
+        protocol: protocol whose task settings it has.
+        folder: folder of the study.
+    """
+    label = standing.mixer + YOURS
+    return Cell(
+        row=label,
+        kind="own",
+        standing=replace(standing, mixer=label, difficulty="baseline"),
+        content=_content(summary, folder),
+        differs=tuple(protocol_terms(summary.config["task"], protocol).missing_options(terms_of(summary))),
+        command=command_of(summary, protocol),
+        record=folder / "summary.json",
+        diagnosis=read_json(folder / "diagnosis.json"),
+    )
+
+
+def _usual(summary: Summary, protocol: ProtocolName) -> dict[str, Any]:
+    """Return the settings that the table of a protocol states, with the default settings of a study's layer."""
+    defaults = _defaults(summary.config["mixer"])
+    return {**protocol_settings(summary.config["task"], protocol), "mixer_config": defaults, "precision": None}
 
 
 def _protocol(summary: Summary) -> ProtocolName | None:
@@ -96,43 +110,58 @@ def _content(summary: Summary, folder: Path) -> dict[str, Any]:
     }
 
 
-def command_of(summary: Summary) -> str:
-    """Return the command that trains a study again; it names every option that differs from its default."""
-    config, points = summary.config, summary.points
-    training = {name: value for name, value in config["protocol"].items() if name != "optimizer"}
-    seeds = max(len(point.seeds) for point in points)
-    numbers = {
-        "--lr": sorted({point.lr for point in points}),
-        "--weight-decay": sorted({point.weight_decay for point in points}),
+def command_of(summary: Summary, protocol: ProtocolName) -> str:
+    """Return the command that trains a study again; it names every option that differs from the protocol's preset."""
+    config, usual, points = summary.config, _usual(summary, protocol), summary.points
+    preset = PRESETS["quick" if protocol == "quick" else "grid"][0]
+    grids = {
+        "--lr": ({point.lr for point in points}, {run.lr for run in preset.runs}),
+        "--weight-decay": ({point.weight_decay for point in points}, {run.weight_decay for run in preset.runs}),
     }
+
+    # Seeds of the chosen point alone are more than those of the others.
+    counts = {len(point.seeds) for point in points}
+    seeds_of = "chosen" if len(counts) > 1 else "all"
+    repeats = f"--seeds-of {seeds_of}" if max(counts) > 1 and seeds_of != preset.seeds_of else ""
+
     words = [
-        f"python -m runners.mad --mixer {config['mixer']} --task {config['task']}",
-        *_changed("--mixer.", config["mixer_config"], _defaults(config["mixer"])),
-        *_changed("--task.", config["task_config"], TASKS[config["task"]].Config()),
-        *_changed("--", config["shape"], Shape()),
-        *_changed("--", training, Protocol()),
-        *(f"{name} {' '.join(f'{value:g}' for value in values)}" for name, values in numbers.items()),
-        f"--seeds {seeds}" if seeds > 1 else "",
-        "--seeds-of chosen" if len({len(point.seeds) for point in points}) > 1 else "",
+        "python -m runners.mad",
+        "--preset quick" if protocol == "quick" else "",
+        f"--mixer {config['mixer']} --task {config['task']}",
+        *_changed("--mixer.", config["mixer_config"], usual["mixer_config"]),
+        *_changed("--task.", config["task_config"], usual["task_config"]),
+        *_changed("--", config["shape"], usual["shape"]),
+        *_changed("--", _training(config), _training(usual)),
+        *(
+            f"{name} {' '.join(f'{v:g}' for v in sorted(tried))}"
+            for name, (tried, known) in grids.items()
+            if tried != known
+        ),
+        f"--seeds {max(counts)}" if max(counts) != preset.seeds else "",
+        repeats,
         f"--short-convolution {config['short_convolution']}" if config.get("short_convolution") else "",
     ]
     return " ".join(filter(None, words))
 
 
-def _defaults(mixer: str) -> Any:
-    """Return a layer's default settings; None for a layer that cannot be imported."""
+def _training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a study's training, with its length in steps or in epochs, whichever applies."""
+    idle = "epochs" if config["protocol"]["steps"] is not None else "steps"
+    return {name: value for name, value in config["protocol"].items() if name not in ("optimizer", idle)}
+
+
+def _defaults(mixer: str) -> dict[str, Any]:
+    """Return a layer's default settings; none for a layer that cannot be imported."""
     try:
-        return find_mixer(mixer).Config()
+        return asdict(find_mixer(mixer).Config())
     except (ImportError, ValueError):
-        return None
+        return {}
 
 
-def _changed(prefix: str, settings: Mapping[str, Any], defaults: Any) -> Iterator[str]:
-    """Yield the options whose values differ from the defaults, as the command line spells them."""
-    known = asdict(defaults) if is_dataclass(defaults) and not isinstance(defaults, type) else {}
+def _changed(prefix: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options whose values differ from the known ones, as the command line spells them."""
     for name, value in settings.items():
-        default = known.get(name)
-        plain = list(default) if isinstance(default, tuple) else default
-        if value is not None and (name not in known or plain != (list(value) if isinstance(value, tuple) else value)):
+        plain, default = (list(v) if isinstance(v, tuple) else v for v in (value, known.get(name)))
+        if value is not None and (name not in known or plain != default):
             text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             yield f"{prefix}{name.replace('_', '-')} {text}"

@@ -108,14 +108,21 @@ def in_order(summaries: Iterable[Summary]) -> list[Summary]:
     return sorted(summaries, key=key)
 
 
-def told_apart(summaries: Sequence[Summary]) -> list[Standing]:
-    """Return standings whose labels name the settings in which layers, tasks and training differ."""
+def told_apart(summaries: Sequence[Summary], usual: Sequence[dict[str, Any]] | None = None) -> list[Standing]:
+    """Return standings whose labels name the settings in which layers, tasks and training differ.
+
+    Args:
+        summaries: the studies.
+        usual: for each study the ``config`` that its table states; labels leave out what equals it. None if the table
+            states none.
+    """
     configs = [summary.config for summary in summaries]
+    layers_of, trainings_of = ([of(config) for config in usual or ()] for of in (_of_layer, _of_training))
 
     # Names for the settings in which layers of the same name, or the training of all, differ.
     labels = [_label(summary) for summary in summaries]
-    layers = _differences(labels, [_of_layer(config) for config in configs])
-    trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs])
+    layers = _differences(labels, [_of_layer(config) for config in configs], layers_of)
+    trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs], trainings_of)
     mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
 
     # The same for tasks of one name and difficulty.
@@ -199,8 +206,10 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name.replace("_", "-"), value
 
 
-def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return for each entry, as text, the settings in which the entries of its name differ."""
+def _differences(
+    names: Sequence[Any], settings: Sequence[dict[str, Any]], usual: Sequence[dict[str, Any]] = ()
+) -> list[str]:
+    """Return for each entry, as text, the settings in which the entries of its name differ, except ``usual`` ones."""
     of_name: dict[Any, list[dict[str, Any]]] = {}
     for name, setting in zip(names, settings, strict=True):
         of_name.setdefault(name, []).append(setting)
@@ -210,8 +219,9 @@ def _differences(names: Sequence[Any], settings: Sequence[dict[str, Any]]) -> li
             f"{key} {value}"
             for key, value in setting.items()
             if any(key not in other or other[key] != value for other in of_name[name])
+            and (key not in known or known[key] != value)
         )
-        for name, setting in zip(names, settings, strict=True)
+        for name, setting, known in zip(names, settings, usual or [{}] * len(names), strict=True)
     ]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from runners.drawing import DARK, spread, style_of, styles
+from runners.mad.reference.cells import ProtocolName
 from runners.mad.results.summary import Point, read_summary, summarise
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
-from runners.report.own import YOURS, command_of
+from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import largest_block, mean_ranks
@@ -133,14 +134,47 @@ def test_accuracies_along_the_sequence_are_drawn_for_the_cells_that_hold_them(re
     assert "rt: 1.000 at the first, 0.250 at the last" in picture.panels["parity"]["both"]
 
 
-def test_the_command_of_a_study_makes_the_same_experiment() -> None:
-    words = ["--mixer", "rt", "--task", "parity", "--mixer.block", "4", "--task.length", "48", *TINY, "--seeds", "2"]
-    options, (experiment,) = planned(words)
-    point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={})
-    summary = replace(summarise(experiment, [], None, {}), points=[point])
-    again, (same,) = planned(command_of(summary).split()[3:])
+@pytest.mark.parametrize(
+    ("protocol", "given"),
+    [
+        ("full", ["--mixer.block", "4", "--task.length", "48", *TINY, "--seeds", "2"]),
+        ("full", ["--seeds-of", "chosen", "--seeds", "5", "--grid", "wide"]),
+        ("quick", ["--lr", "1e-3", "--width", "32", "--seeds-of", "all", "--steps", "30"]),
+        ("quick", ["--epochs", "200", "--seeds", "1", "--mixer.heads", "4"]),
+        ("quick", []),
+    ],
+)
+def test_the_command_of_a_study_makes_the_same_experiment(protocol: ProtocolName, given: list[str]) -> None:
+    preset = ["--preset", "quick"] if protocol == "quick" else []
+    options, (experiment,) = planned([*preset, "--mixer", "rt", "--task", "parity", *given])
+    seeds: dict[tuple[float, float], list[int]] = {}
+    for run in options.runs:
+        seeds.setdefault((run.lr, run.weight_decay), []).append(run.seed)
+    next(iter(seeds.values())).extend(options.more_seeds)  # of the chosen point
+    points = [
+        Point(lr=lr, weight_decay=decay, seeds=s, estimates=None, diverged={}) for (lr, decay), s in seeds.items()
+    ]
+    summary = replace(summarise(experiment, [], None, {}), points=points)
+    command = command_of(summary, protocol)
+    again, (same,) = planned(command.split()[3:])
     assert same.fingerprint == experiment.fingerprint
     assert set(again.runs) == set(options.runs)
+    assert [*again.more_seeds] == [*options.more_seeds]
+
+    # Nothing that the preset has is named.
+    assert given or command == "python -m runners.mad --preset quick --mixer rt --task parity"
+
+
+def test_labels_of_own_studies_name_what_differs_from_their_table(
+    tmp_path: Path,
+) -> None:
+    short, quick = ("--steps", "30"), (*MINE, "--preset", "quick")
+    commands = (MINE, (*MINE, *short), quick, (*quick, *short), (*quick, *short, "--width", "128"))
+    studies = [write_study(tmp_path, *given) for given in commands]
+    found = read_own(studies, print)
+    assert {cell.row for cell in found["full"]} == {f"transformer{YOURS}", f"transformer (steps 30){YOURS}"}
+    labels = ("transformer", "transformer (steps 30)", "transformer (width 128, steps 30)")
+    assert {cell.row for cell in found["quick"]} == {label + YOURS for label in labels}
 
 
 def test_a_study_that_no_board_has_is_refused_in_one_line(
