@@ -12,7 +12,7 @@ import pytest
 
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.reference.cells import ProtocolName
-from runners.mad.results.summary import Point, read_summary, summarise
+from runners.mad.results.summary import Point, read_summary, summarise, write_summary
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of, read_own
@@ -163,6 +163,17 @@ def test_the_command_of_a_study_makes_the_same_experiment(protocol: ProtocolName
 
     # Nothing that the preset has is named.
     assert given or command == "python -m runners.mad --preset quick --mixer rt --task parity"
+
+
+def test_the_details_of_a_study_without_a_result_begin_with_its_steps(results: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "own", *MINE, *TINY)
+    summary = read_summary(study)
+    points = [replace(point, values=None, estimates=None, diverged={0: 2, 1: 2}) for point in summary.points]
+    write_summary(replace(summary, points=points, chosen=None, best_seed=None), study)
+    main([str(study), "--out", str(results)])
+    page = (results / "report" / "index.html").read_text()
+    (details,) = re.findall(r"<template><b>transformer \(yours\) on parity</b>(.*?)</template>", page, re.DOTALL)
+    assert re.sub(r"\s+", " ", details.partition("</table>")[2]).startswith(" 4 steps")
 
 
 def test_labels_of_own_studies_name_what_differs_from_their_table(
