@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
 from mixers.origin import origin, where
+from mixers.parts import MixerLayer
 
 POSITIONS = 32
 STEPS = 8
@@ -113,6 +114,8 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
             changed_BTD[0, cut:] = other_TD[cut:]
             after.append(layer(changed_BTD))
         stepped = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
+        inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
+        mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]  # the residual sum hides their dtype
 
     if _form(z_BTD) != _form(x_BTD):
         raise ContractError(
@@ -120,8 +123,11 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
             f"for {_form(x_BTD)} it returned {_form(z_BTD)}"
         )
     precision = product_precision(device)
-    if z_BTD.dtype not in (torch.float32, getattr(torch, precision)):
-        raise ContractError(f"mixer {mixer!r}: forward must return float32 for float32, it returned {z_BTD.dtype}")
+    for function, y_BTD in (("forward", z_BTD), *(("the sequence mixer", y_BTD) for y_BTD in mixed)):
+        if y_BTD.dtype not in (torch.float32, getattr(torch, precision)):
+            raise ContractError(
+                f"mixer {mixer!r}: {function} must return float32 for float32, it returned {y_BTD.dtype}"
+            )
     tolerance = TOLERANCE[precision]
 
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:

@@ -131,15 +131,22 @@ class Moody(Writing):
         return z_BTD if self.training else z_BTD * torch.nan
 
 
+class Half(Writing):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD.half()
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (Half, "the sequence mixer must return float32 for float32, it returned torch.float16"),
         (Complex, "parameter 'mixer.w' is torch.complex64, but parameters are real floats"),
         (Writing, "it writes into its inputs, or into a view of them: make new tensors"),
         (Moody, "outputs differ between training and evaluation mode"),
     ],
 )
-def test_parameters_writes_and_modes_that_training_cannot_have_are_refused_in_one_line(
+def test_dtypes_writes_and_modes_that_training_cannot_have_are_refused_in_one_line(
     kind: type[nn.Module], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=kind))
