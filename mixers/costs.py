@@ -2,9 +2,10 @@
 
 All three are counted, none is derived. Parameters and state are counted in the tensors themselves; operations (FLOPs)
 are counted by PyTorch's ``FlopCounterMode`` on the CPU, where layers run in plain PyTorch. That counter sees matrix
-products and convolutions as they are executed, with two operations per multiply-add, masked entries included (the
-Transformer's attention counts as a full square). All other operations count as zero: norms, softmax, gates, elementwise
-recurrences, scans, Fourier transforms and triangular solves. Embedding and readout are not part of a layer.
+products and convolutions as they are executed, masked entries included (the Transformer's attention counts as a full
+square). A multiply-add is two operations, a complex one eight. All other operations count as zero: norms, softmax,
+gates, elementwise recurrences, scans, Fourier transforms and triangular solves. Embedding and readout are not part of a
+layer.
 """
 
 import math
@@ -150,9 +151,20 @@ def operations(module: nn.Module, inputs: Tensor) -> int:
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes a second
 
     counter = FlopCounterMode(display=False)
+    counter.flop_registry = {operation: _real(formula) for operation, formula in counter.flop_registry.items()}
     with _unfused(), counter:
         module(inputs)
     return counter.get_total_flops()
+
+
+def _real(formula: Callable[..., int]) -> Callable[..., int]:
+    """Return a formula of ``FlopCounterMode`` that counts a complex multiply-add as four real ones."""
+
+    def counted(*inputs: Any, out_val: Any, **options: Any) -> int:
+        is_complex = isinstance(out_val, Tensor) and out_val.is_complex()
+        return (4 if is_complex else 1) * formula(*inputs, out_val=out_val, **options)
+
+    return counted
 
 
 def from_short(layer_class: type[Layer], config: Any, length: int, measure: Callable[[int], int]) -> int:

@@ -2,7 +2,9 @@
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,18 @@ from torch.nn import functional as F
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape, State, log_once
-from mixers.costs import LENGTHS, TOLERANCE, Costs, costs, count, count_flops, count_parameters, count_state, match
+from mixers.costs import (
+    LENGTHS,
+    TOLERANCE,
+    Costs,
+    costs,
+    count,
+    count_flops,
+    count_parameters,
+    count_state,
+    match,
+    operations,
+)
 from mixers.parts import MLP
 from mixers.transformer import Transformer
 
@@ -125,6 +138,17 @@ def test_flops_of_the_transformer_include_the_whole_square_of_attention(heads: i
 
 def test_flops_of_the_lstm() -> None:
     assert count_flops(build("lstm"), 10) == 10 * 2 * (9 * WIDTH**2 + 2 * WIDTH * HIDDEN)
+
+
+@pytest.mark.parametrize("product", [torch.matmul, partial(torch.einsum, "btd,de->bte")])
+def test_a_complex_product_counts_as_four_real_ones(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    class Product(nn.Module):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return product(x_BTD, torch.ones(WIDTH, HIDDEN, dtype=x_BTD.dtype))
+
+    real, complex_ = (torch.ones(2, 5, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.complex64))
+    assert operations(Product(), real) == 2 * 2 * 5 * WIDTH * HIDDEN
+    assert operations(Product(), complex_) == 8 * 2 * 5 * WIDTH * HIDDEN
 
 
 @pytest.mark.parametrize("implementation", ["naive", "tiled"])
