@@ -82,9 +82,16 @@ def greedy(read: Callable[[Tensor], Tensor], prompt_TB: Tensor, count: int) -> T
 def in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run kernels on the CPU, with tiles so small that every loop has several iterations."""
     monkeypatch.setattr(operations, "runs_in_kernels", lambda x: True)
-    monkeypatch.setattr(kernels, "OUTPUTS", 16)
-    monkeypatch.setattr(kernels, "TILE", 64)
-    monkeypatch.setattr(kernels, "PAIRS_TILE", 32)
+    for tile, size in (("ROW_TILE", 16), ("ROWS_TILE", 64), ("FEW_PAIRS_TILE", 128), ("PAIRS_TILE", 32)):
+        monkeypatch.setattr(kernels, tile, size)
+
+
+@pytest.fixture
+def launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what only early launches run. In the interpreter, a launch has ended before the next begins."""
+    monkeypatch.setattr(kernels, "launches_early", lambda device: True)
+    for name in ("gdc_launch_dependents", "gdc_wait"):
+        monkeypatch.setattr(kernels, name, lambda: None)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
@@ -98,6 +105,14 @@ def test_kernels_equal_the_step_form(way: str, batch: int, dtype: torch.dtype, b
     expected = by_steps(model.double(), tokens_TB)
     assert found.dtype == dtype
     assert (found - expected).abs().max() < bound * expected.abs().max()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@interpreted
+@pytest.mark.usefixtures("in_kernels", "launched_early")
+def test_early_launches_equal_the_step_form(way: str) -> None:
+    model, tokens_TB = build(way).double(), draw_tokens(12, 1)
+    assert torch.allclose(in_memory(Decoder(model, 1, 12), tokens_TB), by_steps(model, tokens_TB), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("way", WAYS)

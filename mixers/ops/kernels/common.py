@@ -12,8 +12,10 @@ Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions
 rows of a run, M the rows of a tile, and E the width padded to a power of two. Logits are in units of log2.
 """
 
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,6 +27,17 @@ EPS: tl.constexpr = tl.constexpr(NORM_EPS)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 MASKED: tl.constexpr = tl.constexpr(-1e30)
+
+Settings = dict[str, Any]
+"""Compile-time settings of a launch."""
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Return whether a GPU can launch a kernel before the previous one has ended (programmatic dependent launch)."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit

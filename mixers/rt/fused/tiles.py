@@ -1,14 +1,13 @@
 """Compile-time settings of the fused kernels, chosen for a GPU and the sizes of a layer."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 
+from mixers.ops.kernels.common import Settings, launches_early
 from mixers.rt.fused.padding import CHUNK, PaddedSizes
-
-Settings = dict[str, Any]
 
 
 class GpuLimits(NamedTuple):
@@ -44,7 +43,7 @@ def gpu_limits(device: torch.device) -> GpuLimits:
     return GpuLimits(
         multiprocessors=properties.multi_processor_count,
         memory=getattr(properties, "shared_memory_per_block_optin", 65536),
-        early_launch=torch.version.hip is None and properties.major >= 9,
+        early_launch=launches_early(device),
     )
 
 
