@@ -204,6 +204,11 @@ def _rho(x_BL: Floats, y_BL: Floats) -> Rho | None:
     return Rho(value=value, low=float(low), high=float(high))
 
 
+def answers(found: Sequence[Correlations]) -> list[str]:
+    """Return the answers for the total loss and for that of recall tokens, once if they are the same."""
+    return list(dict.fromkeys(answer(found, loss) for loss in ("total", "recall")))
+
+
 def answer(found: Sequence[Correlations], loss: str) -> str:
     """Return in words which score predicts a loss best, and which scores do not predict it."""
     known = {row.score: rho for row in found if (rho := row.pooled[loss]) is not None}

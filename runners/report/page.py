@@ -14,7 +14,7 @@ from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
-from runners.report.language import LEAST, LOSSES, Correlations, LanguageModel, answer, correlations
+from runners.report.language import LEAST, LOSSES, Correlations, LanguageModel, answers, correlations
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
@@ -89,7 +89,7 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     found = {metric: correlations(board, models, metric) for metric in METRICS}
     return Predictions(
         correlations=found,
-        answers={metric: [answer(rows, loss) for loss in ("total", "recall")] for metric, rows in found.items()},
+        answers={metric: answers(rows) for metric, rows in found.items()},
         pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
     )
 

@@ -3,7 +3,7 @@
 import io
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from runners.drawing import DARK, Style
+from runners.drawing import DARK, Style, label_ends
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
@@ -51,21 +51,35 @@ STYLE: Any = {
 }
 SIZE = (2.85, 2.05)
 """Width and height of a panel in inches."""
+RIGHT = 0.97
+"""Right end of the axes of a panel, as a fraction of its width."""
 
 
 GEOMETRY = {"d", "x", "y", "width", "height", "transform", "points"}
 """Attributes that hold coordinates."""
 
 
-def panel(*, labels: bool = False) -> tuple[Figure, Axes]:
-    """Return a figure of one panel; with ``labels``, there is room for names at the ends of lines.
+def panel() -> tuple[Figure, Axes]:
+    """Return a figure of one panel.
 
     The margins are fixed, because a layout engine would take most of the time that a page needs.
     """
     with rc_context(STYLE):
         figure = Figure(figsize=SIZE)
-        figure.subplots_adjust(left=0.15, right=0.7 if labels else 0.97, bottom=0.21, top=0.96)
+        figure.subplots_adjust(left=0.15, right=RIGHT, bottom=0.21, top=0.96)
         return figure, figure.subplots()
+
+
+def name_lines(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Write names at the ends of the lines of a panel, with room for the longest.
+
+    Args:
+        axes: the panel.
+        ends: name, last value and colour of each line.
+    """
+    label_ends(axes, ends)
+    widest = max(text.get_window_extent().width for text in axes.texts)
+    axes.figure.subplots_adjust(right=min(0.7, RIGHT - widest / axes.figure.bbox.width))
 
 
 def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = None) -> Markup:

@@ -7,12 +7,12 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib import rc_context
 
-from runners.drawing import Style, label_ends
+from runners.drawing import Style
 from runners.mad.diagnosis.profile import Profile, along_the_sequence
 from runners.mad.results.summary import Estimate
 from runners.report.cells import METRICS, Board, Cell, task_of
 from runners.report.pictures import Picture, cells_of, end_label, legend_of, panels_of_tasks
-from runners.report.svg import MUTED, STYLE, accuracy_axis, panel, to_svg
+from runners.report.svg import MUTED, STYLE, accuracy_axis, name_lines, panel, to_svg
 from tasks import TASKS
 from tasks.base import LENGTH_PREFIX
 
@@ -83,7 +83,7 @@ def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: st
     known = [(cell, found) for cell in cells if len(found := _lengths(cell)) > 1]
     if not known:
         return None
-    figure, axes = panel(labels=len(known) <= FEW)
+    figure, axes = panel()
     tips, ends = {}, []
 
     with rc_context(STYLE):
@@ -107,13 +107,13 @@ def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: st
         axes.set_xlabel("length (tokens)")
         accuracy_axis(axes, metric)
         if len(ends) <= FEW:
-            label_ends(axes, ends)
+            name_lines(axes, ends)
     return to_svg(figure, f"{known[0][0].task}: {metric} accuracy against length", tips)
 
 
 def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Markup:
     """Draw one line per cell."""
-    figure, axes = panel(labels=len(cells) <= FEW)
+    figure, axes = panel()
     ends, tips, axis = [], {}, ""
 
     with rc_context(STYLE):
@@ -129,7 +129,7 @@ def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Marku
         axes.locator_params(axis="x", nbins=5, integer=True)
         accuracy_axis(axes, "token")
         if len(ends) <= FEW:
-            label_ends(axes, ends)
+            name_lines(axes, ends)
     return to_svg(figure, f"{cells[0].task}: token accuracy along the sequence", tips)
 
 

@@ -6,10 +6,10 @@ from statistics import fmean
 from markupsafe import Markup
 from matplotlib import rc_context
 
-from runners.drawing import Style, label_ends
+from runners.drawing import Style
 from runners.report.cells import Board, Cell
 from runners.report.pictures import Picture, cells_of, end_label, legend_of, not_shown, panels_of_tasks
-from runners.report.svg import STYLE, accuracy_axis, limit_lines, mark, panel, to_svg
+from runners.report.svg import STYLE, accuracy_axis, limit_lines, mark, name_lines, panel, to_svg
 
 FOCUS = ("rt", "transformer")
 """Layers that are always drawn in full."""
@@ -72,7 +72,7 @@ def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str)
     if not cells:
         return None
     tips, few = {}, len(cells) <= FEW
-    figure, axes = panel(labels=few)
+    figure, axes = panel()
 
     with rc_context(STYLE):
         for n, cell in enumerate(cells):
@@ -97,7 +97,7 @@ def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str)
         axes.set_ylabel(f"validation, {metric}s")
         if few:
             last = [[*lines[cell.row].values()][-1] for cell in cells]
-            label_ends(
+            name_lines(
                 axes, [(end_label(cell), y, legend[cell.row].color) for cell, y in zip(cells, last, strict=True)]
             )
     return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy against the learning rate", tips)
@@ -117,7 +117,7 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
     cells = [cell for cell in cells if cell.content["curves"]]
     if not cells:
         return None
-    figure, axes = panel(labels=True)
+    figure, axes = panel()
     tips, ends = {}, []
 
     with rc_context(STYLE):
@@ -141,5 +141,5 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
         axes.set_xlabel("steps")
         accuracy_axis(axes, metric)
         axes.set_ylabel(f"validation, {metric}s")
-        label_ends(axes, ends)
+        name_lines(axes, ends)
     return to_svg(figure, f"{cells[0].task}: validation {metric} accuracy over training, one line per seed", tips)

@@ -8,9 +8,9 @@ from markupsafe import Markup
 from matplotlib import rc_context
 
 from runners.c4.reference.cells import chosen_rate
-from runners.drawing import Style, label_ends, styles
+from runners.drawing import Style, styles
 from runners.report.pictures import Picture
-from runners.report.svg import STYLE, panel, to_svg
+from runners.report.svg import STYLE, name_lines, panel, to_svg
 from runners.report.transition import ENDINGS, Models
 
 DRAWN = ("rt-6", "transformer-6", "transformer-12")
@@ -40,7 +40,7 @@ def transition_picture(models: Models) -> Picture:
 
 
 def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
-    figure, axes = panel(labels=True)
+    figure, axes = panel()
     ends, lowest = [], np.inf
     with rc_context(STYLE):
         for row, cell in found.items():
@@ -54,7 +54,7 @@ def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
         # Show the end of training, because the first steps would take most of the panel.
         axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.2))
         axes.set(xlabel="tokens", ylabel="nats per token")
-        label_ends(axes, ends)
+        name_lines(axes, ends)
     last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
     return to_svg(figure, f"validation loss against tokens, {name} parametrisation; at the end {last}")
 

@@ -12,7 +12,7 @@ from mixers.registry import find_mixer
 from runners.c4.reference.cells import NAME, write_cell
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
-from runners.report.language import LEAST, MEAN_RANK, Rho, answer, correlations, read_language_models, spearman
+from runners.report.language import LEAST, MEAN_RANK, Rho, answer, answers, correlations, read_language_models, spearman
 from tests.runners.report import made_up
 
 LAYERS = ("rt", "transformer", "staircase", "gla", "retnet", "deltanet", "rwkv7", "lru")
@@ -111,9 +111,7 @@ def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -
     assert {model.layer for model in models if not model.finished} == set(LAYERS[:3])
     (row, *_) = correlations(reference_board(results / "reference", "full", []), models, "token")
     assert (row.layers, row.pooled["total"]) == (5, None)
-    assert answer([row], "total") == (
-        "Too few layers to tell: 5 of 6 have a finished language model and a score on one task."
-    )
+    assert answers([row]) == ["Too few layers to tell: 5 of 6 have a finished language model and a score on one task."]
 
 
 def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

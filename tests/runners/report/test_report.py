@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import rc_context
 
+from mixers.registry import MIXERS
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.reference.cells import ProtocolName
 from runners.mad.results.summary import Point, read_summary, summarise, write_summary
@@ -17,10 +19,12 @@ from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
 from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
+from runners.report.pictures import LONGEST
 from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import largest_block, mean_ranks
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
+from runners.report.svg import INK, STYLE, name_lines, panel
 from tests.runners.mad.commands import planned
 from tests.runners.report.made_up import use, write_cell, write_study
 
@@ -277,3 +281,12 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_distance() -> None:
     assert all(b - a > 0.0999 for a, b in pairwise(ordered))
     assert places[3] == 0.0
     assert max(places) == 1.0
+
+
+@pytest.mark.parametrize("name", [*MIXERS, "rt-no-persistent-norm", "M" * LONGEST + " ★"])
+def test_names_at_the_ends_of_lines_stay_in_their_panel(name: str) -> None:
+    figure, axes = panel()
+    with rc_context(STYLE):
+        name_lines(axes, [("rt", 0.0, INK), (name, 1.0, INK)])
+        ends = [text.get_window_extent().x1 for text in axes.texts]
+    assert max(ends) <= figure.bbox.x1
