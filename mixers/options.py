@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
 def override(config_class: type, values: Mapping[str, Any]) -> Any:
@@ -25,14 +26,22 @@ def override(config_class: type, values: Mapping[str, Any]) -> Any:
 def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for fields of ``config_class`` as a command line would give them, such as 1.0 in place of 1.
 
+    Scalars of NumPy become Python's.
+
     Raises:
         ValueError: a value is of another type than its field; a call in Python may give any.
     """
     hints, found = get_type_hints(config_class), {}
     for name, value in values.items():
+        plain = value.item() if isinstance(value, np.generic) else value
         try:
-            found[name] = TypeAdapter(hints[name]).validate_python(value, strict=True)
+            found[name] = _adapter(hints[name]).validate_python(plain, strict=True)
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
     return found
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """Return what checks values of a type; of classes that pydantic does not know, it takes the instances."""
+    return TypeAdapter(hint, config=None if is_dataclass(hint) else ConfigDict(arbitrary_types_allowed=True))

@@ -2,14 +2,17 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mixers import MIXERS, Shape, build, find_mixer
+from mixers.lru import LRU
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
@@ -60,8 +63,23 @@ def test_an_option_of_another_type_is_one_line_that_names_it(name: str, options:
         build(name, **options)
 
 
-def test_a_whole_number_serves_as_a_fraction() -> None:
+def test_whole_numbers_serve_as_fractions_and_numbers_of_numpy_as_those_of_python() -> None:
     assert repr(build("lru", r_max=1).config) == repr(build("lru", r_max=1.0).config)
+    swept = [build("rt", block=block, qk_norm=np.bool_(False)).config for block in np.array([1, 4])]
+    assert repr(swept) == repr([build("rt", block=block, qk_norm=False).config for block in (1, 4)])
+
+
+class Rounded(LRU):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LRU.Config):
+        dtype: torch.dtype = torch.float32
+
+
+def test_an_option_may_have_any_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "rounded", Rounded)
+    assert build("rounded", dtype=torch.float16).config.dtype == torch.float16
+    with pytest.raises(ValueError, match="dtype: Input should be an instance of dtype, not 'float16'"):
+        build("rounded", dtype="float16")
 
 
 @pytest.mark.parametrize(("name", "size"), [("width", 0), ("width", "64"), ("mlp_width", 2.0), ("layers", -1)])
