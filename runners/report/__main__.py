@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page = options.out / "report" / "index.html"
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
-        transition = transition_picture(finished_models(FOLDER / LANGUAGE_MODELS / AGAINST))
-        language = Language(models=models, boards=predictions, transition=transition)
-        claims = read_claims(published, records)
+        against = finished_models(FOLDER / LANGUAGE_MODELS / AGAINST)
+        language = Language(models=models, boards=predictions, transition=transition_picture(against))
+        claims = read_claims(published, records, against)
         command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
         write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)
 

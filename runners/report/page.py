@@ -14,7 +14,7 @@ from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
-from runners.report.language import LEAST, LOSSES, Correlations, LanguageModel, answers, correlations
+from runners.report.language import LEAST, LOSSES, SIGNIFICANT, Correlations, LanguageModel, answers, correlations
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
@@ -151,6 +151,7 @@ def write_page(
         language=language,
         losses=list(LOSSES),
         least=LEAST,
+        significant=SIGNIFICANT,
         claims=claims,
         verdicts={verdict: verdicts[verdict] for verdict in get_args(Verdict)},
         anchors=anchors,

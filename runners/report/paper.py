@@ -14,15 +14,13 @@ from typing import Any, Literal, cast, get_args
 from jinja2 import Environment, StrictUndefined
 
 from mixers.costs import short
-from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
-from runners.c4.reference.experiments import AGAINST
 from runners.files import read_json
 from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth
 from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
 from runners.report.records import ABSENT, Records
-from runners.report.transition import Transition, finished_models
+from runners.report.transition import Models, Transition
 from tasks import TASKS
 
 CLAIMS = Path(__file__).parent / "data" / "claims.toml"
@@ -80,12 +78,12 @@ class Evidence:
 
     Args:
         board: the board of the published protocol.
-        records: published records; the language models are in the folder ``reference`` beside them.
+        records: published records.
+        models: finished language models of RT and the Transformer.
     """
 
-    def __init__(self, board: Board, records: Records) -> None:
-        self.board, self.records = board, records
-        self.transition = Transition(finished_models(records.folder.parent / "reference" / LANGUAGE_MODELS / AGAINST))
+    def __init__(self, board: Board, records: Records, models: Models) -> None:
+        self.board, self.records, self.transition = board, records, Transition(models)
 
     def names(self) -> dict[str, Any]:
         """Return the functions and records of the templates by name."""
@@ -233,14 +231,19 @@ class Evidence:
         return f"{content['elapsed_seconds'] / 60:.0f} minutes on one {content['device']}"
 
 
-def read_claims(board: Board, records: Records) -> list[Claim]:
+def read_claims(board: Board, records: Records, models: Models) -> list[Claim]:
     """Return the claims with our results.
+
+    Args:
+        board: the board of the published protocol.
+        records: published records.
+        models: finished language models of RT and the Transformer.
 
     Raises:
         ValueError: the verdict of a claim is not one of ``Verdict``.
     """
     environment = Environment(undefined=StrictUndefined, autoescape=False)
-    names = Evidence(board, records).names()
+    names = Evidence(board, records, models).names()
     render = partial(_render, environment, names)
     return [_claim(found, render) for found in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]]
 

@@ -2,7 +2,7 @@
 
 The models are those of the experiments ``transition`` and ``variants`` of ``runners.c4.reference``. One model has a
 lower loss than another if the loss of each of its seeds is lower than the loss of each seed of the other. Unfinished
-models count as not trained.
+and stale models count as not trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from runners.c4.reference.cells import cell_files, chosen_rate, next_place, read_cell
+from runners.c4.reference.cells import chosen_rate, next_place
 from runners.progress import spell
+from runners.report.trained import is_stale_model, read_models
 
 NOT_TRAINED = "not trained"
 YES, NO, EVEN = "yes", "no", "within the seeds"
@@ -153,11 +154,15 @@ class Transition:
         return [" | ".join(cells) for cells in (HEADINGS, *map(self._cells, ROWS))]
 
     def verdict(self) -> str:
-        """Return the verdict on all claims of the paper whose models are trained, over both parametrisations."""
-        answers = [answer for row in ROWS if row.claimed for _, answer in self._answers(row).values()]
+        """Return the verdict on the claims of the paper, over the parametrisations in which models are trained.
+
+        While models are missing, it is ``partly`` at best.
+        """
+        found = [self._answers(row) for row in ROWS if row.claimed]
+        answers = [answer for of_row in found for _, answer in of_row.values()]
         if not answers:
             return "not shown"
-        if all(answer == YES for answer in answers):
+        if all(found) and all(answer == YES for answer in answers):
             return "agrees"
         return "partly" if YES in answers else "differs"
 
@@ -196,19 +201,23 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
 
 
 def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the finished models of a folder; models whose runs all diverged are left out."""
-    cells = {file.stem: read_cell(file) for file in cell_files(folder)}
+    """Return the finished models of a folder; stale models, and models whose runs all diverged, are left out.
+
+    Raises:
+        DamagedFileError: a file is damaged, or no model's.
+        ValueError: the models read different texts.
+    """
     return {
         name: cell
-        for name, cell in cells.items()
-        if cell is not None and next_place(cell["runs"]) is None and chosen_rate(cell["runs"]) is not None
+        for name, cell in read_models(folder, alike=False).items()
+        if next_place(cell["runs"]) is None and chosen_rate(cell["runs"]) is not None and not is_stale_model(name, cell)
     }
 
 
 def _losses(cell: Mapping[str, Any]) -> Sequence[float]:
     """Return the validation loss of each seed at the best learning rate."""
     rate = chosen_rate(cell["runs"])
-    return [run["validation_loss"] for run in cell["runs"] if run["lr"] == rate and run["validation_loss"] is not None]
+    return [run["validation_loss"] for run in cell["runs"] if run["lr"] == rate]
 
 
 def _in_words(cell: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Scores of diagnostics against the losses of small language models."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 from markupsafe import Markup
 from matplotlib import rc_context
@@ -16,7 +17,7 @@ from tasks import TASKS
 def language_picture(
     board: Board, models: Sequence[LanguageModel], found: dict[str, list[Correlations]], loss: str
 ) -> Picture:
-    """Return one panel per score, with one mark per layer: score against loss.
+    """Return one panel per score, with one mark per layer: score against loss. Layers that diverged have no mark.
 
     Args:
         board: accuracies of the layers.
@@ -24,13 +25,14 @@ def language_picture(
         found: the correlations by metric.
         loss: short name of the loss.
     """
-    legend = styles([model.layer for model in models if model.finished])
+    drawn = [model for model in models if model.counts and isfinite(model.loss(loss))]
+    legend = styles([model.layer for model in drawn])
     panels: dict[str, dict[str, Markup]] = {}
     for metric in METRICS:
         rho = {row.score: row.pooled[loss] for row in found[metric]}
         for score in (*TASKS, MEAN_RANK):
             scores = scores_of(board, score, metric)
-            both = [model for model in models if model.finished and model.layer in scores]
+            both = [model for model in drawn if isfinite(scores.get(model.layer, float("nan")))]
             if len(both) < 2:
                 continue
 

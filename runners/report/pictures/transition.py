@@ -62,7 +62,7 @@ def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
 def _curves(cell: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of E evaluations, and the validation losses (S, E) of the seeds at the best learning rate."""
     rate, config = chosen_rate(cell["runs"]), cell["config"]
-    curves = [run["curve"] for run in cell["runs"] if run["lr"] == rate and run["validation_loss"] is not None]
+    curves = [run["curve"] for run in cell["runs"] if run["lr"] == rate]
     losses_SE = np.array([[loss for _, _, loss in curve] for curve in curves])
     steps_E = np.array([step for step, _, _ in curves[0]])
     return steps_E * config["batch_size"] * config["seq_len"], losses_SE

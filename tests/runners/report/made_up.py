@@ -33,7 +33,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "family": "attention",
     "options": {},
     "config": {},
-    "corpus": {},
+    "corpus": {"name": "a"},
     "tokens": 1000,
     "parameters_without_embeddings": 3_000_000,
     "runs": [],

@@ -14,7 +14,10 @@ from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
 
 
-def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e-3, **config: Any) -> None:
+def write(
+    folder: Path, name: str, losses: tuple[float, float], best: float = 3e-3, code: str = "", corpus: str = "a",
+    **config: Any,
+) -> None:  # fmt: skip
     """Write a finished model whose seeds have these losses at the best of its learning rates."""
     rates = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2}
     places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
@@ -22,7 +25,8 @@ def write(folder: Path, name: str, losses: tuple[float, float], best: float = 3e
         {**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]]}
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
-    write_cell(folder / f"{name}.json", {**LANGUAGE_MODEL, "runs": runs, "config": {**SIZE, **config}})
+    described = {"runs": [{**run, "code": code} for run in runs], "config": {**SIZE, **config}}
+    write_cell(folder / f"{name}.json", {**LANGUAGE_MODEL, **described, "corpus": {"name": corpus}})
 
 
 def rows(folder: Path) -> dict[str, list[str]]:
@@ -68,7 +72,31 @@ def test_depth_against_width(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.1, 3.1))
     cache = rows(tmp_path)["and keep less of each token while decoding"]
     assert cache == ["5,376 against 7,680 floats per token", "not trained", "paper's: yes"]
+    assert Transition(finished_models(tmp_path)).verdict() == "partly"
+
+
+def test_the_paper_is_agreed_with_once_every_claim_is_checked(tmp_path: Path) -> None:
+    losses = {"rt-6": 3.0, "rt-6-batch-32": 3.0, "rt-3": 3.0}
+    names = {name for row in ROWS if row.claimed for name in row.models}
+    for name in sorted(names - {"rt-3"}):
+        best = 1e-3 if name == "rt-6-no-persistent-norm" else 3e-3
+        write(tmp_path, name, (losses.get(name, 3.1),) * 2, best)
+    assert Transition(finished_models(tmp_path)).verdict() == "partly"
+    write(tmp_path, "rt-3", (3.0, 3.0), layers=3)
     assert Transition(finished_models(tmp_path)).verdict() == "agrees"
+
+
+def test_a_stale_model_is_not_trained(tmp_path: Path) -> None:
+    for name, loss in {"rt-6": 3.0, "transformer-6": 3.1, "transformer-12": 3.2}.items():
+        write(tmp_path, name, (loss, loss), code="stale" if name == "transformer-12" else "")
+    assert set(finished_models(tmp_path)) == {"rt-6", "transformer-6"}
+
+
+def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, "rt-6", (3.0, 3.0))
+    write(tmp_path, "transformer-6", (3.1, 3.1), corpus="another")
+    with pytest.raises(ValueError, match=r"rt-6.json and transformer-6.json are of different texts: move one"):
+        finished_models(tmp_path)
 
 
 def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:

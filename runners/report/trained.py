@@ -1,0 +1,44 @@
+"""The trained language models in a folder: whether they can be compared, and which of them are stale."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from runners.c4.config import Config
+from runners.c4.reference.cells import Cell, cell_files, is_stale, read_cell, settings_of
+from runners.c4.reference.experiments import EXPERIMENTS
+
+
+def read_models(folder: Path, alike: bool) -> dict[str, Cell]:
+    """Return the models in a folder by name.
+
+    Args:
+        folder: folder of the models' files.
+        alike: whether all models must have the same settings, apart from the layer.
+
+    Raises:
+        DamagedFileError: a file is damaged, or no model's.
+        ValueError: two models read different texts, or have different settings.
+    """
+    cells = {file.stem: cell for file in cell_files(folder) if (cell := read_cell(file)) is not None}
+    for one, other in pairwise(cells):
+        where = f"{folder}: {one}.json and {other}.json"
+        if cells[one]["corpus"]["name"] != cells[other]["corpus"]["name"]:
+            raise ValueError(f"{where} are of different texts: move one of them elsewhere")
+        if alike and _settings(cells[one]) != _settings(cells[other]):
+            raise ValueError(f"{where} have different settings: move one of them elsewhere")
+    return cells
+
+
+def _settings(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model; options that are newer than its file have their defaults."""
+    return {**settings_of(Config()), **cell["config"], "tokens": cell["tokens"]}
+
+
+def is_stale_model(name: str, cell: Cell) -> bool:
+    """Return whether the code of today trains a model differently; False for a model that is in no experiment."""
+    for experiment in EXPERIMENTS.values():
+        if name in experiment.rows:
+            return is_stale(cell, experiment.config(name), dict(experiment.rows[name].options))
+    return False
