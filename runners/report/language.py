@@ -2,12 +2,7 @@
 
 The language models are those of ``runners.c4.reference``: every layer in one setting. A score is the accuracy on a task
 or the mean rank over tasks. A correlation is Spearman's ρ over layers between a score and a loss. Its sign is chosen so
-that 1 means "layers with better scores have lower losses". The correlation *within families* is computed from ranks
-after the mean rank of each family is subtracted; it shows whether scores order the members of a family.
-
-Intervals are percentile bootstrap intervals over layers (Efron and Tibshirani 1993, chapter 13). The best of many
-scores correlates by chance alone. Whether a score predicts a loss is therefore decided by a permutation test of all
-scores together (Westfall and Young 1993, single-step maxT).
+that 1 means "layers with better scores have lower losses".
 """
 
 import math
@@ -17,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runners.c4.reference.cells import RATES, Cell, chosen_rate, next_place
 from runners.report.cells import Board
-from runners.report.ranks import RESAMPLES, SEED, mean_ranks
+from runners.report.correlation import LEAST, Rho, compared, spearman
+from runners.report.ranks import mean_ranks
 from runners.report.trained import is_stale_model, read_models
 from tasks import TASKS
 
@@ -32,14 +27,6 @@ LOSSES = {
 }
 """Losses by short name: key in a run, and name in the page."""
 MEAN_RANK = "mean rank"
-LEAST = 6
-"""Least number of layers of a correlation: with five layers, one random order in twelve has |ρ| of 0.9 or more."""
-
-SIGNIFICANT = 0.05
-"""A score predicts a loss if its p-value is below this."""
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,29 +66,6 @@ class LanguageModel:
     def loss(self, name: str) -> float:
         """Return the mean of a loss over the seeds."""
         return fmean(self.values[name])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rho:
-    """A rank correlation with its 95% interval.
-
-    Attributes:
-        value: the correlation.
-        low: lower end of the interval.
-        high: upper end of the interval.
-        p: probability that some score of the same table correlates as strongly, in either direction, if the losses are
-            assigned to the layers at random.
-    """
-
-    value: float
-    low: float
-    high: float
-    p: float
-
-    @property
-    def significant(self) -> bool:
-        """Whether the correlation is stronger than chance explains."""
-        return self.p < SIGNIFICANT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,105 +163,12 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
             score=score,
             title=title_of(board, score, metric),
             layers=int((~np.isnan(scores_SL[s])).sum()),
-            layers_within=int(_compared(scores_SL[s], families_L).sum()),
+            layers_within=int(compared(scores_SL[s], families_L).sum()),
             pooled=dict(zip(LOSSES, pooled[s], strict=True)),
             within=dict(zip(LOSSES, within[s], strict=True)),
         )
         for s, score in enumerate(scores)
     ]
-
-
-def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list[Rho | None]]:
-    """Return S x K rank correlations over L layers; None for an undefined correlation, or with too few layers.
-
-    Args:
-        scores_SL: S scores of each layer, NaN for a layer without the score.
-        gains_KL: K figures of each layer, of which more is better.
-        families_L: family of each layer. Ranks are compared within families, and families of a single layer are left
-            out; if all layers are of one family, all are compared.
-    """
-    rng = np.random.default_rng(SEED)
-    shuffled_PL = _shuffles(families_L, rng)
-    found_SK: list[list[tuple[float, float, float] | None]] = []
-    strongest_KP = np.zeros((len(gains_KL), RESAMPLES))
-
-    for scores_L in scores_SL:
-        at = np.flatnonzero(_compared(scores_L, families_L))
-        if len(at) < LEAST:
-            found_SK.append([None] * len(gains_KL))
-            continue
-
-        # Bootstrap samples of the layers. The first row holds the layers themselves.
-        chosen_BL = at[rng.integers(len(at), size=(1 + RESAMPLES, len(at)))]
-        chosen_BL[0] = at
-        average_BLL = _averages(families_L[chosen_BL])
-        x_BL = _centred_ranks(scores_L[chosen_BL], average_BLL)
-        found_SK.append([_interval(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL)) for y_L in gains_KL])
-
-        # What chance achieves: the strongest correlation of any score, with the gains assigned to other layers.
-        for k, y_L in enumerate(gains_KL):
-            y_PL = _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
-            strongest_KP[k] = np.maximum(strongest_KP[k], abs(np.nan_to_num(_cosines(x_BL[:1], y_PL))))
-
-    return [[_rho(found, strongest_KP[k]) for k, found in enumerate(found_K)] for found_K in found_SK]
-
-
-def _compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
-    """Return which layers have the score and are not the only one of their family that has it."""
-    has_L = ~np.isnan(scores_L)
-    return has_L & (np.bincount(families_L, has_L)[families_L] > 1)
-
-
-def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
-    """Return P random orders of the layers, in which each place keeps its family."""
-    orders_PL = np.argsort(families_L + rng.random((RESAMPLES, len(families_L))), axis=1)
-    shuffled_PL = np.empty_like(orders_PL)
-    shuffled_PL[:, np.argsort(families_L, kind="stable")] = orders_PL
-    return shuffled_PL
-
-
-def _averages(families_BL: Ints) -> Floats:
-    """Return the matrices that average over the family of each layer."""
-    same_BLL = families_BL[:, :, None] == families_BL[:, None, :]
-    averages_BLL: Floats = same_BLL / same_BLL.sum(2, keepdims=True)
-    return averages_BLL
-
-
-def _centred_ranks(values_BL: Floats, average_BLL: Floats) -> Floats:
-    """Return the ranks in each row less the mean rank of the family."""
-    from scipy.stats import rankdata  # takes a second to import
-
-    ranks_BL = rankdata(values_BL, axis=1)
-    centred_BL: Floats = ranks_BL - (average_BLL @ ranks_BL[:, :, None])[:, :, 0]
-    return centred_BL
-
-
-def _cosines(x_BL: Floats, y_BL: Floats) -> Floats:
-    """Return the cosines of the angles between the rows, which are the correlations of centred rows; NaN for zeros."""
-    lengths_B = np.sqrt((x_BL**2).sum(1) * (y_BL**2).sum(1))
-    return np.where(lengths_B > 1e-9, (x_BL * y_BL).sum(1) / np.maximum(lengths_B, 1e-9), np.nan)
-
-
-def _interval(x_BL: Floats, y_BL: Floats) -> tuple[float, float, float] | None:
-    """Return the correlation of the first rows and its interval from all other rows; None if it is undefined.
-
-    A sample in which all scores are equal shows no correlation and counts as 0. To leave such samples out would keep
-    those with the layers that differ, and all of those have the sign of the correlation.
-    """
-    value, *drawn = _cosines(x_BL, y_BL).tolist()
-    if math.isnan(value):
-        return None
-    low, high = np.percentile(np.nan_to_num(drawn), [2.5, 97.5])
-    return value, float(low), float(high)
-
-
-def _rho(interval: tuple[float, float, float] | None, strongest_P: Floats) -> Rho | None:
-    """Return a correlation with its p-value: the share of chance's P correlations that are as strong, with itself."""
-    if interval is None:
-        return None
-    value, low, high = interval
-    p = (1 + (strongest_P > abs(value) - 1e-9).sum()) / (1 + len(strongest_P))
-    return Rho(value=value, low=low, high=high, p=float(p))
 
 
 def answers(found: Sequence[Correlations]) -> list[str]:

@@ -14,7 +14,8 @@ from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
-from runners.report.language import LEAST, LOSSES, SIGNIFICANT, Correlations, LanguageModel, answers, correlations
+from runners.report.correlation import LEAST, SIGNIFICANT
+from runners.report.language import LOSSES, Correlations, LanguageModel, answers, correlations
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture

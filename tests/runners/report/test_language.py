@@ -14,16 +14,8 @@ from runners.c4.reference.cells import NAME, write_cell
 from runners.report import trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
-from runners.report.language import (
-    LEAST,
-    MEAN_RANK,
-    Rho,
-    answer,
-    answers,
-    correlations,
-    read_language_models,
-    spearman,
-)
+from runners.report.correlation import LEAST, Rho, spearman
+from runners.report.language import MEAN_RANK, answer, answers, correlations, read_language_models
 from runners.report.trained import is_stale_model
 from tests.runners.report import made_up
 
