@@ -93,7 +93,7 @@ class Clock:
         """
         todo = [pair for pair in zip(experiments, works, strict=True) if pair[1].run_steps]
         layers = len({_model(experiment) for experiment, _ in todo})
-        for experiment, work in sorted(todo, key=lambda pair: _length(pair[0])):
+        for experiment, work in sorted(todo, key=lambda pair: pair[0].length):
             self._time(experiment, self._members(work), limit=min(BUDGET_OF_A_SHAPE, self.budget / layers))
         return [self._duration(experiment, work) for experiment, work in zip(experiments, works, strict=True)]
 
@@ -129,20 +129,14 @@ class Clock:
 
         self._timed[shape] = seconds
         if seconds is not None:
-            self._rates[_model(experiment)] = seconds / (members * _length(experiment))
+            self._rates[_model(experiment)] = seconds / (members * experiment.length)
 
     def _estimate(self, experiment: Experiment, members: int) -> float | None:
         """Return the expected seconds of a step of ``members`` runs; None before any step is timed."""
         if not self._rates:
             return None
         rate = self._rates.get(_model(experiment), median(self._rates.values()))
-        return rate * members * _length(experiment)
-
-
-def _length(experiment: Experiment) -> int:
-    """Return the number of positions of a training sequence."""
-    length: int = experiment.instance.split("train").inputs_ST.shape[1]
-    return length
+        return rate * members * experiment.length
 
 
 def _model(experiment: Experiment) -> tuple[Any, ...]:
@@ -154,7 +148,7 @@ def _model(experiment: Experiment) -> tuple[Any, ...]:
 def _shape(experiment: Experiment, members: int) -> tuple[Any, ...]:
     """Return what decides how long a step of ``members`` runs takes."""
     task = experiment.instance
-    return *_model(experiment), task.backbone, task.vocab_size, _length(experiment), members
+    return *_model(experiment), task.backbone, task.vocab_size, experiment.length, members
 
 
 def time_step(experiment: Experiment, members: int, device: torch.device, limit: float = BUDGET_OF_A_SHAPE) -> float:
