@@ -1,8 +1,9 @@
 """The runs of a reference language model: the order of the runs, their training, and the file that holds them.
 
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
-its next neighbour is tried as well. The best rate is then trained with the other seeds. The file of the model is
-written after each run, so that the files alone show which runs are missing.
+its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
+next best rate takes its place. The file of the model is written after each run, so that the files alone show which runs
+are missing.
 """
 
 import math
@@ -118,27 +119,36 @@ def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged."""
+    """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged.
+
+    A rate at which any seed diverged is not chosen.
+    """
     losses = {rate: loss for rate, loss in losses_by_rate(runs).items() if math.isfinite(loss)}
     return min(losses, key=losses.__getitem__, default=None)
 
 
 def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
-    """Return the validation loss of the first seed at each learning rate; infinity for a run that diverged."""
-    first = [run for run in runs if run["seed"] == SEEDS[0]]
-    return {run["lr"]: math.inf if run["validation_loss"] is None else run["validation_loss"] for run in first}
+    """Return the validation loss of the first seed at each learning rate; infinity if any seed diverged there."""
+    losses = {run["lr"]: run["validation_loss"] for run in runs if run["seed"] == SEEDS[0]}
+    diverged = {run["lr"] for run in runs if run["validation_loss"] is None}
+    return {rate: math.inf if rate in diverged else loss for rate, loss in losses.items()}
 
 
 def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Return the least number of runs that a model still needs.
+    """Return the least number of runs that a model still needs, whatever their losses turn out to be."""
+    return min(_runs_if_best(rate, runs) for rate in RATES)
 
-    It needs more if its best learning rate turns out to be the lowest or highest one tried.
+
+def _runs_if_best(best: float, runs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many runs are left if ``best``, not yet tried, is the best rate and the others to try diverge.
+
+    If ``best`` is tried already, all rates to try diverge. The other seeds of the chosen rate converge.
     """
-    best = chosen_rate(runs) or FIRST[1]
     imagined = [*runs]
     while (place := next_place(imagined)) is not None:
-        loss = 0.0 if place == (best, SEEDS[0]) else math.inf
-        imagined.append({"lr": place[0], "seed": place[1], "validation_loss": loss})
+        rate, seed = place
+        loss = None if seed == SEEDS[0] and rate != best else 0.0
+        imagined.append({"lr": rate, "seed": seed, "validation_loss": loss})
     return len(imagined) - len(runs)
 
 
