@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runners.c4.checkpoints import load_model
+from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.cost import flops_per_token, model_parameters
@@ -224,6 +224,7 @@ def train_place(
     Raises:
         RunError: the run cannot continue.
         StoppedError: the process was asked to stop; the same call continues the run.
+        DamagedFileError: the last checkpoint is damaged.
     """
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, options, corpus)
@@ -235,7 +236,8 @@ def train_place(
         step = read_json(folder / "diverged.json")["step"]
         return {**described, "validation_loss": None, "diverged_at": step}
 
-    model, _ = load_model(folder)
+    # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
+    model, _ = load_model(newest(folder) or folder)
     recall, rest = split.losses(model.to(world.device), config.batch_size, world.device)
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
     curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]

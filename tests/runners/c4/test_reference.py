@@ -18,16 +18,16 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 from filelock import FileLock
 
 from mixers import MIXERS
-from runners.c4.checkpoints import load_model
+from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
-from runners.c4.identity import run_code
+from runners.c4.identity import run_code, run_folder
 from runners.c4.model import token_losses
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left
+from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left, train_place
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.rehearsal import trajectory
 from runners.c4.train import train
@@ -174,6 +174,21 @@ def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path)
     with torch.no_grad():
         losses_NT = token_losses(model, tokens_NT).numpy()
     assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)
+
+
+def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
+    """An earlier checkpoint takes the place of a damaged one only in training."""
+    config = configured(texts, tmp_path, lr=1e-3)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
+
+    last = newest(run_folder(config, {}, corpus))
+    assert last is not None
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged"):
+        train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
 
 
 def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> None:
