@@ -44,7 +44,7 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.recall import RecallSplit, split_recall
-from runners.c4.pretraining import check, check_memory, corpus_of
+from runners.c4.pretraining import check, check_memory, corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
     Cell,
@@ -147,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model in models:
             check(model.config, model.options, ())
         cells = {model.name: read_cell(model.file) for model in models}
+        check_files(cells, models)
         print_state(cells, models, options, partial(console.print, soft_wrap=True))
     if options.dry_run:
         return
@@ -156,6 +157,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
+def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model]) -> None:
+    """Check that today's command can add to the files of all models.
+
+    Raises:
+        ValueError: a file belongs to another corpus or other settings, or is unfinished and stale.
+    """
+    corpus = corpus_name_of(models[0].config)  # all models read the same text
+    for model in models:
+        if (cell := cells[model.name]) is not None:
+            check_cell(cell, model.config, model.options, corpus, model.file)
+
+
 def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], options: ReferenceOptions, say: Say) -> None:
     """Print which models are finished, the least number of runs that the others need, and the time on this device."""
     left = {name: runs_left(cell["runs"] if cell else []) for name, cell in cells.items()}
@@ -163,7 +176,7 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
     say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
     for model in models:
         cell = cells[model.name]
-        if cell is not None and is_stale(cell, model.config, model.options):
+        if cell is not None and left[model.name] == 0 and is_stale(cell, model.config, model.options):
             say(f"stale: {model.name} was trained by code that trains differently: delete its file to train it again")
     if options.dry_run:
         for name, count in left.items():
@@ -228,7 +241,7 @@ def train_if_free(
     Raises:
         RunError: a run cannot continue.
         StoppedError: the process was asked to stop; its state is saved.
-        ValueError: the model's file belongs to another corpus or other settings.
+        ValueError: another process has meanwhile written a file that ``check_files`` refuses.
     """
     config, file = model.config, model.file
     lock = options.out / "locks" / file.relative_to(options.folder).with_suffix("")
@@ -236,7 +249,7 @@ def train_if_free(
     try:
         with FileLock(lock, timeout=0):
             cell = read_cell(file) or new_cell(config, model.options, corpus, split)
-            check_cell(cell, config, model.options, corpus, file)
+            check_cell(cell, config, model.options, corpus.folder.name, file)
             check_memory(config, model.options, here)
             while (place := next_place(cell["runs"])) is not None:
                 with closing(Bar(console)) as bar:

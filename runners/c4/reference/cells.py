@@ -195,19 +195,33 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
 
 
-def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus, file: Path) -> None:
-    """Check that the runs of a file have the same corpus and settings as the runs to add.
+def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
+    """Check that the runs of a file can stand beside those of today's command.
+
+    Args:
+        cell: content of the file.
+        config: configuration that the model's runs share.
+        options: options of the layer that differ from its defaults.
+        corpus: name of the corpus.
+        file: the file, for messages.
 
     Raises:
-        ValueError: they differ; the message says what to do.
+        ValueError: the corpus or the settings differ, or runs are missing and the code trains differently; the message
+            says what to do.
     """
-    same_text = cell["corpus"]["name"] == corpus.folder.name
+    same_text = cell["corpus"]["name"] == corpus
     layer, layer_config = layer_of(config, options)
     # The file does not name options that are newer than it; its runs used their defaults.
     earlier = settings_of(Config()) | cell["config"], asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "other settings" if same_text else "another corpus"
         raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
+
+    if next_place(cell["runs"]) is not None and is_stale(cell, config, options):
+        raise ValueError(
+            f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
+            "model again"
+        )
 
 
 def train_place(

@@ -3,8 +3,9 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -359,19 +360,97 @@ def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], t
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
 
 
-def test_runs_of_other_settings_are_not_mixed(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def of_another_corpus(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"corpus": cell["corpus"] | {"name": "0123456789abcdef"}}
+
+
+def of_other_settings(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"config": cell["config"] | {"steps": 5}}
+
+
+def stale(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"runs": [{**done, "code": "other", "trajectory": [1.0]} for done in cell["runs"]]}
+
+
+def unfinished(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"runs": cell["runs"][:1]}
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The file of a finished Transformer."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+        patch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
+        places = ["--folder", str(folder / "cells"), "--out", str(folder / "out")]
+        reference.main(["--data", str(texts), "--rows", "transformer", *places])
+    return cell_of(folder, "transformer")
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["training", "dry run"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((unfinished, of_another_corpus), "is of another corpus: delete it to train the model again, or give another"),
+        ((unfinished, of_other_settings), "is of other settings: delete it to train the model again, or give another"),
+        ((of_another_corpus,), "is of another corpus: delete it"),
+        ((unfinished, stale), "is unfinished, and its runs were trained by code that trains differently: delete it"),
+    ],
+    ids=["another corpus", "other settings", "another corpus, finished", "stale"],
+)
+def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
+    changes: Sequence[Any],
+    message: str,
+    dry_run: list[str],
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "cells"
-    folder.mkdir()
+    """Although another layer comes before it."""
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(reduce(lambda cell, change: change(cell), changes, trained)))
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command, *dry_run])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file} {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_layer_of_other_code_is_named_and_not_trained_again(
+    trained: dict[str, Any], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(stale(trained)))
     reference.main([*command[:3], "transformer", *command[5:]])
-    cell = cell_of(tmp_path, "transformer")
-    (folder / "transformer.json").write_text(json.dumps({**cell, "runs": cell["runs"][:1]}))
-    monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], steps=5))
-    with pytest.raises(SystemExit) as stopped:
+    assert "stale: transformer was trained by code that trains differently" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "cells" / "transformer.json"
+    text = json.dumps(unfinished(stale(trained)))
+    prepare = reference.corpus_of
+
+    def write_meanwhile(*arguments: Any) -> Any:
+        file.parent.mkdir()
+        file.write_text(text)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(reference, "corpus_of", write_meanwhile)
+    with pytest.raises(SystemExit, match="2"):
         reference.main([*command[:3], "transformer", *command[5:]])
-    assert stopped.value.code == 2
-    assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
+    assert "transformer.json is unfinished, and its runs were trained by code" in capsys.readouterr().err
+    assert file.read_text() == text
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
