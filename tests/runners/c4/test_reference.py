@@ -34,6 +34,8 @@ from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.rehearsal import agree, trajectory
 from runners.c4.train import train
 from runners.files import DamagedFileError, read_json
+from runners.gpus import WORKER
+from runners.interrupt import StoppedError
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
 
 TINY: dict[str, Any] = {
@@ -360,6 +362,74 @@ def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], t
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
 
 
+def test_a_layer_that_fails_leaves_the_others_to_train(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_of_all = cells_of_layers.train
+
+    def train_but_gla(config: Config, *others: Any) -> dict[str, Any]:
+        if config.mixer == "gla":
+            raise RuntimeError("CUDA error: no such\nkernel")
+        return train_of_all(config, *others)
+
+    monkeypatch.setattr(cells_of_layers, "train", train_but_gla)
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    with pytest.raises(SystemExit, match="1"):
+        reference.main(command)
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
+    assert cell_of(tmp_path, "transformer")["complete"]
+    (line,) = capsys.readouterr().err.splitlines()
+    said, _, traceback = line.partition("; traceback: ")
+    assert said == "gla stopped: RuntimeError: CUDA error: no such kernel"
+    assert "in train_but_gla" in Path(traceback).read_text()
+    Path(traceback).unlink()
+
+
+def test_an_orderly_stop_in_one_layer_stops_all(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*others: object) -> None:
+        raise StoppedError(3, [])
+
+    monkeypatch.setattr(cells_of_layers, "train", stop)
+    with pytest.raises(StoppedError):
+        reference.main(command)
+    assert not (tmp_path / "cells").exists()
+
+
+def test_on_several_gpus_one_process_per_gpu_takes_layers(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(reference, "run_on_all_gpus", lambda *call: started.append(call))
+    with pytest.raises(SystemExit, match="1"):  # as one of them has failed
+        reference.main(command)
+    assert started == [("runners.c4.reference", command)]
+    assert capsys.readouterr().out.startswith("0 of 2 models are finished")
+    assert not (tmp_path / "out").exists()
+
+    # Such a process trains on its GPU, and does not repeat what is said already.
+    trained = []
+    monkeypatch.setenv(WORKER, "1")
+    monkeypatch.setattr(reference, "train_models", lambda models, *_: trained.extend(models) or True)
+    reference.main(command)
+    assert [model.name for model in trained] == ["gla", "transformer"]
+    assert capsys.readouterr().out == ""
+
+
+def test_torchrun_is_refused_in_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its processes would share each collective call, and each would train another layer."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(command)
+    line = "error: run this command without torchrun: it starts one process per GPU by itself\n"
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "out").exists()
+
+
 def of_another_corpus(cell: dict[str, Any]) -> dict[str, Any]:
     return cell | {"corpus": cell["corpus"] | {"name": "0123456789abcdef"}}
 
@@ -447,9 +517,11 @@ def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
         return prepare(*arguments)
 
     monkeypatch.setattr(reference, "corpus_of", write_meanwhile)
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="1"):
         reference.main([*command[:3], "transformer", *command[5:]])
-    assert "transformer.json is unfinished, and its runs were trained by code" in capsys.readouterr().err
+    said, _, traceback = capsys.readouterr().err.strip().partition("; traceback: ")
+    assert "transformer.json is unfinished, and its runs were trained by code" in said
+    Path(traceback).unlink()
     assert file.read_text() == text
 
 
