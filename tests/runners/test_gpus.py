@@ -1,5 +1,9 @@
 """Commands that run themselves once per GPU."""
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +12,13 @@ import torch
 from runners.gpus import WORKER, is_worker, run_on_all_gpus, starts_workers
 
 COMMAND = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
 pathlib.Path(gpu).write_text(" ".join([*sys.argv[1:], str("RUNNERS_WORKER" in os.environ)]))
+if "--wait" in sys.argv:
+    time.sleep(60)
+    pathlib.Path("not stopped").touch()
 sys.exit(int(os.environ.get("STATUS_OF_" + gpu, 0)))
 """
 """A command that leaves a file with its words, under the name of its GPU."""
@@ -52,3 +59,21 @@ def test_a_failed_part_is_no_stop_but_a_stopped_process_is(monkeypatch: pytest.M
     monkeypatch.setenv("STATUS_OF_1", "143")
     with pytest.raises(SystemExit, match="143"):
         run_on_all_gpus("on_a_gpu", [])
+
+
+def test_sigterm_stops_all_processes(folder: Path) -> None:
+    """A scheduler may send it to the command alone."""
+
+    def send() -> None:
+        while not ((folder / "0").exists() and (folder / "1").exists()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        run_on_all_gpus("on_a_gpu", ["--wait"])
+    thread.join()
+    assert not (folder / "not stopped").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
