@@ -136,9 +136,12 @@ def _described(error: BaseException) -> str:
 
 
 def _traceback_file(error: BaseException) -> str:
-    """Write the traceback of an error into a temporary file, and return its name."""
-    with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
-        file.writelines(traceback.format_exception(error))
+    """Write the traceback of an error into a temporary file; return its name, or why it is not written."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
+            file.writelines(traceback.format_exception(error))
+    except OSError as reason:
+        return f"not written ({reason})"
     return file.name
 
 

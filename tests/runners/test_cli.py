@@ -1,5 +1,6 @@
 """What all command lines share: how they end, and how their help reads."""
 
+import errno
 import io
 import os
 import re
@@ -79,6 +80,23 @@ def test_an_error_in_one_piece_of_work_is_one_line_with_a_file_of_its_traceback(
     assert said == "first stopped: RuntimeError: no such kernel"
     assert 'raise RuntimeError("no such\\nkernel")' in Path(traceback).read_text()
     Path(traceback).unlink()
+
+
+def test_a_full_disk_is_one_line_although_the_traceback_needs_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    failed: list[str] = []
+    with others_continue("first", failed):
+        raise full
+    assert capsys.readouterr().err == f"first stopped: OSError: {full}; traceback: not written ({full})\n"
+    assert failed == ["first"]
 
 
 @pytest.mark.parametrize(
