@@ -89,13 +89,44 @@ def _run(main: Callable[[], None]) -> None:
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
         if isinstance(error, SystemExit) and not is_raised_by_user(error):
             raise
-        if (place := origin(error)) is not None:
-            print(f"error: {place}: {_described(error)}; traceback: {_traceback_file(error)}", file=sys.stderr)
+        if origin(error) is not None:
+            print(f"error: {_unexpected(error)}", file=sys.stderr)
         elif lacks_memory(error):
-            print(f"stopped: too little memory ({_described(error)}): {LESS_MEMORY}", file=sys.stderr)
+            print(f"stopped: {_unexpected(error)}", file=sys.stderr)
         else:
             raise
         raise SystemExit(1) from None
+
+
+@contextlib.contextmanager
+def others_continue(name: str, failed: list[str], *expected: type[Exception]) -> Iterator[None]:
+    """Turn an error in one of several pieces of work into one line, so that the others are done.
+
+    Ctrl-C, an orderly stop and a closed pipe still end the program.
+
+    Args:
+        name: the piece of work.
+        failed: names of the pieces that failed; ``name`` is appended after an error.
+        expected: kinds of errors whose message says enough. The line of another error names a file with its traceback.
+    """
+    try:
+        yield
+    except (StoppedError, BrokenPipeError):
+        raise
+    except Exception as error:
+        line = str(error) if isinstance(error, expected) else _unexpected(error)
+        print(f"{name} stopped: {line}", file=sys.stderr)
+        failed.append(name)
+
+
+def _unexpected(error: BaseException) -> str:
+    """Return an error as one line, with a file of its traceback unless it is a lack of memory."""
+    from mixers.origin import origin, where
+    from runners.memory import lacks_memory
+
+    if origin(error) is None and lacks_memory(error):
+        return f"too little memory ({_described(error)}): {LESS_MEMORY}"
+    return f"{where(error)}{_described(error)}; traceback: {_traceback_file(error)}"
 
 
 def _described(error: BaseException) -> str:
@@ -105,9 +136,12 @@ def _described(error: BaseException) -> str:
 
 
 def _traceback_file(error: BaseException) -> str:
-    """Write the traceback of an error into a temporary file, and return its name."""
-    with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
-        file.writelines(traceback.format_exception(error))
+    """Write the traceback of an error into a temporary file; return its name, or why it is not written."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
+            file.writelines(traceback.format_exception(error))
+    except OSError as reason:
+        return f"not written ({reason})"
     return file.name
 
 

@@ -220,14 +220,17 @@ class Loop:
 
     def _diverged(self, what: str, step: int) -> DivergedError:
         """Record in a file that ``what`` is not finite at ``step``; return the error."""
-        last = checkpoints.newest(self.folder)
         documents = self.windows.documents(step - 1, self.config.batch_size)
-        named = ", ".join(documents[:NAMED_DOCUMENTS])
-        others = " and others" if len(documents) > NAMED_DOCUMENTS else ""
-        message = (
-            f"{what} is not finite at step {step}, with the batch of documents {named}{others}; last good checkpoint: "
-            f"{last or 'none'}: lower --lr"
-        )
+        if self.step == 0:
+            message = f"{what} is not finite before any training: correct the layer"
+        else:
+            last = checkpoints.newest(self.folder)
+            named = ", ".join(documents[:NAMED_DOCUMENTS])
+            others = " and others" if len(documents) > NAMED_DOCUMENTS else ""
+            message = (
+                f"{what} is not finite at step {step}, with the batch of documents {named}{others}; "
+                f"last good checkpoint: {last or 'none'}: lower --lr"
+            )
 
         if self.world.is_first:
             write_json(self.folder / "diverged.json", {"step": step, "documents": documents, "message": message})

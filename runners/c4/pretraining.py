@@ -22,7 +22,7 @@ from mixers.models import LanguageModel
 from mixers.registry import building, find_mixer
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus, prepare
+from runners.c4.corpus.prepare import Corpus, corpus_name, prepare
 from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import Row, read_curve
 from runners.c4.distributed import World, world
@@ -285,10 +285,22 @@ def corpus_of(config: Config, console: Console) -> Corpus:
     Raises:
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
     """
-    # Each split needs one token more than it has targets.
-    train_tokens = config.steps * config.batch_size * config.seq_len + 1
-    validation_tokens = config.validation_tokens + 1
+    train_tokens, validation_tokens = _tokens_of(config)
     return prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len)
+
+
+def corpus_name_of(config: Config) -> str:
+    """Return the name of the folder of a run's corpus, which need not exist; nothing is tokenised.
+
+    Raises:
+        ValueError: data or tokenizer are not available.
+    """
+    return corpus_name(config.data, config.tokenizer, _tokens_of(config)[1])
+
+
+def _tokens_of(config: Config) -> tuple[int, int]:
+    """Return how many training and validation tokens a run needs; each split needs one more than it has targets."""
+    return config.steps * config.batch_size * config.seq_len + 1, config.validation_tokens + 1
 
 
 def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:

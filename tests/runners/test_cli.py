@@ -1,5 +1,6 @@
 """What all command lines share: how they end, and how their help reads."""
 
+import errno
 import io
 import os
 import re
@@ -19,8 +20,9 @@ from mixers.transformer import Transformer
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
-from runners.cli import run_command
+from runners.cli import others_continue, run_command
 from runners.guidance import flag_of
+from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.nested_options import parse
@@ -54,6 +56,55 @@ def test_a_lack_of_memory_is_one_line(
     assert said.startswith(f"stopped: too little memory ({type(error).__name__}: ")
     assert said.endswith("free some, or lower the sizes; what is stored is kept\n")
     assert said.count("\n") == 1
+
+
+def test_an_error_in_one_piece_of_work_is_one_line_with_a_file_of_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    failed: list[str] = []
+    with others_continue("first", failed, OSError):
+        raise RuntimeError("no such\nkernel")
+    with others_continue("second", failed, OSError):
+        pass
+    with others_continue("third", failed, OSError):
+        raise OSError("the disk is full: free some space")
+    with others_continue("fourth", failed, OSError):
+        raise MemoryError
+    assert failed == ["first", "third", "fourth"]
+
+    unexpected, expected, memory = capsys.readouterr().err.splitlines()
+    assert expected == "third stopped: the disk is full: free some space"
+    assert memory.startswith("fourth stopped: too little memory (MemoryError: )")
+    said, _, traceback = unexpected.partition("; traceback: ")
+    assert said == "first stopped: RuntimeError: no such kernel"
+    assert 'raise RuntimeError("no such\\nkernel")' in Path(traceback).read_text()
+    Path(traceback).unlink()
+
+
+def test_a_full_disk_is_one_line_although_the_traceback_needs_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    failed: list[str] = []
+    with others_continue("first", failed):
+        raise full
+    assert capsys.readouterr().err == f"first stopped: OSError: {full}; traceback: not written ({full})\n"
+    assert failed == ["first"]
+
+
+@pytest.mark.parametrize(
+    "stop", [KeyboardInterrupt(), SystemExit(2), StoppedError(3, [signal.SIGTERM]), BrokenPipeError()]
+)
+def test_what_stops_the_program_stops_all_pieces_of_work(stop: BaseException) -> None:
+    with pytest.raises(type(stop)), others_continue("first", [], RuntimeError):
+        raise stop
 
 
 @pytest.fixture

@@ -130,15 +130,8 @@ def prepare(
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
         DataError: the data are invalid.
     """
-    # Check the files first, because the tokenizer may come from the hub.
-    files = find_files(data)
-    encoder = load_tokenizer(tokenizer)
-    encoder.encode_special_tokens = True  # a text that spells end-of-text does not end there
-    empty = _empty_manifest(encoder, files)
-
-    # Training documents are compared with all validation documents, so more validation shards make another corpus.
-    identity = [FORMAT, SHARD_TOKENS, math.ceil(validation_tokens / SHARD_TOKENS), empty.tokenizer, empty.sources]
-    folder = out / "corpora" / sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    files, encoder, empty = _open_sources(data, tokenizer)
+    folder = out / "corpora" / _name(empty, validation_tokens)
     verify(folder, read_manifest(folder) or empty, console)
 
     asked: dict[Split, int] = {"validation": validation_tokens, "train": train_tokens}
@@ -156,6 +149,33 @@ def prepare(
         for split in SPLITS:
             corpus.check_window(split, seq_len)
         return corpus
+
+
+def corpus_name(data: Sequence[str], tokenizer: str, validation_tokens: int) -> str:
+    """Return the name of the folder of a corpus; nothing is tokenised or written.
+
+    Arguments are those of ``prepare``.
+
+    Raises:
+        ValueError: data or tokenizer are not available.
+    """
+    return _name(_open_sources(data, tokenizer)[2], validation_tokens)
+
+
+def _open_sources(data: Sequence[str], tokenizer: str) -> tuple[dict[Split, list[str]], "Tokenizer", Manifest]:
+    """Return the source files, the tokenizer, and the manifest of a corpus before anything is tokenised."""
+    # Check the files first, because the tokenizer may come from the hub.
+    files = find_files(data)
+    encoder = load_tokenizer(tokenizer)
+    encoder.encode_special_tokens = True  # a text that spells end-of-text does not end there
+    return files, encoder, _empty_manifest(encoder, files)
+
+
+def _name(empty: Manifest, validation_tokens: int) -> str:
+    """Return the name of the folder of a corpus, a hash of what decides its content."""
+    # Training documents are compared with all validation documents, so more validation shards make another corpus.
+    identity = [FORMAT, SHARD_TOKENS, math.ceil(validation_tokens / SHARD_TOKENS), empty.tokenizer, empty.sources]
+    return sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def _empty_manifest(encoder: "Tokenizer", files: Mapping[Split, Sequence[str]]) -> Manifest:

@@ -10,12 +10,13 @@
 ``runners.c4.reference.experiments`` says which models an experiment trains. ``ranking`` trains every layer with 4
 layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
 model is trained at learning rates 1e-3, 3e-3 and 1e-2. While the best rate is the lowest or highest one tried, its next
-neighbour is tried as well. The best rate is then trained with a second seed. All models of an experiment read the same
-text.
+neighbour is tried as well. The best rate is then trained with a second seed. If that seed diverges, the next best rate
+takes its place. All models of an experiment read the same text.
 
 The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
-run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. Several commands may share
-both folders: each model is trained by one of them.
+run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. On several GPUs, one process
+per GPU takes models. Several commands may share both folders: each model is trained by one of them. An error in a model
+is one line; the other models are trained, and the command ends with status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -23,6 +24,7 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -44,7 +46,7 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.recall import RecallSplit, split_recall
-from runners.c4.pretraining import check, check_memory, corpus_of
+from runners.c4.pretraining import check, check_memory, corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
     Cell,
@@ -61,8 +63,9 @@ from runners.c4.reference.cells import (
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.watchers import Bar
-from runners.cli import check_out, cli, run_command, shown_as, user_errors
+from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
 from runners.device import device_name, find_devices
+from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.progress import spell
 
 Say = Callable[[str], None]
@@ -135,8 +138,10 @@ class Model:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     console = Console(markup=False)
+    arguments = sys.argv[1:] if arguments is None else arguments
     with user_errors(ValueError, OSError):
-        arguments = sys.argv[1:] if arguments is None else arguments
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out)
         check_out(options.folder, "--folder")
@@ -147,13 +152,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model in models:
             check(model.config, model.options, ())
         cells = {model.name: read_cell(model.file) for model in models}
-        print_state(cells, models, options, partial(console.print, soft_wrap=True))
-    if options.dry_run:
+        if not is_worker():
+            check_files(cells, models)
+            print_state(cells, models, options, partial(console.print, soft_wrap=True))
+    missing = [model for model in models if (cell := cells[model.name]) is None or next_place(cell["runs"]) is not None]
+    if options.dry_run or not missing:
         return
 
-    missing = [model for model in models if (cell := cells[model.name]) is None or next_place(cell["runs"]) is not None]
-    if missing and not train_models(missing, options, console):
+    if starts_workers():
+        whole = run_on_all_gpus("runners.c4.reference", arguments)
+    else:
+        whole = train_models(missing, options, console)
+    if not whole:
         raise SystemExit(1)
+
+
+def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model]) -> None:
+    """Check that today's command can add to the files of all models.
+
+    Raises:
+        ValueError: a file belongs to another corpus or other settings, or is unfinished and stale.
+    """
+    corpus = corpus_name_of(models[0].config)  # all models read the same text
+    for model in models:
+        if (cell := cells[model.name]) is not None:
+            check_cell(cell, model.config, model.options, corpus, model.file)
 
 
 def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], options: ReferenceOptions, say: Say) -> None:
@@ -163,7 +186,7 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
     say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
     for model in models:
         cell = cells[model.name]
-        if cell is not None and is_stale(cell, model.config, model.options):
+        if cell is not None and left[model.name] == 0 and is_stale(cell, model.config, model.options):
             say(f"stale: {model.name} was trained by code that trains differently: delete its file to train it again")
     if options.dry_run:
         for name, count in left.items():
@@ -203,7 +226,7 @@ def train_models(models: Sequence[Model], options: ReferenceOptions, console: Co
 
     A model that another process trains counts as trained.
     """
-    whole = True
+    failed: list[str] = []
     config = models[0].config  # all models read the same text
     with world("auto") as here, user_errors(ValueError, OSError):
         corpus = corpus_of(config, console)
@@ -212,12 +235,9 @@ def train_models(models: Sequence[Model], options: ReferenceOptions, console: Co
         split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
 
         for model in models:
-            try:
+            with others_continue(model.name, failed, RunError):
                 train_if_free(model, corpus, split, here, options, console)
-            except RunError as error:
-                print(f"{model.name} stopped: {error}", file=sys.stderr)
-                whole = False
-    return whole
+    return not failed
 
 
 def train_if_free(
@@ -228,7 +248,7 @@ def train_if_free(
     Raises:
         RunError: a run cannot continue.
         StoppedError: the process was asked to stop; its state is saved.
-        ValueError: the model's file belongs to another corpus or other settings.
+        ValueError: another process has meanwhile written a file that ``check_files`` refuses.
     """
     config, file = model.config, model.file
     lock = options.out / "locks" / file.relative_to(options.folder).with_suffix("")
@@ -236,7 +256,7 @@ def train_if_free(
     try:
         with FileLock(lock, timeout=0):
             cell = read_cell(file) or new_cell(config, model.options, corpus, split)
-            check_cell(cell, config, model.options, corpus, file)
+            check_cell(cell, config, model.options, corpus.folder.name, file)
             check_memory(config, model.options, here)
             while (place := next_place(cell["runs"])) is not None:
                 with closing(Bar(console)) as bar:

@@ -1,8 +1,9 @@
 """The runs of a reference language model: the order of the runs, their training, and the file that holds them.
 
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
-its next neighbour is tried as well. The best rate is then trained with the other seeds. The file of the model is
-written after each run, so that the files alone show which runs are missing.
+its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
+next best rate takes its place. The file of the model is written after each run, so that the files alone show which runs
+are missing.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runners.c4.checkpoints import load_model
+from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.cost import flops_per_token, model_parameters
@@ -118,27 +119,36 @@ def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged."""
+    """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged.
+
+    A rate at which any seed diverged is not chosen.
+    """
     losses = {rate: loss for rate, loss in losses_by_rate(runs).items() if math.isfinite(loss)}
     return min(losses, key=losses.__getitem__, default=None)
 
 
 def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
-    """Return the validation loss of the first seed at each learning rate; infinity for a run that diverged."""
-    first = [run for run in runs if run["seed"] == SEEDS[0]]
-    return {run["lr"]: math.inf if run["validation_loss"] is None else run["validation_loss"] for run in first}
+    """Return the validation loss of the first seed at each learning rate; infinity if any seed diverged there."""
+    losses = {run["lr"]: run["validation_loss"] for run in runs if run["seed"] == SEEDS[0]}
+    diverged = {run["lr"] for run in runs if run["validation_loss"] is None}
+    return {rate: math.inf if rate in diverged else loss for rate, loss in losses.items()}
 
 
 def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Return the least number of runs that a model still needs.
+    """Return the least number of runs that a model still needs, whatever their losses turn out to be."""
+    return min(_runs_if_best(rate, runs) for rate in RATES)
 
-    It needs more if its best learning rate turns out to be the lowest or highest one tried.
+
+def _runs_if_best(best: float, runs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many runs are left if ``best``, not yet tried, is the best rate and the others to try diverge.
+
+    If ``best`` is tried already, all rates to try diverge. The other seeds of the chosen rate converge.
     """
-    best = chosen_rate(runs) or FIRST[1]
     imagined = [*runs]
     while (place := next_place(imagined)) is not None:
-        loss = 0.0 if place == (best, SEEDS[0]) else math.inf
-        imagined.append({"lr": place[0], "seed": place[1], "validation_loss": loss})
+        rate, seed = place
+        loss = None if seed == SEEDS[0] and rate != best else 0.0
+        imagined.append({"lr": rate, "seed": seed, "validation_loss": loss})
     return len(imagined) - len(runs)
 
 
@@ -185,19 +195,33 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
 
 
-def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus, file: Path) -> None:
-    """Check that the runs of a file have the same corpus and settings as the runs to add.
+def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
+    """Check that the runs of a file can stand beside those of today's command.
+
+    Args:
+        cell: content of the file.
+        config: configuration that the model's runs share.
+        options: options of the layer that differ from its defaults.
+        corpus: name of the corpus.
+        file: the file, for messages.
 
     Raises:
-        ValueError: they differ; the message says what to do.
+        ValueError: the corpus or the settings differ, or runs are missing and the code trains differently; the message
+            says what to do.
     """
-    same_text = cell["corpus"]["name"] == corpus.folder.name
+    same_text = cell["corpus"]["name"] == corpus
     layer, layer_config = layer_of(config, options)
     # The file does not name options that are newer than it; its runs used their defaults.
     earlier = settings_of(Config()) | cell["config"], asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "other settings" if same_text else "another corpus"
         raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
+
+    if next_place(cell["runs"]) is not None and is_stale(cell, config, options):
+        raise ValueError(
+            f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
+            "model again"
+        )
 
 
 def train_place(
@@ -214,6 +238,7 @@ def train_place(
     Raises:
         RunError: the run cannot continue.
         StoppedError: the process was asked to stop; the same call continues the run.
+        DamagedFileError: the last checkpoint is damaged.
     """
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, options, corpus)
@@ -225,7 +250,8 @@ def train_place(
         step = read_json(folder / "diverged.json")["step"]
         return {**described, "validation_loss": None, "diverged_at": step}
 
-    model, _ = load_model(folder)
+    # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
+    model, _ = load_model(newest(folder) or folder)
     recall, rest = split.losses(model.to(world.device), config.batch_size, world.device)
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
     curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]

@@ -14,11 +14,13 @@ import torch
 
 from runners.c4.config import Config
 from runners.c4.distributed import World
-from runners.c4.model import build, mean_loss
+from runners.c4.model import build, layer_of, mean_loss
 from runners.c4.step import Stepper, learning_rate
 
-SMALL: dict[str, Any] = {"layers": 2, "seq_len": 20, "batch_size": 4, "steps": 4, "micro_batch_size": None, "lr": 1e-2}
-"""Settings of a rehearsal that replace those of the run. The sequences are longer than two segments of most layers."""
+SMALL: dict[str, Any] = {"layers": 2, "batch_size": 4, "steps": 4, "micro_batch_size": None, "lr": 1e-2}
+"""Settings of a rehearsal that replace those of the run."""
+SHORTEST = 20
+"""Length of the sequences, unless parts of the layer need longer ones."""
 VOCABULARY = 50
 CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
@@ -33,13 +35,25 @@ def trajectory(config: Config, options: dict[str, Any]) -> list[float]:
         config: configuration of the run.
         options: options of the layer that differ from its defaults.
     """
-    config = replace(config, **SMALL, clip=CLIP, seed=0)
+    config = replace(config, **SMALL, seq_len=length(config, options), clip=CLIP, seed=0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         return _losses(config, options)
     finally:
         torch.set_default_dtype(before)
+
+
+def length(config: Config, options: dict[str, Any]) -> int:
+    """Return the length of a rehearsal's sequences, which are longer than two parts of the layer.
+
+    Parts are the segments, windows, chunks or blocks of some layers. ``Layer.remark`` tells sequences that are no
+    longer than one part. Longer sequences than those of the run are not needed. Arguments are those of
+    ``trajectory``.
+    """
+    layer, layer_config = layer_of(config, options)
+    lengths = range(SHORTEST, max(SHORTEST, config.seq_len) + 1)
+    return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])
 
 
 def _losses(config: Config, options: dict[str, Any]) -> list[float]:

@@ -13,7 +13,8 @@ Each cell is one layer on one task: 200 epochs at each point of the wide grid, t
 A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
 that folder still exists. On several GPUs, one process per GPU takes cells, and each cell is trained once. Several
 commands that share both folders also divide the cells among themselves. With ``--minutes``, a cell is left for another
-time if it is expected to end too late, by the times of the cells that exist.
+time if it is expected to end too late, by the times of the cells that exist. An error in a cell is one line; the other
+cells are trained, and the command ends with status 1.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
 and its accuracy against the length of its blocks.
@@ -24,8 +25,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +33,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
-import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, run_command, shown_as, user_errors
+from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
+from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.mad.duration import sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
@@ -60,8 +59,6 @@ from tasks import TASKS, find_task
 
 BESIDE_TRAINING = 30.0
 """Seconds that a cell takes beside its training: compilation, diagnosis, the model's file."""
-ONE_GPU = "RUNNERS_MAD_REFERENCE_WORKER"
-"""Set in the environment of the processes that this command starts, one per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = [place for place in wanted if place not in there]
 
     # Print the state and the plan; only the process started by the user prints, not those it starts for GPUs.
-    by_hand = ONE_GPU not in os.environ
+    by_hand = not is_worker()
     if by_hand:
         with user_errors(ValueError, OSError):
             print_state(there, missing, options, say)
@@ -134,29 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
 
     # Training.
-    if not options.overview:
-        if torch.cuda.device_count() > 1 and by_hand:
-            train_on_all_gpus(arguments)
+    whole = True
+    if missing and not options.overview:
+        if starts_workers():
+            whole = run_on_all_gpus("runners.mad.reference", arguments)
         else:
-            ends_in_time = limit(options)
-            for entry, task in missing:
-                if ends_in_time(entry, task):
-                    train_if_free(entry, task, options, console)
+            whole = train_cells(missing, options, console)
 
-    # What is left, and the overview.
     if by_hand:
-        left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
-        if left and not options.overview:
-            limited = (
-                "" if options.minutes is None else f", where not expected to end within {options.minutes:g} minutes"
-            )
-            say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
-            if left == len(missing):
-                return
-        preset = "" if options.preset == "full" else f" --preset {options.preset}"
         with user_errors(ValueError, OSError):
-            for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
-                say(f"written: {path}")
+            print_end(missing, options, say)
+    if not whole:
+        raise SystemExit(1)
 
 
 def print_state(
@@ -172,6 +158,20 @@ def print_state(
     if options.dry_run:
         for file in stale:
             say(f"stale: {file.parent.name} on {file.stem}")
+
+
+def print_end(missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]) -> None:
+    """Print how many of the missing cells are not trained; write the overview, unless that is all of them."""
+    left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
+    if left and not options.overview:
+        limited = "" if options.minutes is None else f", where not expected to end within {options.minutes:g} minutes"
+        say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
+        if left == len(missing):
+            return
+
+    preset = "" if options.preset == "full" else f" --preset {options.preset}"
+    for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
+        say(f"written: {path}")
 
 
 def print_forecast(missing: Sequence[Place], options: ReferenceOptions, console: Console) -> None:
@@ -234,6 +234,17 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
     return list(names or TASKS)
 
 
+def train_cells(missing: Sequence[Place], options: ReferenceOptions, console: Console) -> bool:
+    """Train cells; return False if one of them stopped with an error. A cell of another process counts as trained."""
+    failed: list[str] = []
+    ends_in_time = limit(options)
+    for entry, task in missing:
+        if ends_in_time(entry, task):
+            with others_continue(f"{entry.name} on {task}", failed):
+                train_if_free(entry, task, options, console)
+    return not failed
+
+
 def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> None:
     """Train a cell, unless another process is training it or has finished it."""
     locks = options.studies / "locks"
@@ -242,32 +253,11 @@ def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: C
         with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
             if cell_file(options.cells, entry, task).exists():
                 return
-            with user_errors(ValueError, OSError):
-                cell = train_cell(entry, task, options.plan(entry, task), console)
-                path = write_cell(options.cells, entry, task, cell)
+            cell = train_cell(entry, task, options.plan(entry, task), console)
+            path = write_cell(options.cells, entry, task, cell)
             console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
     except Timeout:
         return
-
-
-def train_on_all_gpus(arguments: Sequence[str]) -> None:
-    """Run this command once per GPU; the processes take cells until none is left.
-
-    Raises:
-        SystemExit: a process failed or was stopped; the exit has its status.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    start = partial(subprocess.Popen, [sys.executable, "-m", "runners.mad.reference", *arguments])
-    processes = [start(env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, ONE_GPU: "1"}) for gpu in visible]
-    try:
-        statuses = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()  # each saves its state and prints that it did
-    if failed := [status for status in statuses if status]:
-        raise SystemExit(failed[0])
 
 
 if __name__ == "__main__":

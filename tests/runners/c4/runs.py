@@ -65,8 +65,8 @@ def last_tensors(config: Config) -> dict[str, torch.Tensor]:
     return load_tensors(path)[0]
 
 
-class Interruption(Exception):
-    pass
+class Interruption(BaseException):
+    """Ends a run as a kill does: no program handles it."""
 
 
 class At:

@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import reduce
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,23 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 from filelock import FileLock
 
 from mixers import MIXERS
-from runners.c4.checkpoints import load_model
+from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
-from runners.c4.identity import run_code
+from runners.c4.identity import run_code, run_folder
 from runners.c4.model import token_losses
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left
+from runners.c4.reference import rehearsal
+from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left, train_place
 from runners.c4.reference.experiments import EXPERIMENTS
-from runners.c4.reference.rehearsal import trajectory
+from runners.c4.reference.rehearsal import agree, trajectory
 from runners.c4.train import train
 from runners.files import DamagedFileError, read_json
+from runners.gpus import WORKER
+from runners.interrupt import StoppedError
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
 
 TINY: dict[str, Any] = {
@@ -87,6 +92,49 @@ def test_the_second_seed_chooses_nothing() -> None:
     assert runs_left(runs) == 0
 
 
+def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
+    runs = [run(1e-3, 1.8), run(3e-3, 1.9), run(1e-2, 1.7), run(3e-2, 2.1), run(1e-2, None, seed=1)]
+    assert chosen_rate(runs) == 1e-3
+    assert runs_left(runs) == 2
+
+    # The next best rate is searched on its other side, and gets a second seed.
+    runs.append(run(3e-4, 1.85))
+    assert next_place(runs[:-1]) == (3e-4, 0)
+    assert next_place(runs) == (1e-3, 1)
+    assert runs_left(runs) == 1
+
+    # Where its second seed diverges as well, the third best one follows.
+    runs.append(run(1e-3, None, seed=1))
+    assert chosen_rate(runs) == 3e-4
+    assert next_place(runs) == (1e-4, 0)
+
+
+def fewest(runs: list[dict[str, Any]]) -> int:
+    """The least number of runs left, over all ways in which each of them can end."""
+    if (place := next_place(runs)) is None:
+        return 0
+    best = min((done["validation_loss"] for done in runs if done["validation_loss"] is not None), default=1.0)
+    ends = (best / 2, 9.0, None)
+    return 1 + min(fewest([*runs, run(place[0], loss, place[1])]) for loss in ends)
+
+
+def histories(length: int) -> Iterator[list[dict[str, Any]]]:
+    """Runs in their order, with all combinations of low, high and infinite losses."""
+    for losses in product((1.0, 2.0, None), repeat=length):
+        runs: list[dict[str, Any]] = []
+        for loss in losses:
+            if (place := next_place(runs)) is not None:
+                runs.append(run(place[0], loss, place[1]))
+        yield runs
+
+
+def test_the_runs_left_are_the_least_that_are_possible() -> None:
+    assert runs_left([run(1e-3, 2.0)]) == 3  # 3e-3, the best of all, with a second seed, and 1e-2
+    for length in range(6):
+        for runs in histories(length):
+            assert runs_left(runs) == fewest(runs)
+
+
 def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[bool]]:
     """Recall tokens by their definition."""
     known = Counter(pairwise(text))
@@ -132,6 +180,21 @@ def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path)
     assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)
 
 
+def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
+    """An earlier checkpoint takes the place of a damaged one only in training."""
+    config = configured(texts, tmp_path, lr=1e-3)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
+
+    last = newest(run_folder(config, {}, corpus))
+    assert last is not None
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged"):
+        train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
+
+
 def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 
@@ -146,6 +209,36 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> N
     rt = replace(config, mixer="rt")
     assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})
     assert is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {"block": 4})
+
+
+PARTS = [(name, *item) for name, row in EXPERIMENTS["ranking"].rows.items() for item in row.options.items()]
+
+
+@pytest.mark.parametrize(("name", "option", "part"), PARTS)
+def test_a_rehearsal_shows_what_parts_of_a_sequence_do(
+    name: str, option: str, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half and with twice the part, sequences of the same length have other losses."""
+    config = replace(EXPERIMENTS["ranking"].config(name), width=16, heads=2)
+    length = rehearsal.length(config, {option: part})
+    assert 2 * part < length < 3 * part
+    monkeypatch.setattr(rehearsal, "length", lambda *_: length)
+    here, half, twice = (trajectory(config, {option: n}) for n in (part, part // 2, 2 * part))
+    assert not agree(here, half)
+    assert not agree(here, twice)
+
+
+@pytest.mark.parametrize("name", ["transformer", "mamba2", "rt"])
+def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
+    """As when the runs in ``results`` were stored."""
+    assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
+
+
+def test_the_stored_runs_of_the_transformer_are_not_stale() -> None:
+    cell = cells_of_layers.read_cell(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
+    assert cell is not None
+    now = trajectory(EXPERIMENTS["ranking"].config("transformer"), {})
+    assert all(agree(done["trajectory"], now) for done in cell["runs"])
 
 
 @pytest.fixture
@@ -269,19 +362,167 @@ def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], t
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
 
 
-def test_runs_of_other_settings_are_not_mixed(
+def test_a_layer_that_fails_leaves_the_others_to_train(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "cells"
-    folder.mkdir()
+    train_of_all = cells_of_layers.train
+
+    def train_but_gla(config: Config, *others: Any) -> dict[str, Any]:
+        if config.mixer == "gla":
+            raise RuntimeError("CUDA error: no such\nkernel")
+        return train_of_all(config, *others)
+
+    monkeypatch.setattr(cells_of_layers, "train", train_but_gla)
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    with pytest.raises(SystemExit, match="1"):
+        reference.main(command)
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
+    assert cell_of(tmp_path, "transformer")["complete"]
+    (line,) = capsys.readouterr().err.splitlines()
+    said, _, traceback = line.partition("; traceback: ")
+    assert said == "gla stopped: RuntimeError: CUDA error: no such kernel"
+    assert "in train_but_gla" in Path(traceback).read_text()
+    Path(traceback).unlink()
+
+
+def test_an_orderly_stop_in_one_layer_stops_all(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*others: object) -> None:
+        raise StoppedError(3, [])
+
+    monkeypatch.setattr(cells_of_layers, "train", stop)
+    with pytest.raises(StoppedError):
+        reference.main(command)
+    assert not (tmp_path / "cells").exists()
+
+
+def test_on_several_gpus_one_process_per_gpu_takes_layers(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(reference, "run_on_all_gpus", lambda *call: started.append(call))
+    with pytest.raises(SystemExit, match="1"):  # as one of them has failed
+        reference.main(command)
+    assert started == [("runners.c4.reference", command)]
+    assert capsys.readouterr().out.startswith("0 of 2 models are finished")
+    assert not (tmp_path / "out").exists()
+
+    # Such a process trains on its GPU, and does not repeat what is said already.
+    trained = []
+    monkeypatch.setenv(WORKER, "1")
+    monkeypatch.setattr(reference, "train_models", lambda models, *_: trained.extend(models) or True)
+    reference.main(command)
+    assert [model.name for model in trained] == ["gla", "transformer"]
+    assert capsys.readouterr().out == ""
+
+
+def test_torchrun_is_refused_in_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its processes would share each collective call, and each would train another layer."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(command)
+    line = "error: run this command without torchrun: it starts one process per GPU by itself\n"
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "out").exists()
+
+
+def of_another_corpus(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"corpus": cell["corpus"] | {"name": "0123456789abcdef"}}
+
+
+def of_other_settings(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"config": cell["config"] | {"steps": 5}}
+
+
+def stale(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"runs": [{**done, "code": "other", "trajectory": [1.0]} for done in cell["runs"]]}
+
+
+def unfinished(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"runs": cell["runs"][:1]}
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The file of a finished Transformer."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+        patch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
+        places = ["--folder", str(folder / "cells"), "--out", str(folder / "out")]
+        reference.main(["--data", str(texts), "--rows", "transformer", *places])
+    return cell_of(folder, "transformer")
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["training", "dry run"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((unfinished, of_another_corpus), "is of another corpus: delete it to train the model again, or give another"),
+        ((unfinished, of_other_settings), "is of other settings: delete it to train the model again, or give another"),
+        ((of_another_corpus,), "is of another corpus: delete it"),
+        ((unfinished, stale), "is unfinished, and its runs were trained by code that trains differently: delete it"),
+    ],
+    ids=["another corpus", "other settings", "another corpus, finished", "stale"],
+)
+def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
+    changes: Sequence[Any],
+    message: str,
+    dry_run: list[str],
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Although another layer comes before it."""
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(reduce(lambda cell, change: change(cell), changes, trained)))
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command, *dry_run])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file} {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_layer_of_other_code_is_named_and_not_trained_again(
+    trained: dict[str, Any], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(stale(trained)))
     reference.main([*command[:3], "transformer", *command[5:]])
-    cell = cell_of(tmp_path, "transformer")
-    (folder / "transformer.json").write_text(json.dumps({**cell, "runs": cell["runs"][:1]}))
-    monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], steps=5))
-    with pytest.raises(SystemExit) as stopped:
+    assert "stale: transformer was trained by code that trains differently" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "cells" / "transformer.json"
+    text = json.dumps(unfinished(stale(trained)))
+    prepare = reference.corpus_of
+
+    def write_meanwhile(*arguments: Any) -> Any:
+        file.parent.mkdir()
+        file.write_text(text)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(reference, "corpus_of", write_meanwhile)
+    with pytest.raises(SystemExit, match="1"):
         reference.main([*command[:3], "transformer", *command[5:]])
-    assert stopped.value.code == 2
-    assert "transformer.json is of other settings: delete it" in capsys.readouterr().err
+    said, _, traceback = capsys.readouterr().err.strip().partition("; traceback: ")
+    assert "transformer.json is unfinished, and its runs were trained by code" in said
+    Path(traceback).unlink()
+    assert file.read_text() == text
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -108,6 +108,21 @@ def test_a_validation_loss_that_is_not_finite_is_divergence(texts: Path, tmp_pat
     assert checkpoints.newest(folder_of(config)) is None
 
 
+def test_a_layer_whose_first_loss_is_not_finite_is_to_be_corrected(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No learning rate has had an effect yet."""
+    lines = ("from torch import nn", "class NaN(nn.Linear):", "    def __init__(self, dim: int) -> None:")
+    code = (*lines, "        super().__init__(dim, dim)", "        nn.init.constant_(self.weight, float('nan'))")
+    (tmp_path / "not_finite_at_first.py").write_text("\n".join(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = configured(texts, tmp_path, mixer="not_finite_at_first:NaN", heads=None)
+    with pytest.raises(DivergedError) as error:
+        run(config)
+    assert str(error.value) == "loss nan or its gradient is not finite before any training: correct the layer"
+    assert json.loads((folder_of(config) / "diverged.json").read_text())["step"] == 1
+
+
 def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path)
     folder = folder_of(config)

@@ -2,15 +2,18 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from mixers import MIXERS
 from runners.files import DamagedFileError, read_json
+from runners.interrupt import StoppedError
 from runners.mad.duration import Duration, total
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
@@ -159,6 +162,66 @@ def test_within_minutes_only_cells_begin_that_are_expected_to_end_in_time(
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "0"])
     assert "--minutes 0 must be more than 0" in capsys.readouterr().err
+
+
+@pytest.fixture
+def two_cells(
+    cell: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], Callable[..., Any]]:
+    """A command that trains RT on two tasks, and a training that fails on the first of them."""
+
+    def train(entry: Entry, task: str, *others: object) -> dict[str, Any]:
+        if task == "parity":
+            raise RuntimeError("no such kernel")
+        return {**cell[1], "layer": entry.name, "task": task}
+
+    monkeypatch.setattr(command, "find_stale", lambda cells: [False for _ in cells])
+    monkeypatch.setattr(command, "print_forecast", lambda *others: None)
+    monkeypatch.setattr(command, "write_overview", lambda *others: [Path("overview.md")])
+    folders = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
+    return ["--layers", "rt", "--tasks", "parity", "mqar", *folders], train
+
+
+def test_a_cell_that_fails_leaves_the_others_to_train(
+    two_cells: tuple[list[str], Callable[..., Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments, train = two_cells
+    monkeypatch.setattr(command, "train_cell", train)
+    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
+    with pytest.raises(SystemExit, match="1"):
+        command.main(arguments)
+    assert [path.name for path in (tmp_path / "cells" / "rt").iterdir()] == ["mqar.json"]
+    said = capsys.readouterr()
+    assert said.err.startswith("rt on parity stopped: RuntimeError: no such kernel; traceback: ")
+    assert said.err.count("\n") == 1
+    assert said.out.splitlines()[-2:] == ["not trained: 1 cell", "written: overview.md"]
+    Path(said.err.rpartition("traceback: ")[2].strip()).unlink()
+
+
+def test_an_orderly_stop_in_one_cell_stops_all(
+    two_cells: tuple[list[str], Callable[..., Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*others: object) -> None:
+        raise StoppedError(3, [])
+
+    monkeypatch.setattr(command, "train_cell", stop)
+    with pytest.raises(StoppedError):
+        command.main(two_cells[0])
+    assert not (tmp_path / "cells").exists()
+
+
+def test_on_several_gpus_one_process_per_gpu_takes_cells(
+    two_cells: tuple[list[str], Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(command, "train_cell", lambda *others: pytest.fail("trains"))
+    monkeypatch.setattr(command, "run_on_all_gpus", lambda *call: started.append(call) or True)
+    command.main(two_cells[0])
+    assert started == [("runners.mad.reference", two_cells[0])]
 
 
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
