@@ -13,8 +13,8 @@ Each cell is one layer on one task: 200 epochs at each point of the wide grid, t
 A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
 that folder still exists. On several GPUs, one process per GPU takes cells, and each cell is trained once. Several
 commands that share both folders also divide the cells among themselves. With ``--minutes``, a cell is left for another
-time if it is expected to end too late, by the times of the cells that exist. An error in a cell is one line; the other
-cells are trained, and the command ends with status 1.
+time if it is expected to end too late. An error in a cell is one line; the other cells are trained, and the command
+ends with status 1.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
 and its accuracy against the length of its blocks.
@@ -38,7 +38,7 @@ from rich.console import Console
 
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
 from runners.gpus import is_worker, run_on_all_gpus, starts_workers
-from runners.mad.duration import sentence
+from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
@@ -51,14 +51,12 @@ from runners.mad.reference.cells import (
     train_cell,
     write_cell,
 )
+from runners.mad.reference.deadline import Deadline
 from runners.mad.reference.entries import ENTRIES, Entry
-from runners.mad.reference.forecast import expected_seconds, forecast, seconds_of_cells, table_of
+from runners.mad.reference.forecast import forecast, table_of
 from runners.mad.reference.overview import write_overview
 from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
-
-BESIDE_TRAINING = 30.0
-"""Seconds that a cell takes beside its training: compilation, diagnosis, the model's file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +106,7 @@ Place = tuple[Entry, str]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    began = monotonic()
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(markup=False)
     say = partial(console.print, soft_wrap=True)
@@ -122,21 +121,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     # Print the state and the plan; only the process started by the user prints, not those it starts for GPUs.
     by_hand = not is_worker()
-    if by_hand:
-        with user_errors(ValueError, OSError):
+    trains = bool(missing) and not options.overview
+    durations: dict[tuple[str, str], Duration] = {}
+    with user_errors(ValueError, OSError):
+        if by_hand:
             print_state(there, missing, options, say)
-            if missing and not options.overview:
-                print_forecast(missing, options, console)
+        if trains and (by_hand or options.minutes is not None):
+            names = [(entry.name, task) for entry, task in missing]
+            durations = dict(zip(names, forecast(missing, options.plan, known_cells(options)), strict=True))
+        if trains and by_hand:
+            print_forecast(missing, [*durations.values()], options, console)
     if options.dry_run:
         return
 
     # Training.
     whole = True
-    if missing and not options.overview:
+    if trains:
         if starts_workers():
             whole = run_on_all_gpus("runners.mad.reference", arguments)
         else:
-            whole = train_cells(missing, options, console)
+            deadline = None if options.minutes is None else Deadline(began + 60 * options.minutes, durations)
+            whole = train_cells(missing, deadline, options, console)
 
     if by_hand:
         with user_errors(ValueError, OSError):
@@ -174,7 +179,9 @@ def print_end(missing: Sequence[Place], options: ReferenceOptions, say: Callable
         say(f"written: {path}")
 
 
-def print_forecast(missing: Sequence[Place], options: ReferenceOptions, console: Console) -> None:
+def print_forecast(
+    missing: Sequence[Place], durations: Sequence[Duration], options: ReferenceOptions, console: Console
+) -> None:
     """Print how many cells will be trained, with ``--dry-run`` which, and how long that takes."""
     plan = options.plan(*missing[0])
     cells = f"{len(missing)} cell{'s' * (len(missing) > 1)}"
@@ -184,7 +191,6 @@ def print_forecast(missing: Sequence[Place], options: ReferenceOptions, console:
         soft_wrap=True,
     )
 
-    durations = forecast(missing, options.plan, known_cells(options))
     if options.dry_run:
         layers = [entry.name for entry in chosen_entries(options.layers)]
         console.print(table_of(missing, durations, layers))
@@ -195,21 +201,6 @@ def print_forecast(missing: Sequence[Place], options: ReferenceOptions, console:
 def known_cells(options: ReferenceOptions) -> list[dict[str, Any]]:
     """Return all cells that exist."""
     return [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
-
-
-def limit(options: ReferenceOptions) -> Callable[[Entry, str], bool]:
-    """Return a function that says whether a cell that begins now is expected to end before ``--minutes`` are over."""
-    if options.minutes is None:
-        return lambda entry, task: True
-
-    end = monotonic() + 60 * options.minutes
-    _, took = seconds_of_cells(known_cells(options))
-
-    def ends_in_time(entry: Entry, task: str) -> bool:
-        expected = expected_seconds(took, (entry.name, task)) or 0.0
-        return monotonic() + BESIDE_TRAINING + expected <= end
-
-    return ends_in_time
 
 
 def chosen_entries(names: Sequence[str]) -> list[Entry]:
@@ -234,30 +225,36 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
     return list(names or TASKS)
 
 
-def train_cells(missing: Sequence[Place], options: ReferenceOptions, console: Console) -> bool:
+def train_cells(
+    missing: Sequence[Place], deadline: Deadline | None, options: ReferenceOptions, console: Console
+) -> bool:
     """Train cells; return False if one of them stopped with an error. A cell of another process counts as trained."""
     failed: list[str] = []
-    ends_in_time = limit(options)
     for entry, task in missing:
-        if ends_in_time(entry, task):
-            with others_continue(f"{entry.name} on {task}", failed):
-                train_if_free(entry, task, options, console)
+        place = entry.name, task
+        if deadline is not None and not deadline.allows(place):
+            continue
+        began = monotonic()
+        with others_continue(f"{entry.name} on {task}", failed):
+            if train_if_free(entry, task, options, console) and deadline is not None:
+                deadline.learn(place, monotonic() - began)
     return not failed
 
 
-def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> None:
-    """Train a cell, unless another process is training it or has finished it."""
+def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> bool:
+    """Train a cell and return True, unless another process is training it or has finished it."""
     locks = options.studies / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
             if cell_file(options.cells, entry, task).exists():
-                return
+                return False
             cell = train_cell(entry, task, options.plan(entry, task), console)
             path = write_cell(options.cells, entry, task, cell)
             console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
+            return True
     except Timeout:
-        return
+        return False
 
 
 if __name__ == "__main__":

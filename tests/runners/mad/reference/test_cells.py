@@ -2,22 +2,21 @@
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from mixers import MIXERS
 from runners.files import DamagedFileError, read_json
-from runners.interrupt import StoppedError
 from runners.mad.duration import Duration, total
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
+from runners.mad.reference import deadline
 from runners.mad.reference.cells import FOLDER, options_of, read_cell, train_cell, write_cell
+from runners.mad.reference.deadline import Deadline
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
 from runners.mad.reference.forecast import expected_seconds, table_of
 from runners.progress import spell
@@ -135,93 +134,46 @@ def test_a_cell_is_expected_to_take_the_time_of_its_layer_and_of_its_task() -> N
 
 
 def test_within_minutes_only_cells_begin_that_are_expected_to_end_in_time(
-    cell: tuple[Path, dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for row, task, seconds in (("rt", "parity", 30.0), ("gla", "parity", 100.0), ("rt", "mqar", 60.0)):
-        content = {**cell[1], "layer": row, "task": task, "seconds": seconds, "device": "NVIDIA H200"}
-        write_cell(tmp_path, ENTRIES[row], task, content)
-    # Expected are 106 s for GLA on mqar, 55 and 60 s for LSTM, and 30 s each beside training.
+    expected = {("rt", "parity"): 100.0, ("rt", "mqar"): 30.0, ("lstm", "parity"): 60.0, ("lstm", "mqar"): 85.0}
+
+    def forecast(missing: Any, *others: Any) -> list[Duration]:
+        return [Duration(here=None, recorded=expected[entry.name, task]) for entry, task in missing]
+
+    # Each cell needs 30 s beside training.
     begun = []
     monkeypatch.setattr(command, "train_if_free", lambda entry, task, *others: begun.append((entry.name, task)))
-    monkeypatch.setattr(command, "find_stale", lambda cells: [False for _ in cells])
-    monkeypatch.setattr(command, "print_forecast", lambda *others: None)
+    monkeypatch.setattr(command, "forecast", forecast)
     monkeypatch.setattr(command, "write_overview", lambda *others: [])
-    arguments = ["--layers", "rt", "gla", "lstm", "--tasks", "parity", "mqar", "--folder", str(tmp_path)]
+    arguments = ["--layers", "rt", "lstm", "--tasks", "parity", "mqar", "--folder", str(tmp_path)]
     arguments += ["--out", str(tmp_path / "out"), "--minutes"]
     command.main([*arguments, "2"])
-    assert begun == [("lstm", "parity"), ("lstm", "mqar")]
-    assert "not trained: 3 cells, where not expected to end within 2 minutes" in capsys.readouterr().out
-
-    begun.clear()
-    command.main([*arguments, "3"])
-    assert begun == [("gla", "mqar"), ("lstm", "parity"), ("lstm", "mqar")]
+    assert begun == [("rt", "mqar"), ("lstm", "parity"), ("lstm", "mqar")]
+    assert "not trained: 4 cells, where not expected to end within 2 minutes" in capsys.readouterr().out
 
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "0"])
     assert "--minutes 0 must be more than 0" in capsys.readouterr().err
 
 
-@pytest.fixture
-def two_cells(
-    cell: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[str], Callable[..., Any]]:
-    """A command that trains RT on two tasks, and a training that fails on the first of them."""
+def test_finished_cells_show_the_pace_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(deadline, "monotonic", lambda: now[0])
+    durations = {
+        ("rt", "parity"): Duration(here=None, recorded=70.0),  # 100 s with what stands beside training
+        ("rt", "mqar"): Duration(here=170.0, recorded=9.0),  # on a CPU, the time of its steps counts
+        ("lstm", "mqar"): Duration(here=None, recorded=None),
+    }
+    left = Deadline(400.0, durations)
+    assert all(left.allows(place) for place in durations)
 
-    def train(entry: Entry, task: str, *others: object) -> dict[str, Any]:
-        if task == "parity":
-            raise RuntimeError("no such kernel")
-        return {**cell[1], "layer": entry.name, "task": task}
-
-    monkeypatch.setattr(command, "find_stale", lambda cells: [False for _ in cells])
-    monkeypatch.setattr(command, "print_forecast", lambda *others: None)
-    monkeypatch.setattr(command, "write_overview", lambda *others: [Path("overview.md")])
-    folders = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
-    return ["--layers", "rt", "--tasks", "parity", "mqar", *folders], train
-
-
-def test_a_cell_that_fails_leaves_the_others_to_train(
-    two_cells: tuple[list[str], Callable[..., Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments, train = two_cells
-    monkeypatch.setattr(command, "train_cell", train)
-    monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
-    with pytest.raises(SystemExit, match="1"):
-        command.main(arguments)
-    assert [path.name for path in (tmp_path / "cells" / "rt").iterdir()] == ["mqar.json"]
-    said = capsys.readouterr()
-    assert said.err.startswith("rt on parity stopped: RuntimeError: no such kernel; traceback: ")
-    assert said.err.count("\n") == 1
-    assert said.out.splitlines()[-2:] == ["not trained: 1 cell", "written: overview.md"]
-    Path(said.err.rpartition("traceback: ")[2].strip()).unlink()
-
-
-def test_an_orderly_stop_in_one_cell_stops_all(
-    two_cells: tuple[list[str], Callable[..., Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*others: object) -> None:
-        raise StoppedError(3, [])
-
-    monkeypatch.setattr(command, "train_cell", stop)
-    with pytest.raises(StoppedError):
-        command.main(two_cells[0])
-    assert not (tmp_path / "cells").exists()
-
-
-def test_on_several_gpus_one_process_per_gpu_takes_cells(
-    two_cells: tuple[list[str], Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(command, "train_cell", lambda *others: pytest.fail("trains"))
-    monkeypatch.setattr(command, "run_on_all_gpus", lambda *call: started.append(call) or True)
-    command.main(two_cells[0])
-    assert started == [("runners.mad.reference", two_cells[0])]
+    # Half as fast as expected: 200 s for 100, so 400 for 200.
+    now[0] = 200.0
+    left.learn(("rt", "parity"), 200.0)
+    assert [left.allows(place) for place in durations] == [True, False, True]
+    now[0] = 341.0
+    assert [left.allows(place) for place in durations] == [False, False, False]
 
 
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
