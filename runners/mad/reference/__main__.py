@@ -169,8 +169,9 @@ def print_end(missing: Sequence[Place], options: ReferenceOptions, say: Callable
     """Print how many of the missing cells are not trained; write the overview, unless that is all of them."""
     left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
     if left and not options.overview:
-        limited = "" if options.minutes is None else f", where not expected to end within {options.minutes:g} minutes"
-        say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
+        minutes = options.minutes
+        limited = minutes and f", where not expected to end within {minutes:g} minute{'s' * (minutes != 1)}"
+        say(f"not trained: {left} cell{'s' * (left > 1)}{limited or ''}")
         if left == len(missing):
             return
 
