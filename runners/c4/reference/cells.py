@@ -6,11 +6,14 @@ next best rate takes its place. The file of the model is written after each run,
 are missing.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
@@ -27,6 +30,8 @@ from runners.c4.train import train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
 from runners.files import check_entries, damaged, read_json, write_json
+from runners.provenance import code_version, sha256_of
+from runners.verdicts import remembered
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
@@ -277,8 +282,16 @@ def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
 def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:
     """Return whether the code of any run of a model trains differently from today's code."""
     code = run_code(config)
-    others = [run for run in cell["runs"] if run["code"] != code]
+    others = [run["trajectory"] for run in cell["runs"] if run["code"] != code]
     if not others:
         return False
-    now = trajectory(config, options)
-    return not all(agree(run["trajectory"], now) for run in others)
+
+    def find(_: Sequence[int]) -> list[bool]:
+        now = trajectory(config, options)
+        return [not all(agree(then, now) for then in others)]
+
+    # A rehearsal takes up to 5 seconds.
+    libraries = torch.__version__, code_version(alone=("runners.c4.reference.rehearsal",))
+    facts = [code, libraries, config.mixer, settings_of(config), options, others]
+    (stale,) = remembered([sha256_of(json.dumps(facts, sort_keys=True))], find)
+    return stale

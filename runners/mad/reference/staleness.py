@@ -1,8 +1,7 @@
 """Find stale reference cells: cells trained on other data, or by code that trains differently from today's.
 
 1. A verdict depends on the cell, the code that plans and trains it, and the versions of PyTorch and NumPy. Their hash
-   is the key of the verdict in a file in the user's cache folder. Verdicts in that file are not computed again; if the
-   file is missing or damaged, all verdicts are computed.
+   is the key of the verdict in the user's cache folder (``runners.verdicts``).
 2. A cell is stale if today's command would train on other data. Otherwise, a cell of the same code is not stale.
 3. All other cells are rehearsed (``runners.mad.search.identity``). If a cell holds a trajectory in float64, the
    rehearsal runs in float64, which detects smaller changes of code; older cells are rehearsed in float32. Cells that
@@ -17,28 +16,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import track
 
 from mixers.registry import find_mixer
-from runners.files import DamagedFileError, read_json, write_json
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import experiment_of
 from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
 from runners.mad.search.workers import deaf_to_interrupts, end_with_parent
 from runners.provenance import code_version, sha256_of
+from runners.verdicts import remembered
 from tasks import TASKS
 
-CACHE = user_cache_path("recurrent-transformer-diagnostics") / "reference-verdicts.json"
-MOST = 20_000
-"""Largest number of verdicts in the cache; older ones are dropped. Checkouts of different code share the cache."""
 DECIDING = (
     *("runners.mad.options", "runners.mad.plan", "runners.mad.experiment", "runners.mad.search.identity"),
     *("runners.mad.reference.cells", "runners.mad.reference.entries", "runners.mad.reference.staleness"),
@@ -52,14 +46,7 @@ Cell = Mapping[str, Any]
 
 def find_stale(cells: Sequence[Cell]) -> list[bool]:
     """Return whether each cell is stale; use the cache."""
-    keys = _keys(cells)
-    known = _read()
-    unknown = {key: cell for key, cell in zip(keys, cells, strict=True) if key not in known}
-    if unknown:
-        known |= dict(zip(unknown, check(list(unknown.values())), strict=True))
-        with suppress(OSError):  # without the cache, the next command only takes longer
-            write_json(CACHE, dict([*known.items()][-MOST:]))
-    return [known[key] for key in keys]
+    return remembered(_keys(cells), lambda places: check([cells[place] for place in places]))
 
 
 def check(cells: Sequence[Cell]) -> list[bool]:
@@ -98,15 +85,6 @@ def _keys(cells: Sequence[Cell]) -> list[str]:
         sha256_of(json.dumps([common, training[cell["mixer"]], data[cell["task"]], cell], sort_keys=True))
         for cell in cells
     ]
-
-
-def _read() -> dict[str, bool]:
-    """Return the verdicts in the cache; an empty dict if it is damaged."""
-    try:
-        found = read_json(CACHE)
-    except (DamagedFileError, OSError):
-        return {}
-    return found if isinstance(found, dict) and all(isinstance(value, bool) for value in found.values()) else {}
 
 
 def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Trajectory | None]:

@@ -19,6 +19,7 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 from filelock import FileLock
 
 from mixers import MIXERS
+from runners import verdicts
 from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
@@ -62,6 +63,11 @@ def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
     while (place := next_place(runs)) is not None:
         runs.append(run(place[0], losses[place[0]], place[1]))
     return [(done["lr"], done["seed"]) for done in runs]
+
+
+@pytest.fixture(autouse=True)
+def verdicts_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "CACHE", tmp_path / "cache" / "verdicts.json")
 
 
 FIRST = [(1e-3, 0), (3e-3, 0), (1e-2, 0)]
@@ -195,7 +201,7 @@ def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: P
         train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
 
 
-def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> None:
+def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 
     def cell(code: str, behaviour: Config) -> dict[str, Any]:
@@ -205,6 +211,11 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise() -> N
     assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
     assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config, {})
     assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
+
+    # The verdict is found once.
+    monkeypatch.setattr(cells_of_layers, "trajectory", lambda *_: pytest.fail("rehearsed again"))
+    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
+    monkeypatch.setattr(cells_of_layers, "trajectory", trajectory)
 
     rt = replace(config, mixer="rt")
     assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})

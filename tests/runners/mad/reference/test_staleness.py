@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mixers.base import Shape
+from runners import verdicts
 from runners.mad.experiment import Experiment
 from runners.mad.reference import staleness
 from runners.mad.reference.staleness import check, find_stale
@@ -29,7 +30,7 @@ def experiment() -> Experiment:
 def cell(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A cell of an experiment, which is what today's command would train, and an empty cache."""
     monkeypatch.setattr(staleness, "experiment_of", lambda cell: experiment)
-    monkeypatch.setattr(staleness, "CACHE", tmp_path / "cache" / "verdicts.json")
+    monkeypatch.setattr(verdicts, "CACHE", tmp_path / "cache" / "verdicts.json")
     made = {"mixer": "lstm", "task": "memorization", "fingerprint": experiment.fingerprint, "code": experiment.code}
     return {**made, "trajectory": [1.0], "sharp_trajectory": None}
 
@@ -99,11 +100,11 @@ def test_a_damaged_cache_costs_time_alone(
     rehearsed, cells = Counted(monkeypatch), [{**cell, "code": "earlier"}]
     find_stale(cells)
     if damage is None:  # a folder that cannot be written
-        staleness.CACHE.unlink()
-        staleness.CACHE.parent.rmdir()
-        staleness.CACHE.parent.write_text("")
+        verdicts.CACHE.unlink()
+        verdicts.CACHE.parent.rmdir()
+        verdicts.CACHE.parent.write_text("")
     else:
-        staleness.CACHE.write_text(damage)
+        verdicts.CACHE.write_text(damage)
     assert find_stale(cells) == [False]
     assert rehearsed.calls == 2
     assert find_stale(cells) == [False]
