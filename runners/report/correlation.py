@@ -3,7 +3,8 @@
 A correlation *within families* is computed from ranks after the mean rank of each family is subtracted; it shows
 whether scores order the members of a family. Intervals are percentile bootstrap intervals over layers (Efron and
 Tibshirani 1993, chapter 13). The best of many scores correlates by chance alone. Whether a score predicts a figure is
-therefore decided by a permutation test of all scores together (Westfall and Young 1993, single-step maxT).
+therefore decided by a permutation test of all scores together (Westfall and Young 1993, single-step minP): it compares
+p-values, not correlations, because scores of few layers correlate strongly by chance.
 """
 
 import math
@@ -31,8 +32,8 @@ class Rho:
         value: the correlation.
         low: lower end of the interval.
         high: upper end of the interval.
-        p: probability that some score of the same table correlates as strongly, in either direction, if the losses are
-            assigned to the layers at random.
+        p: probability that some score of the same table stands out as much from chance, in either direction, if the
+            losses are assigned to the layers at random.
     """
 
     value: float
@@ -58,9 +59,9 @@ def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list
     rng = np.random.default_rng(SEED)
     shuffled_PL = _shuffles(families_L, rng)
     found_SK: list[list[tuple[float, float, float] | None]] = []
-    strongest_KP = np.zeros((len(gains_KL), RESAMPLES))
+    p_SKP = np.ones((len(scores_SL), len(gains_KL), len(shuffled_PL)))
 
-    for scores_L in scores_SL:
+    for s, scores_L in enumerate(scores_SL):
         at = np.flatnonzero(compared(scores_L, families_L))
         if len(at) < LEAST:
             found_SK.append([None] * len(gains_KL))
@@ -73,12 +74,18 @@ def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list
         x_BL = _centred_ranks(scores_L[chosen_BL], average_BLL)
         found_SK.append([_interval(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL)) for y_L in gains_KL])
 
-        # What chance achieves: the strongest correlation of any score, with the gains assigned to other layers.
+        # The p-value of this score alone, for the layers' own gains and for each assignment to other layers.
         for k, y_L in enumerate(gains_KL):
             y_PL = _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
-            strongest_KP[k] = np.maximum(strongest_KP[k], abs(np.nan_to_num(_cosines(x_BL[:1], y_PL))))
+            p_SKP[s, k] = _p_values(abs(np.nan_to_num(_cosines(x_BL[:1], y_PL))))
 
-    return [[_rho(found, strongest_KP[k]) for k, found in enumerate(found_K)] for found_K in found_SK]
+    # How often chance lets some score stand out as much.
+    least_KP = p_SKP.min(axis=0)
+    p_SK = (least_KP <= p_SKP[:, :, :1] + 1e-9).mean(axis=2)
+    return [
+        [found and Rho(value=found[0], low=found[1], high=found[2], p=p) for found, p in zip(*pair, strict=True)]
+        for pair in zip(found_SK, p_SK.tolist(), strict=True)
+    ]
 
 
 def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
@@ -88,11 +95,18 @@ def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
 
 
 def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
-    """Return P random orders of the layers, in which each place keeps its family."""
-    orders_PL = np.argsort(families_L + rng.random((RESAMPLES, len(families_L))), axis=1)
+    """Return the order of the layers, then random orders in which each place keeps its family; P in all."""
+    orders_PL = np.argsort(families_L + rng.random((1 + RESAMPLES, len(families_L))), axis=1)
     shuffled_PL = np.empty_like(orders_PL)
     shuffled_PL[:, np.argsort(families_L, kind="stable")] = orders_PL
+    shuffled_PL[0] = np.arange(len(families_L))
     return shuffled_PL
+
+
+def _p_values(strengths_P: Floats) -> Floats:
+    """Return for each strength the share of all that are at least as large."""
+    ascending_P = np.sort(strengths_P)
+    return 1 - np.searchsorted(ascending_P, strengths_P - 1e-9) / len(strengths_P)
 
 
 def _averages(families_BL: Ints) -> Floats:
@@ -128,12 +142,3 @@ def _interval(x_BL: Floats, y_BL: Floats) -> tuple[float, float, float] | None:
         return None
     low, high = np.percentile(np.nan_to_num(drawn), [2.5, 97.5])
     return value, float(low), float(high)
-
-
-def _rho(interval: tuple[float, float, float] | None, strongest_P: Floats) -> Rho | None:
-    """Return a correlation with its p-value: the share of chance's P correlations that are as strong, with itself."""
-    if interval is None:
-        return None
-    value, low, high = interval
-    p = (1 + (strongest_P > abs(value) - 1e-9).sum()) / (1 + len(strongest_P))
-    return Rho(value=value, low=low, high=high, p=float(p))

@@ -180,10 +180,13 @@ def answer(found: Sequence[Correlations], loss: str) -> str:
     """Return in words which score predicts a loss best, and which scores do not predict it."""
     known = {row.title: rho for row in found if (rho := row.pooled[loss]) is not None}
     most = max((row.layers for row in found), default=0)
+    if not known and most >= LEAST:
+        return f"Nothing to tell: the {LOSSES[loss][1]} is the same for all layers."
     if not known:
         return f"Too few layers to tell: {most} of {LEAST} have a finished language model and a score on one task."
 
-    best = max(known, key=lambda title: known[title].value)
+    # The best score stands out most from chance; with few layers, a high correlation need not.
+    best = min(known, key=lambda title: (known[title].value <= 0, known[title].p, -known[title].value))
     rho, layers = known[best], next(row.layers for row in found if row.title == best)
     of_best = f"ρ = {rho.value:.2f}, 95% interval {rho.low:.2f} to {rho.high:.2f}, {layers} layers, {p_in_words(rho.p)}"
     by_chance = [title for title in known if not known[title].significant]
@@ -194,9 +197,9 @@ def answer(found: Sequence[Correlations], loss: str) -> str:
     if rho.significant and rho.value > 0:
         chosen = f" As the best of {len(known)} scores it looks better than it is." if len(known) > 1 else ""
         text = f"Yes: the best predictor of the {words} is {best} ({of_best}).{chosen}"
-        text += f" No stronger than chance: {', '.join(by_chance)}." if by_chance else ""
+        text += f" Not shown to be stronger than chance: {', '.join(by_chance)}." if by_chance else ""
     else:
-        text = f"No: no score predicts the {words} better than chance (the best is {best}, {of_best})."
+        text = f"Not shown: no score predicts the {words} clearly better than chance (the best is {best}, {of_best})."
     return text + (f" Correlated the other way: {', '.join(against)}." if against else "")
 
 

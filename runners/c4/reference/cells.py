@@ -129,7 +129,7 @@ def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
     A rate at which any seed diverged is not chosen.
     """
     losses = {rate: loss for rate, loss in losses_by_rate(runs).items() if math.isfinite(loss)}
-    return min(losses, key=losses.__getitem__, default=None)
+    return min(losses, key=lambda rate: (losses[rate], rate), default=None)
 
 
 def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:

@@ -120,6 +120,18 @@ def test_the_best_of_many_scores_is_seldom_found_by_chance() -> None:
     assert 0.3 < np.mean(least) < 0.7  # p of the best is uniform
 
 
+def test_scores_of_few_layers_do_not_hide_a_relation_of_many() -> None:
+    """With six layers, chance reaches correlations that twenty layers with a relation do not."""
+    rng = np.random.default_rng(4)
+    x_L = rng.standard_normal(20)
+    gains_KL = x_L + 0.8 * rng.standard_normal((20, 20))
+    few_SL = np.where(np.arange(20) < 6, rng.standard_normal((4, 20)), np.nan)
+    found = spearman(np.array([x_L, *few_SL]), gains_KL, np.zeros(20, int))
+    assert all(rho is not None for of_score in found for rho in of_score)
+    assert sum(rho.significant for rho in found[0] if rho is not None) >= 16
+    assert sum(rho.significant for of_score in found[1:] for rho in of_score if rho is not None) <= 8
+
+
 def test_scores_that_order_the_losses_are_found(results: Path) -> None:
     models = read_language_models(results / "reference" / NAME)
     assert [model.layer for model in models] == list(LAYERS)
@@ -140,7 +152,7 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
 
     text = answer(list(found.values()), "total")
     assert text.startswith("Yes: the best predictor of the validation loss is parity (ρ = 1.00, 95% interval 1.00 to")
-    assert "No stronger than chance: memorization, mean rank over 3 tasks." in text
+    assert "Not shown to be stronger than chance: memorization, mean rank over 3 tasks." in text
     assert text.endswith("Correlated the other way: copying.")
 
 
@@ -164,6 +176,13 @@ def test_a_layer_that_diverged_at_every_rate_comes_last(results: Path) -> None:
     rho = {row.score: row for row in correlations(board(results), models, "token")}["parity"].pooled["total"]
     assert rho is not None
     assert rho.value == pytest.approx(spearmanr(range(8), [9, 1, 2, 3, 4, 5, 6, 7]).statistic)
+
+
+def test_equal_losses_are_not_too_few_layers(results: Path) -> None:
+    for layer in LAYERS:
+        write_model(results, layer, 3.0)
+    found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
+    assert answer(found, "total") == "Nothing to tell: the validation loss is the same for all layers."
 
 
 def test_a_stale_language_model_is_not_correlated(results: Path) -> None:

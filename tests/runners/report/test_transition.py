@@ -75,6 +75,16 @@ def test_depth_against_width(tmp_path: Path) -> None:
     assert Transition(finished_models(tmp_path)).verdict() == "partly"
 
 
+def test_arithmetic_and_even_losses_are_no_evidence(tmp_path: Path) -> None:
+    """RT keeps less of each token by its shape alone; that is no measured claim."""
+    write(tmp_path, "rt-6-batch-32", (3.0, 3.2))
+    write(tmp_path, "transformer-6-batch-32", (3.1, 3.3))
+    assert Transition(finished_models(tmp_path)).verdict() == "not shown"
+    write(tmp_path, "rt-3", (3.2, 3.2), layers=3, width=896)
+    write(tmp_path, "transformer-6", (3.1, 3.1))
+    assert Transition(finished_models(tmp_path)).verdict() == "differs"
+
+
 def test_the_paper_is_agreed_with_once_every_claim_is_checked(tmp_path: Path) -> None:
     losses = {"rt-6": 3.0, "rt-6-batch-32": 3.0, "rt-3": 3.0}
     names = {name for row in ROWS if row.claimed for name in row.models}
