@@ -102,7 +102,7 @@ def _run(main: Callable[[], None]) -> None:
 def others_continue(name: str, failed: list[str], *expected: type[Exception]) -> Iterator[None]:
     """Turn an error in one of several pieces of work into one line, so that the others are done.
 
-    Ctrl-C, an orderly stop and a closed pipe still end the program.
+    Ctrl-C, an orderly stop and errors of files still end the program: where the disk is full, no other piece is stored.
 
     Args:
         name: the piece of work.
@@ -111,7 +111,7 @@ def others_continue(name: str, failed: list[str], *expected: type[Exception]) ->
     """
     try:
         yield
-    except (StoppedError, BrokenPipeError):
+    except (StoppedError, OSError):
         raise
     except Exception as error:
         line = str(error) if isinstance(error, expected) else _unexpected(error)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 
 import torch
 
 WORKER = "RUNNERS_WORKER"
-"""Set in the environment of the processes that a command starts, one per GPU."""
+"""Environment variable of the processes that a command starts: when it began, as ``time.monotonic`` tells it."""
 
 
 def is_worker() -> bool:
@@ -24,47 +25,85 @@ def starts_workers() -> bool:
     return torch.cuda.device_count() > 1 and not is_worker()
 
 
-def run_on_all_gpus(module: str, arguments: Sequence[str]) -> bool:
+def beginning() -> float:
+    """Return when the user's command began: for a worker, when the command that started it did; else now."""
+    return float(os.environ.get(WORKER, monotonic()))
+
+
+def run_on_all_gpus(module: str, arguments: Sequence[str], began: float) -> bool:
     """Run a command once per GPU; each process sees only its own. Return whether all did the whole of their work.
+
+    A process that the system ended, for lack of memory for example, is one line; the others do its work.
 
     Args:
         module: module of the command, which ends with status 1 if a part of its work failed and the rest is done.
         arguments: words after its name.
+        began: when the command began.
 
     Raises:
         SystemExit: this process got SIGTERM, or another one was stopped or ended with another status; the exit has the
             status.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
     command = [sys.executable, "-m", module, *arguments]
-    processes: list[subprocess.Popen[bytes]] = []
-    with _stopped_by_sigterm():
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    with _Sigterm() as sigterm:
         try:
             for gpu in visible:
-                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, WORKER: "1"}
-                processes.append(subprocess.Popen(command, env=environment))
-            statuses = [process.wait() for process in processes]
+                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, WORKER: str(began)}
+                processes[gpu] = subprocess.Popen(command, env=environment)
+            with sigterm.raised():
+                statuses = {gpu: process.wait() for gpu, process in processes.items()}
         finally:
-            for process in processes:
+            for process in processes.values():
                 process.terminate()
-            for process in processes:
+            for process in processes.values():
                 process.wait()  # each saves its state and prints that it did
 
-    if ended := [status for status in statuses if status not in (0, 1)]:
+    for gpu, status in statuses.items():
+        if status < 0:
+            name = signal.Signals(-status).name
+            print(f"the process of GPU {gpu} was ended by {name}: give the same command again", file=sys.stderr)
+    if ended := [status for status in statuses.values() if status > 1]:
         raise SystemExit(ended[0])
-    return not any(statuses)
+    return not any(statuses.values())
 
 
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Let the first SIGTERM raise SystemExit, so that the processes that were started are stopped as well."""
+class _Sigterm:
+    """Turns SIGTERM into SystemExit while processes are waited for; before and after, it waits.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, lambda *_: None)
-        raise SystemExit(128 + number)
+    An exception while a process starts would lose the process, and one while they end would leave them alone.
+    """
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __init__(self) -> None:
+        self._asked = self._raises = False
+
+    def __enter__(self) -> "_Sigterm":
+        self._before = signal.getsignal(signal.SIGTERM)
+        if self._before is not signal.SIG_IGN:  # an ignored signal stays ignored
+            signal.signal(signal.SIGTERM, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise SystemExit at the first SIGTERM, also at one from before."""
+        self._raises = True
+        try:
+            if self._asked:
+                self._stop()
+            yield
+        finally:
+            self._raises = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if self._raises:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._raises = False
+        raise SystemExit(128 + signal.SIGTERM)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -70,7 +70,7 @@ class Experiment:
     @property
     def length(self) -> int:
         """Number of positions of a training sequence."""
-        return _facts(TASKS[self.task], self.task_config)[1]
+        return int(self.instance.split("train").inputs_ST.shape[1])
 
     @property
     def remark(self) -> str | None:
@@ -94,7 +94,7 @@ class Experiment:
     def fingerprint(self) -> str:
         """SHA-256 over configuration and data; identifies the experiment."""
         settings = {name: value for name, value in self.to_dict().items() if name not in ("difficulty", "preset")}
-        return sha256_of(json.dumps([settings, _facts(TASKS[self.task], self.task_config)[0]], sort_keys=True))
+        return sha256_of(json.dumps([settings, _data_fingerprint(self.instance)], sort_keys=True))
 
     @cached_property
     def code(self) -> str:
@@ -175,11 +175,9 @@ def _task(kind: type[Task], config: Any) -> Task:
     return kind(config)
 
 
-@cache
-def _facts(kind: type[Task], config: Any) -> tuple[str, int]:
-    """Return the fingerprint of a task's data and the length of training sequences: many layers share a task's data."""
-    task = _task(kind, config)
-    return task.fingerprint(), task.split("train").inputs_ST.shape[1]
+@lru_cache(maxsize=1)
+def _data_fingerprint(task: Task) -> str:
+    return task.fingerprint()
 
 
 def call_as_in_training(

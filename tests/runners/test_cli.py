@@ -63,18 +63,18 @@ def test_an_error_in_one_piece_of_work_is_one_line_with_a_file_of_its_traceback(
 ) -> None:
     monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
     failed: list[str] = []
-    with others_continue("first", failed, OSError):
+    with others_continue("first", failed, ValueError):
         raise RuntimeError("no such\nkernel")
-    with others_continue("second", failed, OSError):
+    with others_continue("second", failed, ValueError):
         pass
-    with others_continue("third", failed, OSError):
-        raise OSError("the disk is full: free some space")
-    with others_continue("fourth", failed, OSError):
+    with others_continue("third", failed, ValueError):
+        raise ValueError("the file is of another corpus: delete it")
+    with others_continue("fourth", failed, ValueError):
         raise MemoryError
     assert failed == ["first", "third", "fourth"]
 
     unexpected, expected, memory = capsys.readouterr().err.splitlines()
-    assert expected == "third stopped: the disk is full: free some space"
+    assert expected == "third stopped: the file is of another corpus: delete it"
     assert memory.startswith("fourth stopped: too little memory (MemoryError: )")
     said, _, traceback = unexpected.partition("; traceback: ")
     assert said == "first stopped: RuntimeError: no such kernel"
@@ -94,13 +94,20 @@ def test_a_full_disk_is_one_line_although_the_traceback_needs_a_file(
     monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
     failed: list[str] = []
     with others_continue("first", failed):
-        raise full
-    assert capsys.readouterr().err == f"first stopped: OSError: {full}; traceback: not written ({full})\n"
+        raise RuntimeError("no such kernel")
+    assert capsys.readouterr().err == f"first stopped: RuntimeError: no such kernel; traceback: not written ({full})\n"
     assert failed == ["first"]
 
 
 @pytest.mark.parametrize(
-    "stop", [KeyboardInterrupt(), SystemExit(2), StoppedError(3, [signal.SIGTERM]), BrokenPipeError()]
+    "stop",
+    [
+        KeyboardInterrupt(),
+        SystemExit(2),
+        StoppedError(3, [signal.SIGTERM]),
+        BrokenPipeError(),
+        OSError(errno.ENOSPC, "No space left on device"),  # no other piece would be stored
+    ],
 )
 def test_what_stops_the_program_stops_all_pieces_of_work(stop: BaseException) -> None:
     with pytest.raises(type(stop)), others_continue("first", [], RuntimeError):

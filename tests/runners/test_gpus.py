@@ -2,24 +2,30 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from runners.gpus import WORKER, is_worker, run_on_all_gpus, starts_workers
+from runners import gpus
+from runners.gpus import WORKER, beginning, is_worker, run_on_all_gpus, starts_workers
 
 COMMAND = """
 import os, pathlib, sys, time
 
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-pathlib.Path(gpu).write_text(" ".join([*sys.argv[1:], str("RUNNERS_WORKER" in os.environ)]))
+pathlib.Path(gpu).write_text(" ".join([*sys.argv[1:], os.environ["RUNNERS_WORKER"]]))
 if "--wait" in sys.argv:
     time.sleep(60)
     pathlib.Path("not stopped").touch()
-sys.exit(int(os.environ.get("STATUS_OF_" + gpu, 0)))
+status = int(os.environ.get("STATUS_OF_" + gpu, 0))
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
 """
 """A command that leaves a file with its words, under the name of its GPU."""
 
@@ -36,29 +42,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_process_sees_one_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert starts_workers()
-    assert run_on_all_gpus("on_a_gpu", ["--rows", "rt"])
-    assert [(folder / gpu).read_text() for gpu in "01"] == ["--rows rt True"] * 2
+    assert run_on_all_gpus("on_a_gpu", ["--rows", "rt"], 12.5)
+    assert [(folder / gpu).read_text() for gpu in "01"] == ["--rows rt 12.5"] * 2
 
-    # GPUs that the user has chosen.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert run_on_all_gpus("on_a_gpu", [])
-    assert sorted(path.name for path in folder.iterdir()) == ["0", "1", "5", "7", "on_a_gpu.py"]
+    # GPUs that the user has chosen; CUDA reads no further than the first that there is not.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,-1,3")
+    assert run_on_all_gpus("on_a_gpu", [], 0.0)
+    assert {path.name for path in folder.iterdir()} & {"5", "7", "-1", "3"} == {"5", "7"}
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_process_for_one_gpu_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(WORKER, "1")
+    assert beginning() == pytest.approx(time.monotonic(), abs=10)
+    monkeypatch.setenv(WORKER, "12.5")
     assert is_worker()
     assert not starts_workers()
+    assert beginning() == 12.5
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_failed_part_is_no_stop_but_a_stopped_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATUS_OF_0", "1")
-    assert not run_on_all_gpus("on_a_gpu", [])
+    assert not run_on_all_gpus("on_a_gpu", [], 0.0)
     monkeypatch.setenv("STATUS_OF_1", "143")
     with pytest.raises(SystemExit, match="143"):
-        run_on_all_gpus("on_a_gpu", [])
+        run_on_all_gpus("on_a_gpu", [], 0.0)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_process_that_the_system_ended_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STATUS_OF_1", "-9")
+    assert not run_on_all_gpus("on_a_gpu", [], 0.0)
+    assert capsys.readouterr().err == "the process of GPU 1 was ended by SIGKILL: give the same command again\n"
 
 
 def test_sigterm_stops_all_processes(folder: Path) -> None:
@@ -73,7 +90,56 @@ def test_sigterm_stops_all_processes(folder: Path) -> None:
     thread.start()
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="143"):
-        run_on_all_gpus("on_a_gpu", ["--wait"])
+        run_on_all_gpus("on_a_gpu", ["--wait"], 0.0)
     thread.join()
     assert not (folder / "not stopped").exists()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_while_processes_start_loses_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is raised while a process starts, because it would be left running."""
+    started = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(SystemExit, match="143"):
+        run_on_all_gpus("on_a_gpu", ["--wait"], 0.0)
+    assert [process.poll() for process in started] == [-signal.SIGTERM] * 2
+
+
+def test_further_signals_do_not_end_the_command_before_its_processes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def terminate(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().terminate()
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not ended:
+                ended.append(0)
+                raise KeyboardInterrupt
+            ended.append(super().wait(timeout))
+            return ended[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_all_gpus("on_a_gpu", ["--wait"], 0.0)
+    assert ended == [0, -signal.SIGTERM, -signal.SIGTERM]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with gpus._Sigterm() as sigterm, sigterm.raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -65,7 +65,7 @@ from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
 from runners.device import device_name, find_devices
-from runners.gpus import is_worker, run_on_all_gpus, starts_workers
+from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.progress import spell
 
 Say = Callable[[str], None]
@@ -160,9 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
 
     if starts_workers():
-        whole = run_on_all_gpus("runners.c4.reference", arguments)
+        whole = run_on_all_gpus("runners.c4.reference", arguments, beginning())
     else:
         whole = train_models(missing, options, console)
+    if not is_worker():
+        with user_errors(ValueError, OSError):
+            print_unfinished(missing)
     if not whole:
         raise SystemExit(1)
 
@@ -235,7 +238,7 @@ def train_models(models: Sequence[Model], options: ReferenceOptions, console: Co
         split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
 
         for model in models:
-            with others_continue(model.name, failed, RunError):
+            with others_continue(model.name, failed, RunError, ValueError):
                 train_if_free(model, corpus, split, here, options, console)
     return not failed
 
@@ -266,6 +269,13 @@ def train_if_free(
                 console.print(f"{file}: {in_words(run)}", soft_wrap=True)
     except Timeout:
         return
+
+
+def print_unfinished(models: Sequence[Model]) -> None:
+    """Name the models that are not finished after all."""
+    left = [model.name for model in models if (cell := read_cell(model.file)) is None or next_place(cell["runs"])]
+    if left:
+        print(f"not finished: {', '.join(left)} (failed, or trained by other processes)", file=sys.stderr)
 
 
 def in_words(run: Mapping[str, Any]) -> str:

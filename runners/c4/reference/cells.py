@@ -253,6 +253,8 @@ def train_place(
         result = train(config, options, corpus, world, watchers)
     except DivergedError:
         step = read_json(folder / "diverged.json")["step"]
+        if step == 1:  # before any training: the layer is at fault, and no other learning rate helps
+            raise
         return {**described, "validation_loss": None, "diverged_at": step}
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.

@@ -37,7 +37,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
-from runners.gpus import is_worker, run_on_all_gpus, starts_workers
+from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
@@ -106,7 +106,7 @@ Place = tuple[Entry, str]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    began = monotonic()
+    began = beginning()
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(markup=False)
     say = partial(console.print, soft_wrap=True)
@@ -138,10 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     whole = True
     if trains:
         if starts_workers():
-            whole = run_on_all_gpus("runners.mad.reference", arguments)
+            whole = run_on_all_gpus("runners.mad.reference", arguments, began)
         else:
             deadline = None if options.minutes is None else Deadline(began + 60 * options.minutes, durations)
-            whole = train_cells(missing, deadline, options, console)
+            with user_errors(OSError):
+                whole = train_cells(missing, deadline, options, console)
 
     if by_hand:
         with user_errors(ValueError, OSError):
@@ -236,7 +237,7 @@ def train_cells(
         if deadline is not None and not deadline.allows(place):
             continue
         began = monotonic()
-        with others_continue(f"{entry.name} on {task}", failed):
+        with others_continue(f"{entry.name} on {task}", failed, ValueError):
             if train_if_free(entry, task, options, console) and deadline is not None:
                 deadline.learn(place, monotonic() - began)
     return not failed

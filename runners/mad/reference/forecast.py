@@ -41,7 +41,9 @@ def forecast(
     device, took = seconds_of_cells(cells)
     experiments, works, recorded, clock = [], [], [], None
 
-    for entry, task in missing:
+    # Task by task, because consecutive experiments share the data of their task.
+    order = sorted(range(len(missing)), key=lambda place: missing[place][1])
+    for entry, task in (missing[place] for place in order):
         options = plan(entry, task)
         if clock is None:
             here = find_devices(options.device)
@@ -63,8 +65,11 @@ def forecast(
         recorded.append(None if seconds is None else seconds * share)
 
     durations = [] if clock is None else clock.durations(experiments, works)
-    pairs = zip(durations, recorded, strict=True)
-    return [replace(duration, recorded=seconds, device=device) for duration, seconds in pairs]
+    found = {
+        place: replace(duration, recorded=seconds, device=device)
+        for place, duration, seconds in zip(order, durations, recorded, strict=True)
+    }
+    return [found[place] for place in range(len(missing))]
 
 
 def table_of(missing: Sequence[tuple[Entry, str]], durations: Sequence[Duration], layers: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -389,11 +390,25 @@ def test_a_layer_that_fails_leaves_the_others_to_train(
         reference.main(command)
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
     assert cell_of(tmp_path, "transformer")["complete"]
-    (line,) = capsys.readouterr().err.splitlines()
+    line, end = capsys.readouterr().err.splitlines()
     said, _, traceback = line.partition("; traceback: ")
     assert said == "gla stopped: RuntimeError: CUDA error: no such kernel"
+    assert end == "not finished: gla (failed, or trained by other processes)"
     assert "in train_but_gla" in Path(traceback).read_text()
     Path(traceback).unlink()
+
+
+def test_a_layer_that_is_not_finite_before_any_training_has_no_runs(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No learning rate helps it, so it is not a layer that diverged at every one."""
+    monkeypatch.setattr("runners.c4.step.Stepper.step", lambda self, tokens: (torch.tensor(torch.nan),) * 2)
+    with pytest.raises(SystemExit, match="1"):
+        reference.main(command)
+    assert not (tmp_path / "cells").exists()
+    error = capsys.readouterr().err
+    assert error.count("is not finite before any training: correct the layer") == 2
+    assert "not finished: gla, transformer (failed" in error
 
 
 def test_an_orderly_stop_in_one_layer_stops_all(
@@ -416,7 +431,9 @@ def test_on_several_gpus_one_process_per_gpu_takes_layers(
     monkeypatch.setattr(reference, "run_on_all_gpus", lambda *call: started.append(call))
     with pytest.raises(SystemExit, match="1"):  # as one of them has failed
         reference.main(command)
-    assert started == [("runners.c4.reference", command)]
+    ((module, arguments, began),) = started
+    assert (module, arguments) == ("runners.c4.reference", command)
+    assert began == pytest.approx(time.monotonic(), abs=60)
     assert capsys.readouterr().out.startswith("0 of 2 models are finished")
     assert not (tmp_path / "out").exists()
 
@@ -530,9 +547,7 @@ def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
     monkeypatch.setattr(reference, "corpus_of", write_meanwhile)
     with pytest.raises(SystemExit, match="1"):
         reference.main([*command[:3], "transformer", *command[5:]])
-    said, _, traceback = capsys.readouterr().err.strip().partition("; traceback: ")
-    assert "transformer.json is unfinished, and its runs were trained by code" in said
-    Path(traceback).unlink()
+    assert "transformer.json is unfinished, and its runs were trained by code" in capsys.readouterr().err
     assert file.read_text() == text
 
 
