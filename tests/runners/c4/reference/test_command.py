@@ -1,17 +1,14 @@
-"""The reference language models: which runs follow which, what a file holds, and what a kill leaves."""
+"""The command that trains reference language models: what its files hold, and what ends leave."""
 
 import json
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,247 +16,19 @@ pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from filelock import FileLock
 
-from mixers import MIXERS
-from runners import verdicts
-from runners.c4.checkpoints import load_model, newest
+from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
-from runners.c4.corpus.windows import Windows
-from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
-from runners.c4.identity import run_code, run_folder
-from runners.c4.model import token_losses
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference import rehearsal
-from runners.c4.reference.cells import chosen_rate, is_stale, next_place, runs_left, train_place
-from runners.c4.reference.experiments import EXPERIMENTS
-from runners.c4.reference.rehearsal import agree, trajectory
-from runners.c4.train import train
-from runners.files import DamagedFileError, read_json
+from runners.c4.reference.cells import chosen_rate
+from runners.files import read_json
 from runners.gpus import WORKER
 from runners.interrupt import StoppedError
-from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt
+from tests.runners.c4.reference.tiny import TINY
+from tests.runners.c4.runs import At, Interruption, interrupt
 
-TINY: dict[str, Any] = {
-    "width": 16,
-    "heads": 2,
-    "layers": 2,
-    "seq_len": 12,
-    "batch_size": 4,
-    "steps": 4,
-    "validation_tokens": 48,
-    "evaluations": 2,
-    "checkpoint_every": 2,
-    "device": "cpu",
-}
-
-
-def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
-    return {"lr": rate, "seed": seed, "validation_loss": loss}
-
-
-def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
-    """The runs of a layer whose losses depend on the learning rate as given."""
-    runs: list[dict[str, Any]] = []
-    while (place := next_place(runs)) is not None:
-        runs.append(run(place[0], losses[place[0]], place[1]))
-    return [(done["lr"], done["seed"]) for done in runs]
-
-
-@pytest.fixture(autouse=True)
-def verdicts_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "CACHE", tmp_path / "cache" / "verdicts.json")
-
-
-FIRST = [(1e-3, 0), (3e-3, 0), (1e-2, 0)]
-
-
-@pytest.mark.parametrize(
-    ("losses", "more"),
-    [
-        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, [(3e-3, 1)]),
-        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 1.5, 3e-2: 1.6}, [(3e-2, 0), (1e-2, 1)]),
-        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: None, 3e-4: 0.9, 1e-4: 0.8}, [(3e-4, 0), (1e-4, 0), (1e-4, 1)]),
-        (dict.fromkeys((0.0001, 0.0003, 0.001, 0.003, 0.01)), [(3e-4, 0), (1e-4, 0)]),
-    ],
-    ids=["inside", "upper edge", "lower edge", "all diverge"],
-)
-def test_the_grid_grows_until_the_best_rate_is_inside(
-    losses: dict[float, float | None], more: list[tuple[float, int]]
-) -> None:
-    assert order_of(losses) == [*FIRST, *more]
-    assert runs_left([]) == 4
-    assert runs_left([run(1e-3, 2.0), run(3e-3, None)]) == 3  # 1e-2 and 3e-4, and a second seed
-
-
-def test_the_second_seed_chooses_nothing() -> None:
-    runs = [run(1e-3, 2.0), run(3e-3, 1.9), run(1e-2, 2.1), run(3e-3, 9.0, seed=1)]
-    assert chosen_rate(runs) == 3e-3
-    assert next_place(runs) is None
-    assert runs_left(runs) == 0
-
-
-def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
-    runs = [run(1e-3, 1.8), run(3e-3, 1.9), run(1e-2, 1.7), run(3e-2, 2.1), run(1e-2, None, seed=1)]
-    assert chosen_rate(runs) == 1e-3
-    assert runs_left(runs) == 2
-
-    # The next best rate is searched on its other side, and gets a second seed.
-    runs.append(run(3e-4, 1.85))
-    assert next_place(runs[:-1]) == (3e-4, 0)
-    assert next_place(runs) == (1e-3, 1)
-    assert runs_left(runs) == 1
-
-    # Where its second seed diverges as well, the third best one follows.
-    runs.append(run(1e-3, None, seed=1))
-    assert chosen_rate(runs) == 3e-4
-    assert next_place(runs) == (1e-4, 0)
-
-
-def fewest(runs: list[dict[str, Any]]) -> int:
-    """The least number of runs left, over all ways in which each of them can end."""
-    if (place := next_place(runs)) is None:
-        return 0
-    best = min((done["validation_loss"] for done in runs if done["validation_loss"] is not None), default=1.0)
-    ends = (best / 2, 9.0, None)
-    return 1 + min(fewest([*runs, run(place[0], loss, place[1])]) for loss in ends)
-
-
-def histories(length: int) -> Iterator[list[dict[str, Any]]]:
-    """Runs in their order, with all combinations of low, high and infinite losses."""
-    for losses in product((1.0, 2.0, None), repeat=length):
-        runs: list[dict[str, Any]] = []
-        for loss in losses:
-            if (place := next_place(runs)) is not None:
-                runs.append(run(place[0], loss, place[1]))
-        yield runs
-
-
-def test_the_runs_left_are_the_least_that_are_possible() -> None:
-    assert runs_left([run(1e-3, 2.0)]) == 3  # 3e-3, the best of all, with a second seed, and 1e-2
-    for length in range(6):
-        for runs in histories(length):
-            assert runs_left(runs) == fewest(runs)
-
-
-def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[bool]]:
-    """Recall tokens by their definition."""
-    known = Counter(pairwise(text))
-    found = []
-    for row in rows:
-        pairs = list(pairwise(row))
-        found.append([pair in pairs[:t] and known[pair] <= rare for t, pair in enumerate(pairs)])
-    return found
-
-
-def test_recall_tokens_are_those_of_a_slow_solver() -> None:
-    rng = np.random.default_rng(0)
-    rows_NT, text_N = rng.integers(5, size=(40, 30)), rng.integers(5, size=150)
-    keys_NT = rows_NT[:, :-1] * 5 + rows_NT[:, 1:]
-    known, place_N = np.unique(keys_NT, return_inverse=True)
-    counts = count_bigrams(iter(np.array_split(text_N, 7)), known, 5)
-    found_NT = seen_before(keys_NT) & (counts[place_N.reshape(keys_NT.shape)] <= 6)
-    assert found_NT.tolist() == slow_recall(rows_NT.tolist(), text_N.tolist(), rare=6)
-    assert 0.1 < found_NT.mean() < 0.9
-
-
-def test_a_bigram_that_no_training_text_has_is_rare() -> None:
-    assert count_bigrams(iter([np.array([1, 2, 1, 2])]), np.array([5, 6, 12]), 4).tolist() == [0, 2, 0]
-
-
-def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path) -> None:
-    config = configured(texts, tmp_path, validation_tokens=300)
-    corpus = corpus_of(config)
-    result = train(config, {}, corpus, ALONE, [])
-    windows = Windows(corpus, "validation", config.seq_len, None)
-    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
-    assert 0 < split.share < 0.5
-
-    model, _ = load_model(next((tmp_path / "c4").iterdir()))
-    recall, rest = split.losses(model, 7, torch.device("cpu"))
-    assert split.share * recall + (1 - split.share) * rest == pytest.approx(result["validation_loss"], abs=1e-5)
-    assert recall != pytest.approx(rest, abs=1e-3)
-
-    # The recall tokens' own losses.
-    tokens_NT = torch.from_numpy(windows.batch(0, len(split.recall_NT)))
-    with torch.no_grad():
-        losses_NT = token_losses(model, tokens_NT).numpy()
-    assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)
-
-
-def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
-    """An earlier checkpoint takes the place of a damaged one only in training."""
-    config = configured(texts, tmp_path, lr=1e-3)
-    corpus = corpus_of(config)
-    windows = Windows(corpus, "validation", config.seq_len, None)
-    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
-    train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
-
-    last = newest(run_folder(config, {}, corpus))
-    assert last is not None
-    last.write_bytes(last.read_bytes()[:-1])
-    with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged"):
-        train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
-
-
-def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(PRESETS["ranking"], **TINY, mixer="gla")
-
-    def cell(code: str, behaviour: Config) -> dict[str, Any]:
-        return {"runs": [{"code": code, "trajectory": trajectory(behaviour, {})}]}
-
-    assert not is_stale(cell("other", config), config, {})
-    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
-    assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config, {})
-    assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
-
-    # The verdict is found once.
-    monkeypatch.setattr(cells_of_layers, "trajectory", lambda *_: pytest.fail("rehearsed again"))
-    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
-    monkeypatch.setattr(cells_of_layers, "trajectory", trajectory)
-
-    rt = replace(config, mixer="rt")
-    assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})
-    assert is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {"block": 4})
-
-
-PARTS = [(name, *item) for name, row in EXPERIMENTS["ranking"].rows.items() for item in row.options.items()]
-
-
-@pytest.mark.parametrize(("name", "option", "part"), PARTS)
-def test_a_rehearsal_shows_what_parts_of_a_sequence_do(
-    name: str, option: str, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With half and with twice the part, sequences of the same length have other losses."""
-    config = replace(EXPERIMENTS["ranking"].config(name), width=16, heads=2)
-    length = rehearsal.length(config, {option: part})
-    assert 2 * part < length < 3 * part
-    monkeypatch.setattr(rehearsal, "length", lambda *_: length)
-    here, half, twice = (trajectory(config, {option: n}) for n in (part, part // 2, 2 * part))
-    assert not agree(here, half)
-    assert not agree(here, twice)
-
-
-@pytest.mark.parametrize("name", ["transformer", "mamba2", "rt"])
-def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
-    """As when the runs in ``results`` were stored."""
-    assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
-
-
-def test_the_stored_runs_of_the_transformer_are_not_stale() -> None:
-    cell = cells_of_layers.read_cell(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
-    assert cell is not None
-    now = trajectory(EXPERIMENTS["ranking"].config("transformer"), {})
-    assert all(agree(done["trajectory"], now) for done in cell["runs"])
-
-
-@pytest.fixture
-def command(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command that trains two layers in a tiny setting, at three learning rates and no others."""
-    monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
-    monkeypatch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
-    places = ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
-    return ["--data", str(texts), "--rows", "gla", "transformer", *places]
+FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
 
 
 def cell_of(tmp_path: Path, layer: str) -> dict[str, Any]:
@@ -278,7 +47,9 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
     for layer, family in (("gla", "linear attention"), ("transformer", "attention")):
         cell = cell_of(tmp_path, layer)
         assert (cell["complete"], cell["family"], cell["options"]["heads"]) == (True, family, 2)
-        assert [(done["lr"], done["seed"]) for done in cell["runs"]][:3] == FIRST
+        assert [(done["lr"], done["seed"]) for done in cell["runs"]][:3] == [
+            (rate, 0) for rate in cells_of_layers.FIRST
+        ]
         assert cell["runs"][-1]["seed"] == 1
         assert cell["runs"][-1]["lr"] == cell["chosen"] == chosen_rate(cell["runs"])
         for done in cell["runs"]:
@@ -330,29 +101,6 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
     for done, other in zip(again["runs"], expected["runs"], strict=True):
         assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda cell: 5, "it holds no named entries"),
-        (lambda cell: {"my": "notes"}, "it lacks 'options'"),
-        (lambda cell: cell | {"runs": "x"}, "'runs' is 'x'"),
-        (lambda cell: cell | {"runs": [5]}, "it holds no named entries"),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]}, "'trajectory' is 'None'"),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "validation_loss": "3"}]}, "'validation_loss' is '3'"),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "lr": 0.005}]}, "a run has the learning rate 0.005"),
-    ],
-)
-def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
-    stored = read_json(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
-    assert stored is not None
-    file = tmp_path / "transformer.json"
-    file.write_text(json.dumps(change(stored)))
-    with pytest.raises(DamagedFileError) as raised:
-        cells_of_layers.read_cell(file)
-    assert f"transformer.json is damaged ({reason}" in str(raised.value)
-    assert str(raised.value).endswith("): move it elsewhere, or delete it to train the model again")
 
 
 def test_a_folder_that_is_a_file_is_refused_before_training(
@@ -549,16 +297,6 @@ def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
         reference.main([*command[:3], "transformer", *command[5:]])
     assert "transformer.json is unfinished, and its runs were trained by code" in capsys.readouterr().err
     assert file.read_text() == text
-
-
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_a_longer_sequence_has_as_many_parts_as_in_the_tasks(mixer: str) -> None:
-    """Blocks of one position, RT's, are no parts."""
-    experiment, config = EXPERIMENTS["ranking"], MIXERS[mixer].Config()
-    lengths = {name: getattr(config, name, 1) for name in ("window", "segment", "chunk", "block")}
-    parts = {name: 128 / length for name, length in lengths.items() if length > 1}
-    options = experiment.rows[mixer].options
-    assert {name: experiment.config(mixer).seq_len / options[name] for name in options} == parts
 
 
 def test_a_variant_of_rt_is_trained_with_its_options(

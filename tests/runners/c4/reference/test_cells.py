@@ -1,0 +1,82 @@
+"""The runs of a reference language model: their losses, when they are stale, and damaged files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from runners.c4.checkpoints import newest
+from runners.c4.config import Config
+from runners.c4.corpus.windows import Windows
+from runners.c4.evaluation.recall import split_recall
+from runners.c4.identity import run_code, run_folder
+from runners.c4.presets import PRESETS
+from runners.c4.reference import cells as cells_of_layers
+from runners.c4.reference.cells import is_stale, train_place
+from runners.c4.reference.rehearsal import trajectory
+from runners.files import DamagedFileError, read_json
+from tests.runners.c4.reference.tiny import TINY
+from tests.runners.c4.runs import ALONE, configured, corpus_of
+
+
+def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
+    """An earlier checkpoint takes the place of a damaged one only in training."""
+    config = configured(texts, tmp_path, lr=1e-3)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
+
+    last = newest(run_folder(config, {}, corpus))
+    assert last is not None
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged"):
+        train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
+
+
+def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(PRESETS["ranking"], **TINY, mixer="gla")
+
+    def cell(code: str, behaviour: Config) -> dict[str, Any]:
+        return {"runs": [{"code": code, "trajectory": trajectory(behaviour, {})}]}
+
+    assert not is_stale(cell("other", config), config, {})
+    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
+    assert is_stale(cell("other", replace(config, final_lr_fraction=0.2)), config, {})
+    assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
+
+    # The verdict is found once.
+    monkeypatch.setattr(cells_of_layers, "trajectory", lambda *_: pytest.fail("rehearsed again"))
+    assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
+    monkeypatch.setattr(cells_of_layers, "trajectory", trajectory)
+
+    rt = replace(config, mixer="rt")
+    assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})
+    assert is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {"block": 4})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda cell: 5, "it holds no named entries"),
+        (lambda cell: {"my": "notes"}, "it lacks 'options'"),
+        (lambda cell: cell | {"runs": "x"}, "'runs' is 'x'"),
+        (lambda cell: cell | {"runs": [5]}, "it holds no named entries"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]}, "'trajectory' is 'None'"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "validation_loss": "3"}]}, "'validation_loss' is '3'"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "lr": 0.005}]}, "a run has the learning rate 0.005"),
+    ],
+)
+def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
+    stored = read_json(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
+    assert stored is not None
+    file = tmp_path / "transformer.json"
+    file.write_text(json.dumps(change(stored)))
+    with pytest.raises(DamagedFileError) as raised:
+        cells_of_layers.read_cell(file)
+    assert f"transformer.json is damaged ({reason}" in str(raised.value)
+    assert str(raised.value).endswith("): move it elsewhere, or delete it to train the model again")

@@ -1,0 +1,92 @@
+"""Which runs of a reference language model follow which, and how many are left."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from runners.c4.reference.cells import chosen_rate, next_place, runs_left
+
+
+def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
+    return {"lr": rate, "seed": seed, "validation_loss": loss}
+
+
+def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
+    """The runs of a layer whose losses depend on the learning rate as given."""
+    runs: list[dict[str, Any]] = []
+    while (place := next_place(runs)) is not None:
+        runs.append(run(place[0], losses[place[0]], place[1]))
+    return [(done["lr"], done["seed"]) for done in runs]
+
+
+FIRST = [(1e-3, 0), (3e-3, 0), (1e-2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "more"),
+    [
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, [(3e-3, 1)]),
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 1.5, 3e-2: 1.6}, [(3e-2, 0), (1e-2, 1)]),
+        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: None, 3e-4: 0.9, 1e-4: 0.8}, [(3e-4, 0), (1e-4, 0), (1e-4, 1)]),
+        (dict.fromkeys((0.0001, 0.0003, 0.001, 0.003, 0.01)), [(3e-4, 0), (1e-4, 0)]),
+    ],
+    ids=["inside", "upper edge", "lower edge", "all diverge"],
+)
+def test_the_grid_grows_until_the_best_rate_is_inside(
+    losses: dict[float, float | None], more: list[tuple[float, int]]
+) -> None:
+    assert order_of(losses) == [*FIRST, *more]
+    assert runs_left([]) == 4
+    assert runs_left([run(1e-3, 2.0), run(3e-3, None)]) == 3  # 1e-2 and 3e-4, and a second seed
+
+
+def test_the_second_seed_chooses_nothing() -> None:
+    runs = [run(1e-3, 2.0), run(3e-3, 1.9), run(1e-2, 2.1), run(3e-3, 9.0, seed=1)]
+    assert chosen_rate(runs) == 3e-3
+    assert next_place(runs) is None
+    assert runs_left(runs) == 0
+
+
+def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
+    runs = [run(1e-3, 1.8), run(3e-3, 1.9), run(1e-2, 1.7), run(3e-2, 2.1), run(1e-2, None, seed=1)]
+    assert chosen_rate(runs) == 1e-3
+    assert runs_left(runs) == 2
+
+    # The next best rate is searched on its other side, and gets a second seed.
+    runs.append(run(3e-4, 1.85))
+    assert next_place(runs[:-1]) == (3e-4, 0)
+    assert next_place(runs) == (1e-3, 1)
+    assert runs_left(runs) == 1
+
+    # Where its second seed diverges as well, the third best one follows.
+    runs.append(run(1e-3, None, seed=1))
+    assert chosen_rate(runs) == 3e-4
+    assert next_place(runs) == (1e-4, 0)
+
+
+def fewest(runs: list[dict[str, Any]]) -> int:
+    """The least number of runs left, over all ways in which each of them can end."""
+    if (place := next_place(runs)) is None:
+        return 0
+    best = min((done["validation_loss"] for done in runs if done["validation_loss"] is not None), default=1.0)
+    ends = (best / 2, 9.0, None)
+    return 1 + min(fewest([*runs, run(place[0], loss, place[1])]) for loss in ends)
+
+
+def histories(length: int) -> Iterator[list[dict[str, Any]]]:
+    """Runs in their order, with all combinations of low, high and infinite losses."""
+    for losses in product((1.0, 2.0, None), repeat=length):
+        runs: list[dict[str, Any]] = []
+        for loss in losses:
+            if (place := next_place(runs)) is not None:
+                runs.append(run(place[0], loss, place[1]))
+        yield runs
+
+
+def test_the_runs_left_are_the_least_that_are_possible() -> None:
+    assert runs_left([run(1e-3, 2.0)]) == 3  # 3e-3, the best of all, with a second seed, and 1e-2
+    for length in range(6):
+        for runs in histories(length):
+            assert runs_left(runs) == fewest(runs)

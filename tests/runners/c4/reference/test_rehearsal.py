@@ -1,0 +1,39 @@
+"""What the rehearsal of a reference language model shows."""
+
+from dataclasses import replace
+
+import pytest
+
+from runners.c4.reference import cells as cells_of_layers
+from runners.c4.reference import rehearsal
+from runners.c4.reference.experiments import EXPERIMENTS
+from runners.c4.reference.rehearsal import agree, trajectory
+
+PARTS = [(name, *item) for name, row in EXPERIMENTS["ranking"].rows.items() for item in row.options.items()]
+
+
+@pytest.mark.parametrize(("name", "option", "part"), PARTS)
+def test_a_rehearsal_shows_what_parts_of_a_sequence_do(
+    name: str, option: str, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half and with twice the part, sequences of the same length have other losses."""
+    config = replace(EXPERIMENTS["ranking"].config(name), width=16, heads=2)
+    length = rehearsal.length(config, {option: part})
+    assert 2 * part < length < 3 * part
+    monkeypatch.setattr(rehearsal, "length", lambda *_: length)
+    here, half, twice = (trajectory(config, {option: n}) for n in (part, part // 2, 2 * part))
+    assert not agree(here, half)
+    assert not agree(here, twice)
+
+
+@pytest.mark.parametrize("name", ["transformer", "mamba2", "rt"])
+def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
+    """As when the runs in ``results`` were stored."""
+    assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
+
+
+def test_the_stored_runs_of_the_transformer_are_not_stale() -> None:
+    cell = cells_of_layers.read_cell(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
+    assert cell is not None
+    now = trajectory(EXPERIMENTS["ranking"].config("transformer"), {})
+    assert all(agree(done["trajectory"], now) for done in cell["runs"])
