@@ -62,6 +62,8 @@ def run_benchmark(
         def announce(description: str) -> None:
             done, total = len(bench.figures), len(bench.cells)
             progress.update(bar, description=description, completed=done, total=total, refresh=True)
+            if not console.is_terminal:  # where the bar is shown at the end alone
+                console.print(f"{done} of {total}: {description}", soft_wrap=True)
 
         Scheduler(bench, announce, lambda: write_json(path, to_dict(bench))).run()
         announce("done")

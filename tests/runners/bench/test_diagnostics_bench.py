@@ -183,7 +183,11 @@ def test_no_speed_of_a_wrong_implementation(
         assert cell["median_ms"] is cell["min_ms"] is cell["max_ms"] is None
         assert cell["error"] > 0.02
     assert all(cell["median_ms"] > 0 for cell in cells if cell["implementation"] != "rt-tiled")
-    rows = [row for row in capsys.readouterr().out.splitlines() if "RT tiled" in row]
+    # Without a terminal, each step is a line; the table follows.
+    lines = [line for line in capsys.readouterr().out.splitlines() if "RT tiled" in line]
+    steps = [line for line in lines if " of 6: " in line]
+    assert steps[0] == "0 of 6: checking RT tiled"
+    rows = lines[len(steps) :]
     assert len(rows) == 3
     assert all("wrong: error" in row for row in rows)
 
