@@ -28,7 +28,7 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.distributed import World, whole
-from runners.c4.errors import DivergedError
+from runners.c4.errors import DivergedError, RunError
 from runners.c4.evaluation.evaluate import log_spaced, validation_loss
 from runners.c4.gpu_peak import peak_flops
 from runners.c4.identity import describe_run
@@ -98,6 +98,7 @@ class Loop:
 
         Raises:
             DivergedError: a loss or a gradient is not finite.
+            RunError: that is so before any training.
             StoppedError: the process was asked to stop; its state is saved.
         """
         config, first = self.config, self.world.is_first
@@ -172,7 +173,10 @@ class Loop:
         asked_now = loss.new_tensor(float(bool(asked)))
         mean_loss, grad_norm, stop = world.mean(torch.stack([loss, norm, asked_now])).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
-            raise self._diverged(f"loss {mean_loss} or its gradient", self.step + 1)
+            what = f"loss {mean_loss} or its gradient"
+            if self.step == 0:  # no learning rate has had an effect yet
+                raise RunError(f"{what} is not finite before any training: correct the layer")
+            raise self._diverged(what, self.step + 1)
 
         seconds = time.perf_counter() - started
         self.step += 1
@@ -220,17 +224,14 @@ class Loop:
 
     def _diverged(self, what: str, step: int) -> DivergedError:
         """Record in a file that ``what`` is not finite at ``step``; return the error."""
+        last = checkpoints.newest(self.folder)
         documents = self.windows.documents(step - 1, self.config.batch_size)
-        if self.step == 0:
-            message = f"{what} is not finite before any training: correct the layer"
-        else:
-            last = checkpoints.newest(self.folder)
-            named = ", ".join(documents[:NAMED_DOCUMENTS])
-            others = " and others" if len(documents) > NAMED_DOCUMENTS else ""
-            message = (
-                f"{what} is not finite at step {step}, with the batch of documents {named}{others}; "
-                f"last good checkpoint: {last or 'none'}: lower --lr"
-            )
+        named = ", ".join(documents[:NAMED_DOCUMENTS])
+        others = " and others" if len(documents) > NAMED_DOCUMENTS else ""
+        message = (
+            f"{what} is not finite at step {step}, with the batch of documents {named}{others}; last good checkpoint: "
+            f"{last or 'none'}: lower --lr"
+        )
 
         if self.world.is_first:
             write_json(self.folder / "diverged.json", {"step": step, "documents": documents, "message": message})

@@ -181,7 +181,7 @@ def answer(found: Sequence[Correlations], loss: str) -> str:
     known = {row.title: rho for row in found if (rho := row.pooled[loss]) is not None}
     most = max((row.layers for row in found), default=0)
     if not known and most >= LEAST:
-        return f"Nothing to tell: the {LOSSES[loss][1]} is the same for all layers."
+        return f"Nothing to tell: the {LOSSES[loss][1]}, or every score, is the same for all layers."
     if not known:
         return f"Too few layers to tell: {most} of {LEAST} have a finished language model and a score on one task."
 

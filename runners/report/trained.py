@@ -1,12 +1,9 @@
 """The trained language models in a folder: whether they can be compared, and which of them are stale."""
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from runners.c4.config import Config
-from runners.c4.reference.cells import Cell, cell_files, is_stale, read_cell, settings_of
+from runners.c4.reference.cells import Cell, cell_files, is_stale, read_cell, settings_in
 from runners.c4.reference.experiments import EXPERIMENTS
 
 
@@ -26,14 +23,9 @@ def read_models(folder: Path, alike: bool) -> dict[str, Cell]:
         where = f"{folder}: {one}.json and {other}.json"
         if cells[one]["corpus"]["name"] != cells[other]["corpus"]["name"]:
             raise ValueError(f"{where} are of different texts: move one of them elsewhere")
-        if alike and _settings(cells[one]) != _settings(cells[other]):
+        if alike and settings_in(cells[one]) != settings_in(cells[other]):
             raise ValueError(f"{where} have different settings: move one of them elsewhere")
     return cells
-
-
-def _settings(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model; options that are newer than its file have their defaults."""
-    return {**settings_of(Config()), **cell["config"], "tokens": cell["tokens"]}
 
 
 def is_stale_model(name: str, cell: Cell) -> bool:

@@ -200,6 +200,11 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
 
 
+def settings_in(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a file names; its runs had the defaults of settings that are newer than it."""
+    return settings_of(Config()) | cell["config"]
+
+
 def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
     """Check that the runs of a file can stand beside those of today's command.
 
@@ -216,8 +221,7 @@ def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any],
     """
     same_text = cell["corpus"]["name"] == corpus
     layer, layer_config = layer_of(config, options)
-    # The file does not name options that are newer than it; its runs used their defaults.
-    earlier = settings_of(Config()) | cell["config"], asdict(layer.Config()) | cell["options"]
+    earlier = settings_in(cell), asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "other settings" if same_text else "another corpus"
         raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
@@ -253,8 +257,6 @@ def train_place(
         result = train(config, options, corpus, world, watchers)
     except DivergedError:
         step = read_json(folder / "diverged.json")["step"]
-        if step == 1:  # before any training: the layer is at fault, and no other learning rate helps
-            raise
         return {**described, "validation_loss": None, "diverged_at": step}
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.

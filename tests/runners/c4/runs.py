@@ -20,6 +20,19 @@ from runners.files import load_tensors
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
+TINY: dict[str, Any] = {
+    "width": 16,
+    "heads": 2,
+    "layers": 2,
+    "seq_len": 12,
+    "batch_size": 4,
+    "steps": 4,
+    "validation_tokens": 48,
+    "device": "cpu",
+}
+"""A setting that trains in a moment."""
+
+
 def configured(texts: Path, out: Path, **changes: Any) -> Config:
     values: dict[str, Any] = {
         "width": 16,

@@ -16,20 +16,11 @@ import runners.c4
 from runners.c4 import __main__ as command
 from runners.c4 import load_model, pretrain
 from runners.c4.curve import read_curve
+from tests.runners.c4.runs import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-SMALL: dict[str, Any] = {
-    "width": 16,
-    "heads": 2,
-    "layers": 2,
-    "seq_len": 12,
-    "batch_size": 4,
-    "steps": 4,
-    "lr": 1e-2,
-    "validation_tokens": 48,
-    "device": "cpu",
-}
+SMALL: dict[str, Any] = {**TINY, "lr": 1e-2}
 
 
 def sources(texts: Path) -> dict[str, Any]:

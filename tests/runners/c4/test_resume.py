@@ -117,10 +117,11 @@ def test_a_layer_whose_first_loss_is_not_finite_is_to_be_corrected(
     (tmp_path / "not_finite_at_first.py").write_text("\n".join(code))
     monkeypatch.syspath_prepend(tmp_path)
     config = configured(texts, tmp_path, mixer="not_finite_at_first:NaN", heads=None)
-    with pytest.raises(DivergedError) as error:
-        run(config)
-    assert str(error.value) == "loss nan or its gradient is not finite before any training: correct the layer"
-    assert json.loads((folder_of(config) / "diverged.json").read_text())["step"] == 1
+    for _ in range(2):  # nothing stands in the way of the corrected layer
+        with pytest.raises(RunError) as error:
+            run(config)
+        assert not isinstance(error.value, DivergedError)
+        assert str(error.value) == "loss nan or its gradient is not finite before any training: correct the layer"
 
 
 def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_equal_losses_are_not_too_few_layers(results: Path) -> None:
     for layer in LAYERS:
         write_model(results, layer, 3.0)
     found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
-    assert answer(found, "total") == "Nothing to tell: the validation loss is the same for all layers."
+    assert answer(found, "total") == "Nothing to tell: the validation loss, or every score, is the same for all layers."
 
 
 def test_a_stale_language_model_is_not_correlated(results: Path) -> None:
@@ -204,7 +204,7 @@ def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [({"corpus": {"name": "b"}}, "are of different texts"), ({"tokens": 9}, "have different settings")],
+    [({"corpus": {"name": "b"}}, "are of different texts"), ({"config": {"steps": 9}}, "have different settings")],
 )
 def test_models_that_cannot_be_compared_are_refused(results: Path, changes: dict[str, Any], error: str) -> None:
     write_model(results, "lru", 3.0, **changes)

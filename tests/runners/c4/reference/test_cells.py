@@ -38,6 +38,15 @@ def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: P
         train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
 
 
+def test_a_validation_loss_that_is_not_finite_after_the_first_step_is_divergence(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, warmup_fraction=0.0, steps=1)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    done = train_place((1e30, 0), config, {}, corpus, split, ALONE, [])
+    assert (done["validation_loss"], done["diverged_at"]) == (None, 1)
+
+
 def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 

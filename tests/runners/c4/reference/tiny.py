@@ -2,15 +2,6 @@
 
 from typing import Any
 
-TINY: dict[str, Any] = {
-    "width": 16,
-    "heads": 2,
-    "layers": 2,
-    "seq_len": 12,
-    "batch_size": 4,
-    "steps": 4,
-    "validation_tokens": 48,
-    "evaluations": 2,
-    "checkpoint_every": 2,
-    "device": "cpu",
-}
+from tests.runners.c4 import runs
+
+TINY: dict[str, Any] = {**runs.TINY, "evaluations": 2, "checkpoint_every": 2}
