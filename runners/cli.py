@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -266,8 +266,6 @@ def parse_known(
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
                 prog=f"{_command()} {subcommand}".rstrip(),
             )
-            return parsed
-
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -277,6 +275,20 @@ def parse_known(
         texts = itertools.dropwhile(_is_rule, rows)  # drawn in ASCII, the box has a rule under its title
         message = itertools.takewhile(lambda row: not _is_rule(row), texts)
         raise ValueError(" ".join(message).rstrip(".") + "; see --help") from stop
+
+    if empty := _without_values(parsed[0], arguments):
+        raise ValueError(f"{empty[0]} has no value: give at least one, or leave it out")
+    return parsed
+
+
+def _without_values(options: Any, arguments: Sequence[str]) -> list[str]:
+    """Return the options that stand in ``arguments`` without any of the several values that they can have.
+
+    They would else mean what they mean when they are left out: their default, or all there is.
+    """
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    inside = [name for part in values.values() if is_dataclass(part) for name in _without_values(part, arguments)]
+    return [flag for name, value in values.items() if value == () and (flag := flag_of(name)) in arguments] + inside
 
 
 def _command() -> str:

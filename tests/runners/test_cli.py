@@ -20,7 +20,7 @@ from mixers.transformer import Transformer
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
-from runners.cli import others_continue, run_command
+from runners.cli import cli, others_continue, run_command
 from runners.guidance import flag_of
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
@@ -284,3 +284,21 @@ def test_a_wrong_value_is_told_what_may_be_given() -> None:
     for value in ("fast", "None"):
         with pytest.raises(ValueError, match=r"Expected one of .*'naive'"):
             parse(Options, Options(mixer=(), task=()), ["--mixer", "rt", "--mixer.implementation", value])
+
+
+@dataclass(frozen=True)
+class Several:
+    """Options with several values."""
+
+    rates: tuple[float, ...] = (0.1, 0.2)
+    layers: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("arguments", [["--rates"], ["--layers"], ["--rates", "--layers", "rt"]])
+def test_an_option_without_any_of_its_values_is_no_default(arguments: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"^{arguments[0]} has no value: give at least one, or leave it out$"):
+        cli(Several, Several(), arguments)
+
+
+def test_an_option_left_out_keeps_its_default_also_if_that_is_empty() -> None:
+    assert cli(Several, Several(), ["--rates", "0.3"]) == Several(rates=(0.3,))

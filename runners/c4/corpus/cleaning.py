@@ -40,10 +40,10 @@ def read_text(file: Path) -> str:
         ValueError: it is not UTF-8.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
-    return text_of_html(text) if file.suffix in HTML else text
+    return text_of_html(text) if file.suffix.lower() in HTML else text
 
 
 def read_clean(file: Path) -> Page:

@@ -46,6 +46,8 @@ VOCABULARY = 4096
 """Default size of the tokenizer's vocabulary; a small text yields fewer tokens."""
 LEAST_VOCABULARY = 257
 """Tokens for every byte, and end-of-text."""
+LARGEST_VOCABULARY = 1_000_000
+"""More than any published tokenizer has; the library reserves memory for all of them at the start."""
 MANY = 500
 """Number of files from which several processes read faster than one."""
 FOLDER_OF_TOKENIZER = "tokenizer"
@@ -107,6 +109,8 @@ def convert(
         raise ValueError(f"{folder} exists: name a new folder")
     if vocabulary < LEAST_VOCABULARY:
         raise ValueError(f"--vocabulary {vocabulary} must be at least {LEAST_VOCABULARY}: every byte, and end-of-text")
+    if vocabulary > LARGEST_VOCABULARY:
+        raise ValueError(f"--vocabulary {vocabulary} must be at most {LARGEST_VOCABULARY}")
     files = find_texts(texts)
     documents = clean_documents(files) if clean else divided_texts(files)
     tokenizer = train_tokenizer(documents["train"], vocabulary)

@@ -6,6 +6,7 @@ next best rate takes its place. The file of the model is written after each run,
 are missing.
 """
 
+import gc
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -249,6 +250,9 @@ def train_place(
         StoppedError: the process was asked to stop; the same call continues the run.
         DamagedFileError: the last checkpoint is damaged.
     """
+    # The CUDA graphs of the run before hold their memory in cycles of references, until the collector runs.
+    gc.collect()
+
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, options, corpus)
     described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.c4.corpus.cleaning import fault_of, is_prose, read_clean
+from runners.c4.corpus.cleaning import fault_of, is_prose, read_clean, read_text
 from runners.c4.corpus.convert import clean_documents, convert, main
 from runners.c4.corpus.duplicates import SIMILAR, near_duplicates, shingles_of, similarity, without_repeats
 from runners.c4.corpus.html_text import text_of_html
@@ -186,10 +186,20 @@ def test_without_clean_all_of_a_page_s_prose_is_kept(manual: Path, tmp_path: Pat
     assert read(tmp_path / "made", "train")[1].count("\n\n") == 1
 
 
+def test_a_named_page_is_read_as_html_whatever_its_ending_s_case_and_its_byte_order_mark(tmp_path: Path) -> None:
+    page = tmp_path / "PAGE.HTML"
+    page.write_bytes(b"\xef\xbb\xbf<html><body><nav>Home</nav><p>One sentence.</p></body></html>")
+    assert read_text(page) == "One sentence."
+    plain = tmp_path / "plain.txt"
+    plain.write_bytes(b"\xef\xbb\xbfOne sentence.")
+    assert read_text(plain) == "One sentence."
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--vocabulary", "256"], "error: --vocabulary 256 must be at least 257: every byte, and end-of-text\n"),
+        (["--vocabulary", "9999999999"], "error: --vocabulary 9999999999 must be at most 1000000\n"),
         (["--clean"], "error: too few documents are left for two splits: name more texts, or leave --clean out\n"),
     ],
 )
