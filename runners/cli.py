@@ -277,7 +277,7 @@ def parse_known(
         raise ValueError(" ".join(message).rstrip(".") + "; see --help") from stop
 
     if empty := _without_values(parsed[0], arguments):
-        raise ValueError(f"{empty[0]} has no value: give at least one, or leave it out")
+        raise ValueError(f"what follows {empty[0]} is missing: give at least one value")
     return parsed
 
 
