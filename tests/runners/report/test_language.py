@@ -338,7 +338,7 @@ def test_models_that_cannot_be_compared_are_refused(results: Path, changes: dict
 
 def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n, layer in enumerate(LAYERS):
-        write_model(tmp_path, layer, 3 + n / 10)
+        write_model(tmp_path, layer, 3 + n / 10, parameters_without_embeddings=3_000_000 + n % 4)
         made_up.write_cell(tmp_path, layer, "parity", [0.9 - n / 20])
     write_model(tmp_path, "hyena", 9.0, runs=3)
     made_up.use(tmp_path, monkeypatch)
@@ -352,7 +352,7 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
     assert "Exploratory: scores of the published protocol" in section
     assert "Yes:" not in section
-    assert "given size" not in section  # all have as many parameters
+    assert re.search(r"<b>1.00</b><small> -?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     assert section.count("<svg") == 2 * 2 * 2  # two losses, two metrics, a task and the mean rank
     assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
 
