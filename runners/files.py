@@ -29,6 +29,8 @@ CHECKSUM = "checksum"
 """Last key of a JSON file, and last column of a CSV file."""
 SECONDS_OF_A_WRITE = 3600.0
 """No process writes a file for so long; an older temporary file is a killed one's."""
+AGAIN = "delete it and run the same command again"
+"""What to do with a damaged file, unless another command makes it."""
 _INFO = "info"
 _OF_TENSORS = "tensors_checksum"
 _KIND = "crc32:"
@@ -38,7 +40,7 @@ class DamagedFileError(ValueError):
     """A file that this project wrote is damaged; the message says what to do."""
 
 
-def damaged(path: Path, reason: object, remedy: str = "delete it and run the same command again") -> DamagedFileError:
+def damaged(path: Path, reason: object, remedy: str = AGAIN) -> DamagedFileError:
     """Return the error for a damaged file."""
     return DamagedFileError(f"{path} is damaged ({reason}): {remedy}")
 
@@ -120,8 +122,12 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, remedy: str = AGAIN) -> Any:
     """Return the content of a JSON file without its checksum; None if there is no file.
+
+    Args:
+        path: the file.
+        remedy: what to do if it is damaged.
 
     Raises:
         DamagedFileError: the file is not JSON, or its checksum is another.
@@ -133,7 +139,7 @@ def read_json(path: Path) -> Any:
         content = json.loads(path.read_text())
         return _unseal(content) if isinstance(content, dict) else content
     except ValueError as error:  # includes bytes that are not UTF-8
-        raise damaged(path, error) from error
+        raise damaged(path, error, remedy) from error
 
 
 def _seal(content: Mapping[str, Any]) -> dict[str, Any]:

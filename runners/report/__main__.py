@@ -28,7 +28,7 @@ from runners.c4.reference.experiments import AGAINST
 from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board, short_board
-from runners.report.language import read_language_models
+from runners.report.language import answer, read_language_models
 from runners.report.own import read_own
 from runners.report.page import Language, Shown, predict, show, write_page
 from runners.report.paper import read_claims
@@ -78,7 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
         against = finished_models(FOLDER / LANGUAGE_MODELS / AGAINST)
-        language = Language(models=models, boards=predictions, transition=transition_picture(against))
+        language = Language(
+            models=models,
+            answer=answer(published, models),
+            boards=predictions,
+            transition=transition_picture(against),
+        )
         claims = read_claims(published, records, against)
         command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
         write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)

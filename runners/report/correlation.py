@@ -1,10 +1,17 @@
-"""Rank correlations over layers: Spearman's ρ, its interval, and whether it is stronger than chance explains.
+"""Rank correlations of layers: Spearman's ρ, its interval, and whether it is stronger than chance explains.
 
-A correlation *within families* is computed from ranks after the mean rank of each family is subtracted; it shows
-whether scores order the members of a family. Intervals are percentile bootstrap intervals over layers (Efron and
-Tibshirani 1993, chapter 13). The best of many scores correlates by chance alone. Whether a score predicts a figure is
-therefore decided by a permutation test of all scores together (Westfall and Young 1993, single-step minP): it compares
-p-values, not correlations, because scores of few layers correlate strongly by chance.
+Layers of one family resemble each other, in their scores and in their losses. A test that assigns the losses to any
+other layers therefore finds relations where there are none. Two correlations avoid this:
+
+- *between families*, a family counts once, with the mean rank of its members. The test permutes families.
+- *within families*, the mean rank of each family is subtracted from the ranks of its members, which shows whether
+  scores order the members of a family. The test permutes the members of each family.
+
+Intervals are percentile bootstrap intervals over families or layers (Efron and Tibshirani 1993, chapter 13). The best
+of many scores correlates by chance alone. Whether a score predicts a figure is therefore decided by a permutation test
+of all scores together (Westfall and Young 1993, single-step minP): it compares p-values, not correlations, because
+scores of few layers correlate strongly by chance. A partial correlation is that of the ranks' residuals after a linear
+regression on the ranks of a third figure, such as the number of parameters or, of equal ranks, its logarithm.
 """
 
 import math
@@ -16,7 +23,10 @@ from numpy.typing import NDArray
 from runners.report.ranks import RESAMPLES, SEED
 
 LEAST = 6
-"""Least number of layers of a correlation: with five layers, one random order in twelve has |ρ| of 0.9 or more."""
+"""Least number of families, or of layers within families, of a correlation.
+
+Of the random orders of five, one in twelve has |ρ| of 0.9 or more.
+"""
 SIGNIFICANT = 0.05
 """A score predicts a figure if its p-value is below this."""
 
@@ -33,13 +43,16 @@ class Rho:
         low: lower end of the interval.
         high: upper end of the interval.
         p: probability that some score of the same table stands out as much from chance, in either direction, if the
-            losses are assigned to the layers at random.
+            losses are assigned at random to the families, or to the members of each family.
+        partial: the partial correlation given the third figure; None if that is the same for all, or determines the
+            ranks of the score or the figure.
     """
 
     value: float
     low: float
     high: float
     p: float
+    partial: float | None
 
     @property
     def significant(self) -> bool:
@@ -47,18 +60,33 @@ class Rho:
         return self.p < SIGNIFICANT
 
 
-def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list[Rho | None]]:
-    """Return S x K rank correlations over L layers; None for an undefined correlation, or with too few layers.
+def between_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, families_L: Ints) -> list[list[Rho | None]]:
+    """Return S x K rank correlations over families; None for an undefined correlation, or with too few families.
 
     Args:
         scores_SL: S scores of each layer, NaN for a layer without the score.
         gains_KL: K figures of each layer, of which more is better.
-        families_L: family of each layer. Ranks are compared within families, and families of a single layer are left
-            out; if all layers are of one family, all are compared.
+        given_L: the figure of each layer that partial correlations hold fixed.
+        families_L: family of each layer, from 0.
+    """
+    scores_SF, gains_KF, given_1F = (_of_families(x, families_L) for x in (scores_SL, gains_KL, given_L[None]))
+    return within_families(scores_SF, gains_KF, given_1F[0], np.zeros(given_1F.shape[1], int))
+
+
+def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, families_L: Ints) -> list[list[Rho | None]]:
+    """Return S x K rank correlations within families; None for an undefined correlation, or with too few layers.
+
+    Families of a single layer are left out. If all layers are of one family, this is Spearman's ρ over all layers.
+
+    Args:
+        scores_SL: S scores of each layer, NaN for a layer without the score.
+        gains_KL: K figures of each layer, of which more is better.
+        given_L: the figure of each layer that partial correlations hold fixed.
+        families_L: family of each layer, from 0.
     """
     rng = np.random.default_rng(SEED)
     shuffled_PL = _shuffles(families_L, rng)
-    found_SK: list[list[tuple[float, float, float] | None]] = []
+    found_SK: list[list[tuple[float, float, float, float | None] | None]] = []
     p_SKP = np.ones((len(scores_SL), len(gains_KL), len(shuffled_PL)))
 
     for s, scores_L in enumerate(scores_SL):
@@ -71,8 +99,11 @@ def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list
         chosen_BL = at[rng.integers(len(at), size=(1 + RESAMPLES, len(at)))]
         chosen_BL[0] = at
         average_BLL = _averages(families_L[chosen_BL])
-        x_BL = _centred_ranks(scores_L[chosen_BL], average_BLL)
-        found_SK.append([_interval(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL)) for y_L in gains_KL])
+        x_BL, z_1L = (
+            _centred_ranks(scores_L[chosen_BL], average_BLL),
+            _centred_ranks(given_L[at][None], average_BLL[:1]),
+        )
+        found_SK.append([_found(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL), z_1L) for y_L in gains_KL])
 
         # The p-value of this score alone, for the layers' own gains and for each assignment to other layers.
         for k, y_L in enumerate(gains_KL):
@@ -83,7 +114,10 @@ def spearman(scores_SL: Floats, gains_KL: Floats, families_L: Ints) -> list[list
     least_KP = p_SKP.min(axis=0)
     p_SK = (least_KP <= p_SKP[:, :, :1] + 1e-9).mean(axis=2)
     return [
-        [found and Rho(value=found[0], low=found[1], high=found[2], p=p) for found, p in zip(*pair, strict=True)]
+        [
+            found and Rho(value=found[0], low=found[1], high=found[2], p=p, partial=found[3])
+            for found, p in zip(*pair, strict=True)
+        ]
         for pair in zip(found_SK, p_SK.tolist(), strict=True)
     ]
 
@@ -92,6 +126,18 @@ def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
     """Return which layers have the score and are not the only one of their family that has it."""
     has_L = ~np.isnan(scores_L)
     return has_L & (np.bincount(families_L, has_L)[families_L] > 1)
+
+
+def _of_families(values_NL: Floats, families_L: Ints) -> Floats:
+    """Return the mean rank of each family's members in each row, shape (N, F); NaN where every member's value is."""
+    from scipy.stats import rankdata  # takes a second to import
+
+    ranks_NL = rankdata(values_NL, axis=1, nan_policy="omit")
+    member_FL = families_L == np.arange(families_L.max(initial=0) + 1)[:, None]
+    has_NFL = member_FL & ~np.isnan(ranks_NL)[:, None]
+    count_NF = has_NFL.sum(2)
+    total_NF = np.where(has_NFL, ranks_NL[:, None], 0.0).sum(2)
+    return np.where(count_NF > 0, total_NF / np.maximum(count_NF, 1), np.nan)
 
 
 def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
@@ -131,8 +177,10 @@ def _cosines(x_BL: Floats, y_BL: Floats) -> Floats:
     return np.where(lengths_B > 1e-9, (x_BL * y_BL).sum(1) / np.maximum(lengths_B, 1e-9), np.nan)
 
 
-def _interval(x_BL: Floats, y_BL: Floats) -> tuple[float, float, float] | None:
-    """Return the correlation of the first rows and its interval from all other rows; None if it is undefined.
+def _found(x_BL: Floats, y_BL: Floats, z_1L: Floats) -> tuple[float, float, float, float | None] | None:
+    """Return the correlation of the first rows, its interval from all other rows, and the partial correlation.
+
+    None stands for a correlation that is undefined.
 
     A sample in which all scores are equal shows no correlation and counts as 0. To leave such samples out would keep
     those with the layers that differ, and all of those have the sign of the correlation.
@@ -141,4 +189,10 @@ def _interval(x_BL: Floats, y_BL: Floats) -> tuple[float, float, float] | None:
     if math.isnan(value):
         return None
     low, high = np.percentile(np.nan_to_num(drawn), [2.5, 97.5])
-    return value, float(low), float(high)
+    return value, float(low), float(high), _partial(value, *_cosines(x_BL[:1], z_1L), *_cosines(y_BL[:1], z_1L))
+
+
+def _partial(xy: float, xz: float, yz: float) -> float | None:
+    """Return the correlation of x and y given z; None if z is constant, or determines x or y."""
+    rest = (1 - xz**2) * (1 - yz**2)
+    return float((xy - xz * yz) / math.sqrt(rest)) if rest > 1e-9 else None

@@ -1,22 +1,36 @@
 """Rank correlations of the diagnostics' scores with the losses of small language models.
 
 The language models are those of ``runners.c4.reference``: every layer in one setting. A score is the accuracy on a task
-or the mean rank over tasks. A correlation is Spearman's ρ over layers between a score and a loss. Its sign is chosen so
-that 1 means "layers with better scores have lower losses".
+or the mean rank over tasks. A correlation is Spearman's ρ between a score and a loss. Its sign is chosen so that 1
+means "better scores, lower losses". Stale scores and stale language models do not count.
+
+One analysis answers whether diagnostics predict language modelling. It was fixed before two layers had a language
+model:
+
+- score: the mean rank by token accuracy over all tasks, under the published protocol;
+- loss: the validation loss;
+- statistic: Spearman's ρ between the families of layers (``family`` of the classes in ``mixers``), where a family
+  counts once, with the mean rank of its members;
+- test: permutation of the families, two-sided. The answer is "Yes" if ρ is positive and p is below 0.05.
+
+It is computed once every registered layer has all tasks and a finished language model, so that nobody stops training
+when the answer suits. All other correlations are exploratory: they suggest what to test on other models.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from runners.c4.reference.cells import RATES, Cell, chosen_rate, next_place
-from runners.report.cells import Board
-from runners.report.correlation import LEAST, Rho, compared, spearman
-from runners.report.ranks import mean_ranks
+from mixers import MIXERS
+from runners.c4.reference.cells import RATES, chosen_rate, next_place
+from runners.c4.reference.cells import Cell as ModelCell
+from runners.report.cells import Board, Cell
+from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
+from runners.report.ranks import Ranks, mean_ranks
 from runners.report.trained import is_stale_model, read_models
 from tasks import TASKS
 
@@ -35,7 +49,6 @@ class LanguageModel:
 
     Attributes:
         layer: name of the layer.
-        family: family of the layer.
         parameters: number of parameters without the embeddings.
         tokens: number of tokens that a run reads.
         lr: the learning rate; None if training diverged at every rate.
@@ -48,7 +61,6 @@ class LanguageModel:
     """
 
     layer: str
-    family: str
     parameters: int
     tokens: int
     lr: float | None
@@ -60,8 +72,8 @@ class LanguageModel:
 
     @property
     def counts(self) -> bool:
-        """Whether the model takes part in correlations."""
-        return self.finished and not self.stale
+        """Whether the model takes part in correlations: it is finished and not stale, and its layer is registered."""
+        return self.finished and not self.stale and self.layer in MIXERS
 
     def loss(self, name: str) -> float:
         """Return the mean of a loss over the seeds."""
@@ -77,7 +89,8 @@ class Correlations:
         title: the score in words.
         layers: number of layers with both the score and a language model.
         layers_within: number of those that have a relative among them.
-        pooled: correlation over all layers by loss; None with too few layers, or if all scores are equal.
+        families: number of their families.
+        between: correlation between families by loss; None with too few families, or if all scores are equal.
         within: correlation within families by loss; None likewise.
     """
 
@@ -85,7 +98,8 @@ class Correlations:
     title: str
     layers: int
     layers_within: int
-    pooled: Mapping[str, Rho | None]
+    families: int
+    between: Mapping[str, Rho | None]
     within: Mapping[str, Rho | None]
 
 
@@ -100,7 +114,7 @@ def read_language_models(folder: Path) -> list[LanguageModel]:
     return sorted((model for model in models if model is not None), key=lambda model: model.loss("total"))
 
 
-def _language_model(name: str, cell: Cell) -> LanguageModel | None:
+def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
     rate, finished = chosen_rate(cell["runs"]), next_place(cell["runs"]) is None
     if rate is None and not finished:
         return None
@@ -108,7 +122,6 @@ def _language_model(name: str, cell: Cell) -> LanguageModel | None:
     bits = [run["bits_per_byte"] for run in runs if run["bits_per_byte"] is not None]
     return LanguageModel(
         layer=cell["layer"],
-        family=cell["family"],
         parameters=cell["parameters_without_embeddings"],
         tokens=cell["tokens"],
         lr=rate,
@@ -123,20 +136,29 @@ def _language_model(name: str, cell: Cell) -> LanguageModel | None:
 def scores_of(board: Board, score: str, metric: str) -> dict[str, float]:
     """Return the score of each registered layer: its mean accuracy on a task, or its negative mean rank.
 
-    The score of a layer whose grid points all diverged on the task is minus infinity.
+    Stale cells are left out. The score of a layer whose grid points all diverged on the task is minus infinity.
     """
     if score == MEAN_RANK:
-        ranks = mean_ranks(board, metric)
-        means = {} if ranks is None else ranks.means
-        return {row: -mean for row, mean in means.items() if board.rows[row][0] == "layer"}
-    cells = [cell for (_, task), cell in board.cells.items() if task == score and cell.kind == "layer"]
+        ranks = _ranks(board, metric)
+        return {} if ranks is None else {row: -mean for row, mean in ranks.means.items()}
+    cells = [cell for (_, task), cell in _counted_cells(board).items() if task == score]
     return {cell.row: fmean(cell.values(metric) or [-math.inf]) for cell in cells}
 
 
 def title_of(board: Board, score: str, metric: str) -> str:
     """Return a score in words: the mean rank is over the tasks that the layers have in common."""
-    ranks = mean_ranks(board, metric) if score == MEAN_RANK else None
+    ranks = _ranks(board, metric) if score == MEAN_RANK else None
     return score if ranks is None else f"{MEAN_RANK} over {len(ranks.tasks)} task{'s' * (len(ranks.tasks) > 1)}"
+
+
+def _ranks(board: Board, metric: str) -> Ranks | None:
+    """Return the mean ranks among the cells that count, so that a user's own study does not change them."""
+    return mean_ranks(replace(board, cells=_counted_cells(board)), metric)
+
+
+def _counted_cells(board: Board) -> dict[tuple[str, str], Cell]:
+    """Return the cells of registered layers that are not stale."""
+    return {place: cell for place, cell in board.cells.items() if cell.kind == "layer" and not cell.stale}
 
 
 def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> list[Correlations]:
@@ -144,7 +166,7 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 
     Args:
         board: accuracies of the layers.
-        models: language models of the layers; unfinished and stale models are left out.
+        models: language models of the layers; those that do not count are left out.
         metric: ``sequence`` or ``token``.
     """
     counted = [model for model in models if model.counts]
@@ -155,54 +177,65 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 
     scores_SL = np.array([[found[score].get(model.layer, np.nan) for model in counted] for score in scores])
     gains_KL = -np.array([[model.loss(loss) for model in counted] for loss in LOSSES])
-    families_L = np.unique([model.family for model in counted], return_inverse=True)[1]
-    pooled = spearman(scores_SL, gains_KL, np.zeros_like(families_L))
-    within = spearman(scores_SL, gains_KL, families_L)
+    parameters_L, families_L = _parameters(counted), _families(counted)
+    between = between_families(scores_SL, gains_KL, parameters_L, families_L)
+    within = within_families(scores_SL, gains_KL, parameters_L, families_L)
     return [
         Correlations(
             score=score,
             title=title_of(board, score, metric),
             layers=int((~np.isnan(scores_SL[s])).sum()),
             layers_within=int(compared(scores_SL[s], families_L).sum()),
-            pooled=dict(zip(LOSSES, pooled[s], strict=True)),
+            families=len(set(families_L[~np.isnan(scores_SL[s])].tolist())),
+            between=dict(zip(LOSSES, between[s], strict=True)),
             within=dict(zip(LOSSES, within[s], strict=True)),
         )
         for s, score in enumerate(scores)
     ]
 
 
-def answers(found: Sequence[Correlations]) -> list[str]:
-    """Return the answers for the total loss and for that of recall tokens, once if they are the same."""
-    return list(dict.fromkeys(answer(found, loss) for loss in ("total", "recall")))
+def _parameters(models: Sequence[LanguageModel]) -> Floats:
+    return np.array([float(model.parameters) for model in models])
 
 
-def answer(found: Sequence[Correlations], loss: str) -> str:
-    """Return in words which score predicts a loss best, and which scores do not predict it."""
-    known = {row.title: rho for row in found if (rho := row.pooled[loss]) is not None}
-    most = max((row.layers for row in found), default=0)
-    if not known and most >= LEAST:
-        return f"Nothing to tell: the {LOSSES[loss][1]}, or every score, is the same for all layers."
-    if not known:
-        return f"Too few layers to tell: {most} of {LEAST} have a finished language model and a score on one task."
-
-    # The best score stands out most from chance; with few layers, a high correlation need not.
-    best = min(known, key=lambda title: (known[title].value <= 0, known[title].p, -known[title].value))
-    rho, layers = known[best], next(row.layers for row in found if row.title == best)
-    of_best = f"ρ = {rho.value:.2f}, 95% interval {rho.low:.2f} to {rho.high:.2f}, {layers} layers, {p_in_words(rho.p)}"
-    by_chance = [title for title in known if not known[title].significant]
-    against = [title for title in known if known[title].significant and known[title].value < 0]
-
-    # The answer, then the scores that do not predict the loss or predict the opposite.
-    words = LOSSES[loss][1]
-    if rho.significant and rho.value > 0:
-        chosen = f" As the best of {len(known)} scores it looks better than it is." if len(known) > 1 else ""
-        text = f"Yes: the best predictor of the {words} is {best} ({of_best}).{chosen}"
-        text += f" Not shown to be stronger than chance: {', '.join(by_chance)}." if by_chance else ""
-    else:
-        text = f"Not shown: no score predicts the {words} clearly better than chance (the best is {best}, {of_best})."
-    return text + (f" Correlated the other way: {', '.join(against)}." if against else "")
+def _families(models: Sequence[LanguageModel]) -> Ints:
+    """Return a number for the family of each model's layer."""
+    families: Ints = np.unique([MIXERS[model.layer].family for model in models], return_inverse=True)[1]
+    return families
 
 
-def p_in_words(p: float) -> str:
-    """Return a p-value in words."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+def answer(board: Board, models: Sequence[LanguageModel]) -> str:
+    """Return in words the result of the primary analysis, or what it lacks.
+
+    Args:
+        board: accuracies of the layers under the published protocol.
+        models: language models of the layers.
+    """
+    cells = _counted_cells(board)
+    tested = {layer for layer in MIXERS if all((layer, task) in cells for task in TASKS)}
+    counted = [model for model in models if model.counts and model.layer in tested]
+    if len(counted) < len(MIXERS):
+        trained = sum(model.counts for model in models)
+        return (
+            f"No answer yet: {trained} of {len(MIXERS)} layers have a finished language model, {len(tested)} have all "
+            f"{len(TASKS)} tasks, and {len(counted)} have both."
+        )
+
+    scores = scores_of(board, MEAN_RANK, "token")
+    scores_1L = np.array([[scores[model.layer] for model in counted]])
+    gains_1L = -np.array([[model.loss("total") for model in counted]])
+    families_L = _families(counted)
+    ((rho,),) = between_families(scores_1L, gains_1L, _parameters(counted), families_L)
+    return "Nothing to tell: all families are alike." if rho is None else _in_words(rho, len(set(families_L.tolist())))
+
+
+def _in_words(rho: Rho, families: int) -> str:
+    """Return what a correlation of the mean rank between families says."""
+    p = "p < 0.001" if rho.p < 0.001 else f"p = {rho.p:.3f}"
+    partial = "" if rho.partial is None else f"; given the number of parameters, ρ = {rho.partial:.2f}"
+    found = f"ρ = {rho.value:.2f} over {families} families, 95% interval {rho.low:.2f} to {rho.high:.2f}, {p}{partial}"
+    if not rho.significant:
+        return f"Not shown: the mean rank does not predict the validation loss clearly better than chance ({found})."
+    if rho.value < 0:
+        return f"No: families with better mean ranks have higher validation losses ({found})."
+    return f"Yes: families with better mean ranks have lower validation losses ({found})."

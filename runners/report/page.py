@@ -15,7 +15,7 @@ from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
-from runners.report.language import LOSSES, Correlations, LanguageModel, answers, correlations
+from runners.report.language import LOSSES, Correlations, LanguageModel, correlations
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
@@ -61,12 +61,10 @@ class Predictions:
 
     Attributes:
         correlations: correlations by metric.
-        answers: sentences by metric.
         pictures: the pictures.
     """
 
     correlations: Mapping[str, Sequence[Correlations]]
-    answers: Mapping[str, Sequence[str]]
     pictures: Sequence[Picture]
 
 
@@ -76,11 +74,13 @@ class Language:
 
     Attributes:
         models: the language models.
-        boards: predictions by name of a board.
+        answer: result of the primary analysis in words.
+        boards: exploratory predictions by name of a board.
         transition: curves of RT against the Transformer.
     """
 
     models: Sequence[LanguageModel]
+    answer: str
     boards: Mapping[str, Predictions]
     transition: Picture
 
@@ -90,7 +90,6 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     found = {metric: correlations(board, models, metric) for metric in METRICS}
     return Predictions(
         correlations=found,
-        answers={metric: answers(rows) for metric, rows in found.items()},
         pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
     )
 

@@ -22,7 +22,7 @@ from runners.cli import check_out, cli, shown_as, user_errors
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
-from runners.mad.results.summary import IncomparableError, Summary, read_summary, refusal
+from runners.mad.results.summary import IncomparableError, Summary, incomparable, read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,5 +120,5 @@ def _comparable(path: Path) -> Summary:
         print_comparison(told_apart(in_order([summary])), Console(quiet=True))
         terms_of(summary)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise IncomparableError(refusal(path)) from error
+        raise incomparable(path, "settings or figures are missing or wrong") from error
     return summary

@@ -30,6 +30,8 @@ METRICS = (
 )
 TEST_METRICS = ("test_sequence_accuracy", "test_token_accuracy", "test_loss")
 """Figures that are read only for the chosen point, so that no choice depends on them."""
+REMEDY = "run the study's command of runners.mad again, or name the other studies"
+"""What to do if a summary cannot be read; the command writes it again."""
 
 
 class IncomparableError(ValueError):
@@ -247,15 +249,22 @@ def read_summary(path: Path) -> Summary:
     if file.name != "summary.json":
         raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
     try:
-        return TypeAdapter(Summary).validate_python(read_json(file))
+        return TypeAdapter(Summary).validate_python(read_json(file, REMEDY))
     except ValidationError as error:
-        raise IncomparableError(refusal(path)) from error
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise incomparable(path, where + first["msg"].lower()) from error
 
 
-def refusal(path: Path) -> str:
-    """Return why a summary cannot be compared, and what to do."""
+def incomparable(path: Path, reason: str) -> IncomparableError:
+    """Return the error for a summary that cannot be compared.
+
+    Args:
+        path: folder of the study, or the file.
+        reason: the first entry that is missing or wrong, in words.
+    """
     file = path / "summary.json" if path.is_dir() else path
-    return f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
+    return IncomparableError(f"{file} is no summary of a study, or of an earlier version ({reason}): {REMEDY}")
 
 
 def _point(at: GridPoint, trials: Sequence[FrozenTrial], readings: Mapping[Run, Reading]) -> Point:

@@ -29,7 +29,7 @@ def language_picture(
     legend = styles([model.layer for model in drawn])
     panels: dict[str, dict[str, Markup]] = {}
     for metric in METRICS:
-        rho = {row.score: row.pooled[loss] for row in found[metric]}
+        rho = {row.score: row.between[loss] for row in found[metric]}
         for score in (*TASKS, MEAN_RANK):
             scores = scores_of(board, score, metric)
             both = [model for model in drawn if isfinite(scores.get(model.layer, float("nan")))]
@@ -48,7 +48,9 @@ def language_picture(
                 axes.margins(0.08)
                 axes.locator_params(nbins=4)
                 if (value := rho[score]) is not None:
-                    axes.set_title(f"ρ = {value.value:.2f} [{value.low:.2f}, {value.high:.2f}]", loc="left", fontsize=8)
+                    axes.set_title(
+                        f"families: ρ = {value.value:.2f} [{value.low:.2f}, {value.high:.2f}]", loc="left", fontsize=8
+                    )
                     figure.subplots_adjust(top=0.9)
             described = f"{score}: {LOSSES[loss][1]} against {metric} accuracy, {len(both)} layers"
             panels.setdefault(score, {})[metric] = to_svg(figure, described, tips)

@@ -1,26 +1,29 @@
 """Do scores predict the losses of language models: the correlations, and what the page says of them."""
 
 import re
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
-from mixers.registry import find_mixer
+from mixers import MIXERS
 from runners.c4.reference.cells import NAME, write_cell
-from runners.report import trained
+from runners.report import language, trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
-from runners.report.correlation import LEAST, Rho, spearman
-from runners.report.language import MEAN_RANK, answer, answers, correlations, read_language_models
+from runners.report.correlation import LEAST, Rho, between_families, within_families
+from runners.report.language import MEAN_RANK, answer, correlations, read_language_models, scores_of
 from runners.report.trained import is_stale_model
 from tests.runners.report import made_up
 
-LAYERS = ("rt", "transformer", "staircase", "gla", "retnet", "deltanet", "rwkv7", "lru")
-"""Three families have two members: recurrent attention, linear attention, the delta rule."""
+LAYERS = ("rt", "staircase", "transformer", "gla", "retnet", "gated-deltanet", "rwkv7", "lru", "mamba", "hyena")
+"""Of all seven families; recurrent attention, linear attention and the delta rule have two members."""
+FAMILIES = np.unique([layer.family for layer in MIXERS.values()], return_inverse=True)[1]
+"""Family of each registered layer."""
 
 
 def run(lr: float, seed: int, loss: float) -> dict[str, Any]:
@@ -32,14 +35,20 @@ def write_model(results: Path, layer: str, loss: float, runs: int = 4, code: str
     """Write a language model whose seeds have this mean loss at the best of three learning rates."""
     best = [run(3e-3, 0, loss - 0.01), run(1e-2, 0, loss + 1), run(3e-3, 1, loss + 0.01)]
     found = [{**one, "code": code} for one in (run(1e-3, 0, loss + 1), *best)][:runs]
-    described = {**made_up.LANGUAGE_MODEL, "layer": layer, "family": find_mixer(layer).family}
+    described = {**made_up.LANGUAGE_MODEL, "layer": layer, "family": MIXERS[layer].family}
     cell = {**described, "runs": found, **changes}
     write_cell(results / "reference" / NAME / f"{layer}.json", cell)
 
 
 def pooled(x_L: Any, *ys_L: Any) -> list[Rho | None]:
     """Return the correlations of one score over all layers."""
-    return spearman(np.array([x_L]), np.array(ys_L), np.zeros(len(x_L), int))[0]
+    return within_families(np.array([x_L]), np.array(ys_L), np.ones(len(x_L)), np.zeros(len(x_L), int))[0]
+
+
+def related(rng: np.random.Generator, rows: int) -> Any:
+    """Return figures of the registered layers that have an intraclass correlation of 0.5 within families."""
+    of_families = rng.standard_normal((rows, FAMILIES.max() + 1))[:, FAMILIES]
+    return (of_families + rng.standard_normal(of_families.shape)) / np.sqrt(2)
 
 
 def board(results: Path) -> Any:
@@ -58,6 +67,18 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def complete(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The results in a project that has no other layers and tasks."""
+    monkeypatch.setattr(language, "MIXERS", {name: MIXERS[name] for name in LAYERS})
+    monkeypatch.setattr(language, "TASKS", ("parity", "copying", "memorization"))
+    return results
+
+
+def answer_of(results: Path) -> str:
+    return answer(board(results), read_language_models(results / "reference" / NAME))
+
+
 def test_a_correlation_is_that_of_scipy_and_its_interval_holds_it() -> None:
     rng = np.random.default_rng(1)
     for size in (6, 9, 21):
@@ -74,7 +95,7 @@ def test_within_families_the_difference_between_families_does_not_count() -> Non
     """Two families apart in both figures, each ordered the other way inside."""
     x_L, y_L = np.array([1.0, 2, 3, 4, 11, 12, 13, 14]), np.array([4.0, 3, 2, 1, 14, 13, 12, 11])
     families_L = np.repeat([0, 1], 4)
-    (among_all,), ((within,),) = pooled(x_L, y_L), spearman(x_L[None], y_L[None], families_L)
+    (among_all,), ((within,),) = pooled(x_L, y_L), within_families(x_L[None], y_L[None], np.ones(8), families_L)
     assert among_all is not None
     assert within is not None
     assert among_all.value > 0.5
@@ -83,9 +104,68 @@ def test_within_families_the_difference_between_families_does_not_count() -> Non
 
     # A family of one layer orders nothing, and a layer without the score does not count.
     more = np.append(x_L, [99, np.nan]), np.append(y_L, [99, 0]), np.append(families_L, [2, 0])
-    ((alone,),) = spearman(more[0][None], more[1][None], more[2])
+    ((alone,),) = within_families(more[0][None], more[1][None], np.ones(10), more[2])
     assert alone is not None
     assert alone.value == pytest.approx(-1)
+
+
+def test_between_families_a_family_counts_once_with_the_mean_rank_of_its_members() -> None:
+    x_L, y_L = related(np.random.default_rng(5), 2)
+    x_L[3], y_L[4] = np.nan, -np.inf
+    ((rho,),) = between_families(x_L[None], y_L[None], np.ones(len(x_L)), FAMILIES)
+    ranks = rankdata(x_L, nan_policy="omit"), rankdata(y_L)
+    means = [[np.nanmean(of_layers[n == FAMILIES]) for n in range(7)] for of_layers in ranks]
+    assert rho is not None
+    assert rho.value == pytest.approx(spearmanr(*means).statistic)
+
+    # A family without the score is left out, and six families are the fewest.
+    x_L[FAMILIES == 0] = np.nan
+    assert between_families(x_L[None], y_L[None], np.ones(len(x_L)), FAMILIES) != [[None]]
+    x_L[FAMILIES == 1] = np.nan
+    assert between_families(x_L[None], y_L[None], np.ones(len(x_L)), FAMILIES) == [[None]]
+
+
+def test_without_a_relation_relatives_are_no_evidence() -> None:
+    """Tests at 0.05 of scores and losses that families have in common, but that are independent of each other."""
+    rng = np.random.default_rng(6)
+    counts = {"families": 0, "layers": 0, "yes": 0}
+    for _ in range(30):
+        x_1L, y_KL = related(rng, 1), related(rng, 20)
+        between = [rho for rho in between_families(x_1L, y_KL, np.ones(len(FAMILIES)), FAMILIES)[0] if rho]
+        assert len(between) == 20
+        counts["families"] += sum(rho.significant for rho in between)
+        counts["yes"] += sum(rho.significant and rho.value > 0 for rho in between)
+        counts["layers"] += sum(rho.significant for rho in pooled(x_1L[0], *y_KL) if rho)
+    assert counts["yes"] <= 0.05 * 600
+    assert counts["families"] <= 0.06 * 600
+    assert counts["layers"] >= 0.08 * 600  # what the families' test avoids
+
+
+def test_families_that_agree_are_found() -> None:
+    x_L, noise_KL = related(np.random.default_rng(7), 1)[0], related(np.random.default_rng(8), 20)
+    found = between_families(x_L[None], x_L + 0.2 * noise_KL, np.ones(len(x_L)), FAMILIES)[0]
+    assert sum(rho.significant and rho.value > 0 for rho in found if rho) >= 16
+
+
+def test_a_partial_correlation_is_that_of_the_residuals() -> None:
+    """Score and loss both follow the size, and have nothing else in common."""
+    rng = np.random.default_rng(9)
+    size_L = np.exp(rng.standard_normal(21))
+    x_L, y_L = (np.log(size_L) + 0.3 * rng.standard_normal(21) for _ in range(2))
+    ((rho,),) = within_families(x_L[None], y_L[None], size_L, np.zeros(21, int))
+    assert rho is not None
+    assert rho.partial is not None
+    assert rho.value > 0.7
+    line = np.stack([np.ones(21), rankdata(np.log(size_L))], axis=1)
+    rests = [rankdata(v) - line @ np.linalg.lstsq(line, rankdata(v))[0] for v in (x_L, y_L)]
+    assert rho.partial == pytest.approx(np.corrcoef(*rests)[0, 1])
+    assert abs(rho.partial) < 0.5
+
+    # Layers of equal size, and scores that the size determines, have none.
+    for size, score in ((np.ones(21), x_L), (size_L, size_L)):
+        ((rho,),) = within_families(score[None], y_L[None], size, np.zeros(21, int))
+        assert rho is not None
+        assert rho.partial is None
 
 
 @pytest.mark.parametrize("x_L", [np.arange(LEAST - 1.0), np.ones(9)], ids=["too few layers", "all the same"])
@@ -114,7 +194,8 @@ def test_the_p_value_is_the_share_of_all_orders_that_are_as_strong() -> None:
 def test_the_best_of_many_scores_is_seldom_found_by_chance() -> None:
     """Random losses: in about one of twenty tables is some score significant. One by one, each score would be."""
     rng = np.random.default_rng(3)
-    found = spearman(rng.standard_normal((8, 12)), rng.standard_normal((40, 12)), np.zeros(12, int))
+    x_SL, y_KL = rng.standard_normal((8, 12)), rng.standard_normal((40, 12))
+    found = within_families(x_SL, y_KL, np.ones(12), np.zeros(12, int))
     least = [min(rho.p for rho in of_loss if rho is not None) for of_loss in zip(*found, strict=True)]
     assert sum(p < 0.05 for p in least) <= 5
     assert 0.3 < np.mean(least) < 0.7  # p of the best is uniform
@@ -126,7 +207,7 @@ def test_scores_of_few_layers_do_not_hide_a_relation_of_many() -> None:
     x_L = rng.standard_normal(20)
     gains_KL = x_L + 0.8 * rng.standard_normal((20, 20))
     few_SL = np.where(np.arange(20) < 6, rng.standard_normal((4, 20)), np.nan)
-    found = spearman(np.array([x_L, *few_SL]), gains_KL, np.zeros(20, int))
+    found = within_families(np.array([x_L, *few_SL]), gains_KL, np.ones(20), np.zeros(20, int))
     assert all(rho is not None for of_score in found for rho in of_score)
     assert sum(rho.significant for rho in found[0] if rho is not None) >= 16
     assert sum(rho.significant for of_score in found[1:] for rho in of_score if rho is not None) <= 8
@@ -139,7 +220,7 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
     found = {row.score: row for row in correlations(board(results), models, "token")}
     assert set(found) == {"parity", "copying", "memorization", MEAN_RANK}
 
-    values = {score: {name: rho and rho.value for name, rho in row.pooled.items()} for score, row in found.items()}
+    values = {score: {name: rho and rho.value for name, rho in row.between.items()} for score, row in found.items()}
     assert values["parity"] == pytest.approx({"total": 1, "recall": 1, "rest": -1})
     assert values["copying"] == pytest.approx({"total": -1, "recall": -1, "rest": 1})
     assert abs(values["memorization"]["total"] or 0) < 0.9
@@ -147,13 +228,57 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
     assert within is not None
     assert (within.value, within.high) == (pytest.approx(1), pytest.approx(1))
     assert within.low >= 0  # with families this small, many samples show no order within families
-    assert (found["parity"].layers, found["parity"].layers_within) == (8, 6)  # the Transformer and LRU have no relative
+    assert (found["parity"].layers, found["parity"].layers_within, found["parity"].families) == (10, 6, 7)
     assert found[MEAN_RANK].title == "mean rank over 3 tasks"
 
-    text = answer(list(found.values()), "total")
-    assert text.startswith("Yes: the best predictor of the validation loss is parity (ρ = 1.00, 95% interval 1.00 to")
-    assert "Not shown to be stronger than chance: memorization, mean rank over 3 tasks." in text
-    assert text.endswith("Correlated the other way: copying.")
+
+def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
+    write_model(results, "deltanet", 5.0)
+    models = read_language_models(results / "reference" / NAME)
+    before = {score: scores_of(board(results), score, "token") for score in ("parity", MEAN_RANK)}
+    for task in ("parity", "copying", "memorization"):
+        made_up.write_cell(results, "deltanet", task, [1.0])
+    with_stale = board(results)
+    assert with_stale.cells["deltanet", "parity"].stale
+    own = replace(with_stale.cells["rt", "parity"], row="rt (yours)", kind="own")
+    with_stale.cells[own.row, "parity"] = own
+    assert {score: scores_of(with_stale, score, "token") for score in before} == before
+    assert {row.layers for row in correlations(with_stale, models, "token")} == {10}
+
+
+def test_the_answer_is_that_of_the_mean_rank_between_families(complete: Path) -> None:
+    text = answer_of(complete)
+    assert text.startswith(
+        "Not shown: the mean rank does not predict the validation loss clearly better than chance (ρ"
+    )
+    assert "over 7 families" in text
+    for n, layer in enumerate(LAYERS):
+        for task in ("copying", "memorization"):
+            made_up.write_cell(complete, layer, task, [0.9 - n / 20])
+    text = answer_of(complete)
+    assert text.startswith(
+        "Yes: families with better mean ranks have lower validation losses (ρ = 1.00 over 7 families"
+    )
+    assert "given the number of parameters" not in text
+    for n, layer in enumerate(LAYERS):
+        write_model(complete, layer, 4 - n / 10, parameters_without_embeddings=3_000_000 + n % 3)
+    text = answer_of(complete)
+    assert text.startswith("No: families with better mean ranks have higher validation losses (ρ = -1.00")
+    assert text.endswith("; given the number of parameters, ρ = -1.00).")
+
+
+def test_there_is_no_answer_before_all_layers_are_complete(complete: Path) -> None:
+    write_model(complete, "rt", 3.0, runs=3)
+    start = "No answer yet: 9 of 10 layers have a finished language model"
+    assert answer_of(complete) == f"{start}, 10 have all 3 tasks, and 9 have both."
+    (complete / "reference" / "lru" / "parity.json").unlink()
+    assert answer_of(complete) == f"{start}, 9 have all 3 tasks, and 8 have both."
+
+
+def test_layers_beyond_those_of_a_few_families_are_awaited(results: Path) -> None:
+    assert answer_of(results) == (
+        "No answer yet: 10 of 21 layers have a finished language model, 0 have all 10 tasks, and 0 have both."
+    )
 
 
 def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -> None:
@@ -162,8 +287,7 @@ def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -
     models = read_language_models(results / "reference" / NAME)
     assert {model.layer for model in models if not model.finished} == set(LAYERS[:3])
     (row, *_) = correlations(board(results), models, "token")
-    assert (row.layers, row.pooled["total"]) == (5, None)
-    assert answers([row]) == ["Too few layers to tell: 5 of 6 have a finished language model and a score on one task."]
+    assert (row.layers, row.families, row.between["total"]) == (7, 5, None)
 
 
 def test_a_layer_that_diverged_at_every_rate_comes_last(results: Path) -> None:
@@ -173,16 +297,16 @@ def test_a_layer_that_diverged_at_every_rate_comes_last(results: Path) -> None:
     write_cell(file, {**made_up.LANGUAGE_MODEL, "runs": [{**diverged, "lr": lr} for lr in rates]})
     models = read_language_models(results / "reference" / NAME)
     assert (models[-1].layer, models[-1].lr, models[-1].finished) == ("rt", None, True)
-    rho = {row.score: row for row in correlations(board(results), models, "token")}["parity"].pooled["total"]
+    rho = {row.score: row for row in correlations(board(results), models, "token")}["parity"].between["total"]
     assert rho is not None
-    assert rho.value == pytest.approx(spearmanr(range(8), [9, 1, 2, 3, 4, 5, 6, 7]).statistic)
+    families_of_losses = [(9 + 0) / 2, 1, (2 + 3) / 2, (4 + 5) / 2, 6, 7, 8]  # places of the families' members
+    assert rho.value == pytest.approx(spearmanr(range(7), families_of_losses).statistic)
 
 
-def test_equal_losses_are_not_too_few_layers(results: Path) -> None:
+def test_equal_losses_tell_nothing(complete: Path) -> None:
     for layer in LAYERS:
-        write_model(results, layer, 3.0)
-    found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
-    assert answer(found, "total") == "Nothing to tell: the validation loss, or every score, is the same for all layers."
+        write_model(complete, layer, 3.0)
+    assert answer_of(complete) == "Nothing to tell: all families are alike."
 
 
 def test_a_stale_language_model_is_not_correlated(results: Path) -> None:
@@ -190,7 +314,7 @@ def test_a_stale_language_model_is_not_correlated(results: Path) -> None:
     models = read_language_models(results / "reference" / NAME)
     assert [model.layer for model in models if model.stale] == ["rt"]
     (row, *_) = correlations(board(results), models, "token")
-    assert row.layers == 7
+    assert row.layers == 9
 
 
 def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,15 +332,15 @@ def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_models_that_cannot_be_compared_are_refused(results: Path, changes: dict[str, Any], error: str) -> None:
     write_model(results, "lru", 3.0, **changes)
-    with pytest.raises(ValueError, match=rf"gla.json and lru.json {error}: move one"):
+    with pytest.raises(ValueError, match=rf"hyena.json and lru.json {error}: move one"):
         read_language_models(results / "reference" / NAME)
 
 
 def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n, layer in enumerate(LAYERS):
-        write_model(tmp_path, layer, 3 + n / 10)
+        write_model(tmp_path, layer, 3 + n / 10, parameters_without_embeddings=3_000_000 + n % 4)
         made_up.write_cell(tmp_path, layer, "parity", [0.9 - n / 20])
-    write_model(tmp_path, "lru", 9.0, runs=3)
+    write_model(tmp_path, "hyena", 9.0, runs=3)
     made_up.use(tmp_path, monkeypatch)
     main(["--out", str(tmp_path)])
     page = (tmp_path / "report" / "index.html").read_text()
@@ -225,12 +349,16 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert re.findall(r"<tr><td>([\w-]+)", table) == list(LAYERS)
     assert table.count("not finished") == 1
     assert "<td>3.000</td><td>1.000</td><td>6.000</td><td>2.000</td>" in table
-    assert "the best predictor of the validation loss is parity" in section
+    assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
+    assert "Exploratory: scores of the published protocol" in section
+    assert "Yes:" not in section
+    assert re.search(r"<b>1.00</b><small> -?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     assert section.count("<svg") == 2 * 2 * 2  # two losses, two metrics, a task and the mean rank
-    assert "parity: loss of recall tokens against token accuracy, 7 layers" in section
+    assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
 
 
 def test_a_page_without_language_models_names_the_command(page: Path) -> None:
     section = page.read_text().partition('<section id="language">')[2].partition("</section>")[0]
+    assert "No answer yet: 0 of 21 layers have a finished language model" in section
     assert "No language model is trained yet" in section
     assert "<svg" not in section

@@ -314,15 +314,35 @@ def test_whatever_is_damaged_in_a_summary_is_refused_in_one_line_or_not_needed(
             if shown not in drawn:
                 draw_bars([standing])
             drawn.add(shown)
-    message = f"{file} is no summary of a study, or of an earlier version: run its command again, or name the others"
-    assert set(refused.values()) == {message}
-    without = [json.dumps({name: good[name] for name in good if name != gone}) for gone in good if gone != "label"]
-    assert refused.keys() >= set(without)
-    file.write_text(without[0])
+    start = f"{file} is no summary of a study, or of an earlier version ("
+    remedy = "): run the study's command of runners.mad again, or name the other studies"
+    assert all(said.startswith(start) and said.endswith(remedy) and "\n" not in said for said in refused.values())
+
+    # An entry that is missing is named.
+    for gone in good.keys() - {"label"}:
+        without = json.dumps({name: good[name] for name in good if name != gone})
+        assert refused[without] == f"{start}{gone}: field required{remedy}"
+    file.write_text(without)
     with pytest.raises(SystemExit) as stop:
         compare.main([str(file)])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert capsys.readouterr().err == f"error: {refused[without]}\n"
+
+
+def test_a_torn_summary_is_named_with_the_command_that_writes_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Deleted, or with ``runners.compare`` run again, the study would stay missing."""
+    text = json.dumps(in_file(summary_of(*RT)))
+    file = tmp_path / "studies" / "a" / "summary.json"
+    write(file, text[: len(text) // 2])
+    for named in ([], [str(file.parent)]):
+        with pytest.raises(SystemExit) as stop:
+            compare.main([*named, "--out", str(tmp_path)])
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {file} is damaged (")
+        assert line.endswith("): run the study's command of runners.mad again, or name the other studies")
 
 
 def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
