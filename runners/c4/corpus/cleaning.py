@@ -1,7 +1,9 @@
 """Select English prose: the paragraphs of a file that are prose, and the pages with enough such paragraphs.
 
-The rules for pages follow the filters of Gopher's training data (Rae et al. 2021, arXiv:2112.11446, table A1). The
-limits for stop words and letters are stricter, because a folder of documentation holds many pages that only list names.
+The number and the mean length of a page's words have the limits of Gopher's training data (Rae et al. 2021,
+arXiv:2112.11446, appendix A.1). The rules for stop words and letters are this project's own, and stricter. Gopher asks
+for two of eight stop words in a page, and for a letter in 80% of the words. Pages that only list names, and pages in
+other languages with English links, fulfil that; a folder of documentation holds many of both.
 """
 
 import re
@@ -20,8 +22,13 @@ LETTERS = 0.75
 """Least share of letters and spaces in a paragraph of prose; tables and code have less."""
 STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with", "a", "in", "is", "for"])
 """Gopher's stop words, and four more that are as frequent."""
-STOP_SHARE = 0.2
-"""Least share of stop words in a page of English prose; most prose has 0.22 to 0.3, lists of names have less."""
+STOP_SHARE = 0.15
+"""Least share of stop words in a page of English prose.
+
+Of 2,686 technical documents (PEPs, Rust RFCs, EIPs, Kubernetes proposals), nine tenths have 0.15 to 0.26, and half have
+less than 0.21. Of those below 0.15, which have 4% of the words, about half are lists of names, tables, code and
+translations; of those below 0.1, nearly all are. Of 905 pages of C4, those below 0.15 have 4% of the words, too.
+"""
 PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 WORDS = re.compile(r"[^\W_]+")
 

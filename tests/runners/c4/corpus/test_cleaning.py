@@ -54,12 +54,21 @@ def test_pages_that_are_short_or_broken(page: str, text: str) -> None:
 ENGLISH = "The layer reads the text of a page in the order of its words, and that is what it learns from. "
 GERMAN = "Die Schicht liest den Text einer Seite in der Reihenfolge der Wörter, und daraus lernt sie dann auch. "
 NAMES = "alpha_beta gamma delta_epsilon zeta eta theta iota kappa lambda_mu nu xi omicron pi rho sigma tau "
+TERSE = (
+    "Each worker reads one shard, verifies its checksum and sends batches to the trainer. If a checksum differs, that "
+    "worker stops and prints a message. Set the option shards to change how many files a worker opens. Larger values "
+    "use more memory; smaller values need more system calls. Workers never share files, so no lock is needed. "
+)
+LIST = "alpha beta gamma delta epsilon " * 17  # 85 words
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         (ENGLISH * 3, ""),
+        (TERSE, ""),
+        (LIST + "the " * 15, ""),
+        (LIST + "beta " + "the " * 14, "not English prose"),
         (ENGLISH * 2, "too short"),
         (GERMAN * 5, "not English prose"),
         (NAMES * 6, "not English prose"),
