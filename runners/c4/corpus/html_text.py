@@ -1,10 +1,15 @@
 """Extract the prose of an HTML page: its paragraphs without navigation, code and tables.
 
-If a page marks its main part, only that part is read. A block whose text lies mostly inside links is left out as
-navigation (link density: Kohlschütter et al. 2010, "Boilerplate Detection using Shallow Text Features").
+If a page marks its main part, only that part is read: its elements ``main``, or else its only article. A block whose
+text lies mostly inside links is left out as navigation (link density: Kohlschütter et al. 2010, "Boilerplate Detection
+using Shallow Text Features"). Elements without an end tag end where browsers end them (HTML Living Standard, section
+13.2.6.4.7, without its rules for wrongly nested formatting).
 """
 
+from collections import Counter
+from collections.abc import Set
 from html.parser import HTMLParser
+from typing import Literal, NamedTuple
 
 LEFT_OUT = {
     *("script", "style", "noscript", "template", "svg", "math", "title", "nav", "header", "footer", "aside"),
@@ -16,6 +21,13 @@ BLOCKS = {
     *("body", "main", "section", "article", "blockquote", "figure", "figcaption"),
 }
 """Elements that begin and end a paragraph."""
+AFTER_PARAGRAPH = BLOCKS | {"nav", "header", "footer", "aside", "form", "pre", "table"}
+"""Elements that end an element ``p`` before them."""
+ENDED_BY_NEXT = {
+    "li": ({"li"}, {"ul", "ol", "table"}),
+    **dict.fromkeys(("dt", "dd"), ({"dt", "dd"}, {"dl", "table"})),
+}
+"""Elements that end with the next element of their list: the tags that an element ends, and those of their lists."""
 VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
 }
@@ -29,6 +41,9 @@ NAVIGATION = {
 LINKED = 0.5
 """Share of a block's characters inside links from which the block counts as navigation."""
 
+Part = Literal["", "left out", "main", "article"]
+"""What an element is for its content; empty if it is none of the others."""
+
 
 def text_of_html(page: str) -> str:
     """Return the paragraphs of a page, separated by blank lines; empty if it has none."""
@@ -36,69 +51,70 @@ def text_of_html(page: str) -> str:
     reader.feed(page)
     reader.close()
     reader.end_block()
-    return "\n\n".join(reader.main or reader.paragraphs)
+
+    articles = [article for article in reader.articles if article]
+    main = reader.main or (articles[0] if len(articles) == 1 else [])
+    return "\n\n".join(main or reader.paragraphs)
+
+
+class _Open(NamedTuple):
+    """An element that has begun and not ended."""
+
+    tag: str
+    part: Part
 
 
 class _Reader(HTMLParser):
-    """Collects the paragraphs of a page, and separately the paragraphs of its main part."""
+    """Collects the paragraphs of a page, and separately those of its main part and of each outermost article."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.paragraphs: list[str] = []
         self.main: list[str] = []
+        self.articles: list[list[str]] = []
 
         # Text of the current block, its number of characters inside links, and the number of open links.
         self._parts: list[str] = []
         self._linked = 0
         self._links = 0
 
-        # The element that is left out and the element of the main part, each with the number of open tags of its name.
-        self._skipped = ""
-        self._skipped_depth = 0
-        self._main = ""
-        self._main_depth = 0
+        # The open elements, outermost first, and how many of each kind are open.
+        self._open: list[_Open] = []
+        self._within: Counter[Part] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._skipped:
-            self._skipped_depth += tag == self._skipped
-            return
-        if tag in BLOCKS:
+        part = _part_of(tag, attrs)
+        if tag in AFTER_PARAGRAPH:
+            self._end_element({"p"}, {"table"})
+        if tag in ENDED_BY_NEXT:
+            self._end_element(*ENDED_BY_NEXT[tag])
+        if tag in BLOCKS or part:
             self.end_block()
-        elif tag == "a":
-            self._links += any(name == "href" for name, _ in attrs)  # without href, the element is the target of a link
+
+        # Without href, the element is the target of a link.
+        if tag == "a" and not self._within["left out"]:
+            self._links += any(name == "href" for name, _ in attrs)
         if tag in VOID:
-            self._parts.append(" ")
+            self.handle_data(" ")
             return
 
-        # Classes and roles.
-        words = {word for name, value in attrs if name in ("class", "role") and value for word in value.split()}
-        if tag in LEFT_OUT or not NAVIGATION.isdisjoint(words):
-            self.end_block()
-            self._skipped, self._skipped_depth = tag, 1
-        elif self._main:
-            self._main_depth += tag == self._main
-        elif tag in ("main", "article") or "main" in words:
-            self._main, self._main_depth = tag, 1
+        if part == "article" and not self._within["article"]:
+            self.articles.append([])
+        self._open.append(_Open(tag, part))
+        self._within[part] += 1
 
     def handle_endtag(self, tag: str) -> None:
-        if self._skipped:
-            self._skipped_depth -= tag == self._skipped
-            if not self._skipped_depth:
-                self._skipped = ""
-            return
-
         if tag in BLOCKS:
             self.end_block()
-        elif tag == "a":
+        elif tag == "a" and not self._within["left out"]:
             self._links = max(0, self._links - 1)
-        if tag == self._main:
-            self.end_block()
-            self._main_depth -= 1
-            if not self._main_depth:
-                self._main = ""
+
+        # The end of an element inside a line ends no block, and an end inside a table ends no element around it.
+        is_inline = tag not in BLOCKS and tag not in LEFT_OUT
+        self._end_element({tag}, BLOCKS | {"table"} if is_inline else {"table"})
 
     def handle_data(self, data: str) -> None:
-        if not self._skipped:
+        if not self._within["left out"]:
             self._parts.append(data)
             self._linked += bool(self._links) * len(data.strip())
 
@@ -107,7 +123,36 @@ class _Reader(HTMLParser):
         text = " ".join("".join(self._parts).split())
         if text and self._linked < LINKED * len(text):
             self.paragraphs.append(text)
-            if self._main:
+            if self._within["main"]:
                 self.main.append(text)
+            if self._within["article"]:
+                self.articles[-1].append(text)
         self._parts.clear()
         self._linked = self._links = 0
+
+    def _end_element(self, tags: Set[str], limits: Set[str]) -> None:
+        """End the innermost open element with one of ``tags`` and all inside it, unless it lies outside a limit."""
+        for place in reversed(range(len(self._open))):
+            tag = self._open[place].tag
+            if tag in tags:
+                break
+            if tag in limits:
+                return
+        else:
+            return
+
+        while len(self._open) > place:
+            element = self._open.pop()
+            if element.tag in BLOCKS or element.part:
+                self.end_block()
+            self._within[element.part] -= 1
+
+
+def _part_of(tag: str, attrs: list[tuple[str, str | None]]) -> Part:
+    """Return what an element is for its content, by its tag, its classes and its role."""
+    words = {word for name, value in attrs if name in ("class", "role") and value for word in value.split()}
+    if tag in LEFT_OUT or not NAVIGATION.isdisjoint(words):
+        return "left out"
+    if tag == "main" or "main" in words:
+        return "main"
+    return "article" if tag == "article" else ""

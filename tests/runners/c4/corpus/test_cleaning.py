@@ -45,9 +45,41 @@ def test_the_prose_of_a_page_is_its_main_part_without_navigation_code_and_tables
         ("</p></div><p>closed twice</p></p>", "closed twice"),
         ("<p>a &lt; b &unknown; &#65;</p>", "a < b &unknown; A"),
         ("<div><pre>x<span>y</pre></div><p>after</p>", "after"),
+        ("<p class=copyright>1999<p>after", "after"),
+        ("<p>before<p class=copyright>1999<div>after</div>", "before\n\nafter"),
+        ("<p class=copyright>1999<b><table><tr><td>cell</table>after", "after"),
+        ("<p class=copyright>1999<script>1</script>here<pre>code</pre>after", "after"),
+        ("<ul><li class=toc>here<li>after</ul>", "after"),
+        ("<ul><li class=toc>here<ul><li>inner</ul>and here<li>after</ul>", "after"),
+        ("<ul><li>before<ul><li class=toc>inner</ul>after</ul>", "before\n\nafter"),
+        ("<ul><li class=toc>here</ul>after", "after"),
+        ("<dl><dt class=toc>here<dd>meaning<dt>after</dl>", "meaning\n\nafter"),
+        ("<div><span class=toc>here</div><p>after", "after"),
+        ("<div class=sidebar><b>here</i><p>and</b> here</p> here</div>after", "after"),
+        ("<div role=main>before<table><td></div>cell</table>after</div>outside", "before\n\nafter"),
+        ("<div><nav>here</div>after", "after"),
+        ("<p>one <br>line<br/>of <i>three</p></i>", "one line of three"),
     ],
 )
 def test_pages_that_are_short_or_broken(page: str, text: str) -> None:
+    assert text_of_html(page) == text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("before<article>one</article>after", "one"),
+        ("before<article>one<article>comment</article>more</article>after", "one\n\ncomment\n\nmore"),
+        ("before<article>one</article>between<article>two</article>", "before\n\none\n\nbetween\n\ntwo"),
+        ("before<article>one</article><article><a href=x>next</a></article>", "one"),
+        ("<article>teaser</article><main><p>one</main>after", "one"),
+        ("<main><article>one</article>between<article>two</article></main>after", "one\n\nbetween\n\ntwo"),
+        ("<main>one</main>between<main>two</main>", "one\n\ntwo"),
+        ("<main><p class=copyright>1999</main><p>after", "after"),
+        ("before<nav><article>left out</article></nav>after", "before\n\nafter"),
+    ],
+)
+def test_the_main_part_of_a_page_is_its_main_element_or_its_only_article(page: str, text: str) -> None:
     assert text_of_html(page) == text
 
 
