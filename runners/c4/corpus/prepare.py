@@ -184,7 +184,7 @@ def _empty_manifest(encoder: "Tokenizer", files: Mapping[Split, Sequence[str]]) 
         tokenizer=tokenizer_hash(encoder),
         vocab_size=vocab_size(encoder),
         end_of_text=end_of_text(encoder),
-        sources={split: [describe(file) for file in files[split]] for split in SPLITS},
+        sources={split: describe(files[split]) for split in SPLITS},
         splits={split: Part() for split in SPLITS},
     )
 

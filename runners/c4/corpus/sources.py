@@ -4,12 +4,15 @@ import gzip
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from runners.remembered import FOLDER, remembered
 
 Split = Literal["validation", "train"]
 SPLITS: tuple[Split, ...] = ("validation", "train")
@@ -21,8 +24,8 @@ HUB_FILES: dict[Split, list[str]] = {
     "validation": [f"{HUB}c4-validation.{i:05}-of-00008.json.gz" for i in range(8)],
     "train": [f"{HUB}c4-train.{i:05}-of-01024.json.gz" for i in range(1024)],
 }
-ENDS = 2**20
-"""Bytes at each end of a compressed file that enter its fingerprint."""
+DIGESTS = FOLDER / "text-digests.json"
+"""File that remembers the fingerprints of source files."""
 
 
 class DataError(ValueError):
@@ -69,27 +72,54 @@ def _expand(path: Path) -> list[Path]:
     return files
 
 
-def describe(file: str) -> dict[str, str]:
-    """Return name and fingerprint of a source file; neither depends on its folder or its time of change.
+def describe(files: Sequence[str]) -> list[dict[str, str]]:
+    """Return name and fingerprint of each source file; neither depends on its folder, or on the program that packed it.
 
-    The fingerprint of a compressed file covers its size, its first and its last bytes. The last bytes of a gzip file
-    contain the CRC of its content.
+    The fingerprint is the SHA-256 of the decompressed text. It is remembered until the file changes, because hashing
+    takes a second for each 100 MB of text. A file on the hub has only a name, which identifies it.
+
+    Raises:
+        DataError: a file cannot be read or decompressed.
     """
-    # The name identifies a file on the hub.
-    if file.startswith(HUB):
-        return {"name": file, "sha256": ""}
+    local = [file for file in files if not file.startswith(HUB)]
 
-    path = Path(file)
-    with path.open("rb") as opened:
-        if path.suffix == ".gz":
-            size = path.stat().st_size
-            digest = sha256(str(size).encode() + opened.read(ENDS))
-            opened.seek(max(0, size - ENDS))
-            digest.update(opened.read())
-        else:
-            digest = file_digest(opened, "sha256")
+    def find(places: Sequence[int]) -> list[str]:
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(_digest, [local[place] for place in places]))
 
-    return {"name": path.name, "sha256": digest.hexdigest()}
+    digests = dict(zip(local, remembered(DIGESTS, str, [_state(file) for file in local], find), strict=True))
+    return [
+        {"name": Path(file).name, "sha256": digests[file]} if file in digests else {"name": file, "sha256": ""}
+        for file in files
+    ]
+
+
+def _state(file: str) -> str:
+    """Return a hash that changes when a file changes."""
+    with _explained(file):
+        state = Path(file).stat()
+    facts = [file, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+    return sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _digest(file: str) -> str:
+    """Return the SHA-256 of the decompressed text of a file."""
+    with _explained(file), _opener(file)(file, "rb") as content:
+        return file_digest(content, "sha256").hexdigest()
+
+
+def _opener(file: str) -> Callable[..., Any]:
+    """Return the function that opens a file and decompresses it if it is packed."""
+    return gzip.open if file.endswith(".gz") else open
+
+
+@contextmanager
+def _explained(file: str) -> Iterator[None]:
+    """Turn errors of reading a file into a DataError that says what to do."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
 
 
 def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[int, str]]:
@@ -128,13 +158,9 @@ def _lines(file: str, skip: int) -> Iterator[str]:
         yield from _hub_lines(file, skip)
         return
 
-    try:
-        open_text = gzip.open if file.endswith(".gz") else open
-        with open_text(file, "rt", encoding="utf-8") as lines:
-            for line in islice(lines, skip, None):
-                yield line.rstrip("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {file} ({first_line(error)}): {ADVICE}") from error
+    with _explained(file), _opener(file)(file, "rt", encoding="utf-8") as lines:
+        for line in islice(lines, skip, None):
+            yield line.rstrip("\n")
 
 
 def _hub_lines(file: str, skip: int) -> Iterator[str]:

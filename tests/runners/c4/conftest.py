@@ -6,7 +6,13 @@ from typing import NoReturn
 
 import pytest
 
+from runners.c4.corpus import sources
 from tests.runners.c4.texts import write_texts
+
+
+@pytest.fixture(autouse=True)
+def digests_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "DIGESTS", tmp_path / "cache" / "text-digests.json")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Tokenising against a plain encoding of the documents; kills, damage and bad input."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -303,16 +304,45 @@ def test_other_data_or_another_tokenizer_is_another_corpus(source: Source, tmp_p
     assert len(set(folders)) == 5
 
 
-def test_a_packed_file_is_told_by_its_size_and_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "ENDS", 64)
-    path, content = tmp_path / "c4-train.json.gz", bytes(256)
-    contents = [content, content + b"\0"]
-    contents += [content[:at] + b"\1" + content[at + 1 :] for at in (0, 63, 192, 255)]
-    found = set()
-    for changed in contents:
-        path.write_bytes(changed)
-        found.add(sources.describe(str(path))["sha256"])
-    assert len(found) == len(contents)
+def describe(*files: Path) -> list[dict[str, str]]:
+    return sources.describe([str(file) for file in files])
+
+
+def test_the_same_text_is_the_same_corpus_whatever_packed_it(source: Source, tmp_path: Path) -> None:
+    corpus = source.prepare(tmp_path / "out").folder
+    for path in source.folder.iterdir():
+        content = gzip.decompress(path.read_bytes())
+        path.write_bytes(gzip.compress(content[:1000], 1, mtime=7) + gzip.compress(content[1000:], 0))
+    assert source.prepare(tmp_path / "out").folder == corpus
+
+
+def test_every_byte_of_a_text_counts_in_its_fingerprint(tmp_path: Path) -> None:
+    content = bytes(5000)
+    contents = [content, content + b"\0", *(content[:at] + b"\1" + content[at + 1 :] for at in (0, 2500, 4999))]
+    for n, changed in enumerate(contents):
+        (tmp_path / f"{n}.json").write_bytes(changed)
+        (tmp_path / f"{n}.json.gz").write_bytes(gzip.compress(changed))
+    plain, packed = (describe(*(tmp_path / f"{n}.{ending}" for n in range(5))) for ending in ("json", "json.gz"))
+    assert [source["sha256"] for source in packed] == [hashlib.sha256(changed).hexdigest() for changed in contents]
+    assert [source["sha256"] for source in plain] == [source["sha256"] for source in packed]
+
+
+def test_a_text_is_hashed_again_only_if_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c4-train.json"
+    hashed: list[str] = []
+    digest = sources._digest
+    monkeypatch.setattr(sources, "_digest", lambda file: hashed.append(file) or digest(file))
+    path.write_text("one text")
+    first = describe(path)
+    assert describe(path) == first
+    assert len(hashed) == 1
+    (tmp_path / "new").write_text("two text")
+    os.utime(tmp_path / "new", ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    (tmp_path / "new").replace(path)
+    assert describe(path) != first
+    sources.DIGESTS.write_text("damaged")
+    assert describe(path) != first
+    assert len(hashed) == 3
 
 
 def test_a_second_process_waits_and_finds_it_done(
