@@ -28,7 +28,7 @@ def remembered(
         find: returns the facts of keys, given their places in ``keys``.
     """
     known: dict[str, Fact] = _read(file, kind)
-    unknown = {key: place for place, key in enumerate(keys) if key not in known}
+    unknown: dict[str, int] = {key: place for place, key in enumerate(keys) if key not in known}
     if unknown:
         known |= dict(zip(unknown, find([*unknown.values()]), strict=True))
         with suppress(OSError):  # without the file, the next command only takes longer
