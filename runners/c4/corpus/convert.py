@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from runners.c4.corpus.cleaning import HTML, Page, fault_of, read_clean, read_text
-from runners.c4.corpus.duplicates import near_duplicates, without_repeats
+from runners.c4.corpus.duplicates import without_near_duplicates, without_repeats
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
@@ -159,16 +159,13 @@ def clean_documents(files: Sequence[Path]) -> Documents:
     left_out = Counter(page.reason for page in pages if page.reason)
     texts = [page.text for page in pages if not page.reason]
 
-    # Remove whole documents first, so that the paragraphs of a near-duplicate do not count as repeated.
-    repeated = near_duplicates(texts)
-    unique = [text for number, text in enumerate(texts) if number not in repeated]
-    documents = []
-    for text in without_repeats(unique):
-        if fault_of(text):
-            left_out["without repeated paragraphs too little"] += 1
-        else:
-            documents.append(text)
-    left_out["a near-duplicate"] = len(repeated)
+    # Remove near-duplicates first, so that their paragraphs do not count as repeated, and once more at the end, because
+    # documents may resemble each other only without repeated paragraphs.
+    unique = without_near_duplicates(texts)
+    shortened = [text for text in without_repeats(unique) if not fault_of(text)]
+    documents = without_near_duplicates(shortened)
+    left_out["without repeated paragraphs too little"] = len(unique) - len(shortened)
+    left_out["a near-duplicate"] = len(texts) - len(unique) + len(shortened) - len(documents)
 
     kept = f"{len(documents):,} of {len(files):,} files kept"
     print("; ".join([kept, *(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)]))

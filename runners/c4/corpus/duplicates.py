@@ -33,9 +33,9 @@ MOST = 10
 Hashes = NDArray[np.uint64]
 
 
-def near_duplicates(documents: Sequence[str]) -> set[int]:
-    """Return the indices of the documents that are near-duplicates of an earlier document that is kept."""
-    found: set[int] = set()
+def without_near_duplicates(documents: Sequence[str]) -> list[str]:
+    """Return the documents, in order, that are no near-duplicates of an earlier document that is kept."""
+    kept: list[str] = []
     shingles: dict[int, NDArray[np.uint32]] = {}
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
 
@@ -44,13 +44,13 @@ def near_duplicates(documents: Sequence[str]) -> set[int]:
         keys = list(enumerate(_bands(own)))
         candidates = {other for key in keys for other in buckets.get(key, ())}
         if any(similarity(own, shingles[other]) >= SIMILAR for other in candidates):
-            found.add(number)
             continue
 
+        kept.append(document)
         shingles[number] = own
         for key in keys:
             buckets[key].append(number)
-    return found
+    return kept
 
 
 def shingles_of(document: str) -> NDArray[np.uint32]:

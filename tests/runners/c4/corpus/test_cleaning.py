@@ -9,7 +9,7 @@ import pytest
 
 from runners.c4.corpus.cleaning import fault_of, is_prose, read_clean, read_text
 from runners.c4.corpus.convert import clean_documents, convert, main
-from runners.c4.corpus.duplicates import SIMILAR, near_duplicates, shingles_of, similarity, without_repeats
+from runners.c4.corpus.duplicates import SIMILAR, shingles_of, similarity, without_near_duplicates, without_repeats
 from runners.c4.corpus.html_text import text_of_html
 
 PAGE = """<!DOCTYPE html><html><head><title>Title</title><style>p { color: red }</style>
@@ -152,7 +152,7 @@ def test_near_duplicates_are_those_of_a_slow_solver() -> None:
     for n, document in enumerate(documents):
         if all(slow_similarity(document, documents[other]) < SIMILAR for other in kept):
             kept.append(n)
-    assert near_duplicates(documents) == set(range(len(documents))) - set(kept)
+    assert without_near_duplicates(documents) == [documents[n] for n in kept]
     assert 15 < len(kept) < 45
 
 
@@ -163,7 +163,7 @@ def test_similarity_is_that_of_the_definition_and_ignores_case_and_punctuation()
     expected = slow_similarity(" ".join(first), second)
     assert similarity(shingles_of(" ".join(first)), shingles_of(second)) == pytest.approx(expected, abs=1e-9)
     assert similarity(shingles_of("One, two. Three"), shingles_of("one two three")) == 1
-    assert near_duplicates(["", "", "one", "two"]) == {1}
+    assert without_near_duplicates(["", "", "one", "two"]) == ["", "one", "two"]
 
 
 def test_a_long_paragraph_stays_where_it_stands_first_and_a_heading_in_ten_documents() -> None:
@@ -218,6 +218,28 @@ def test_which_documents_are_held_out_depends_on_the_texts_alone(manual: Path) -
     first, again = clean_documents(files), clean_documents(files[::-1])
     assert first["validation"] == again["validation"]
     assert first["train"] == again["train"][::-1]
+
+
+def test_documents_that_resemble_each_other_without_repeated_paragraphs_are_kept_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dice = random.Random(3)
+
+    def paragraph(count: int) -> list[str]:
+        return [word for own in words(dice, count) for word in (own, "the")]
+
+    preface, licence, body = paragraph(60), paragraph(60), paragraph(50)
+    pages = [
+        [preface, paragraph(60)],
+        [licence, paragraph(60)],
+        [preface, body],
+        [licence, changed(dice, body, 0.01)],
+    ]
+    for n, parts in enumerate(pages):
+        (tmp_path / f"{n}.txt").write_text("\n\n".join(map(" ".join, parts)))
+    documents = clean_documents(sorted(tmp_path.iterdir()))
+    assert sorted(map(len, documents.values())) == [1, 2]
+    assert capsys.readouterr().out == "3 of 4 files kept; 1 a near-duplicate\n"
 
 
 def test_without_clean_all_of_a_page_s_prose_is_kept(manual: Path, tmp_path: Path) -> None:
