@@ -12,6 +12,7 @@ tokenizer is a byte-level BPE that is trained on the training data; it encodes a
 
 import gzip
 import json
+import os
 import re
 import shlex
 import tempfile
@@ -36,8 +37,10 @@ from runners.cli import cli, shown_as, user_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TEXTS = ("*.txt", "*.md", "*.rst", *(f"*{ending}" for ending in HTML))
-"""Files that are read from a folder and its subfolders."""
+ENDINGS = (".txt", ".md", ".markdown", ".rst", *HTML)
+"""Endings, in small or capital letters, of the files that are read from a folder and its subfolders."""
+NAMED = 5
+"""Number of files that an error names."""
 VALIDATION = 10
 """One tenth of the characters of each text is validation data."""
 HELD_OUT = 40
@@ -62,7 +65,8 @@ class Options:
 
     Attributes:
         folder: folder to write, which must not exist.
-        texts: text files in UTF-8, and folders of .txt, .md, .rst and .html files.
+        texts: text files in UTF-8, and folders of .txt, .md, .markdown, .rst and .html files; hidden files and folders
+            in a folder are skipped.
         clean: keep only English prose, each document and paragraph once, and hold out whole documents for validation.
         vocabulary: largest number of tokens of the tokenizer.
     """
@@ -92,7 +96,7 @@ def convert(
     """Write C4-format files of both splits and a tokenizer; after an error the folder does not exist.
 
     Args:
-        texts: text files, and folders of them.
+        texts: text files, and folders of them; hidden files and folders in a folder are skipped.
         folder: folder to write, which must not exist.
         clean: make a corpus of documents with ``clean_documents``, which prints how many files it leaves out.
         vocabulary: largest number of tokens of the tokenizer.
@@ -135,12 +139,22 @@ def divided_texts(files: Sequence[Path]) -> Documents:
     """Return the first nine tenths of each text as training data, and the last tenths as validation data.
 
     Raises:
-        ValueError: a text is not UTF-8, or the last tenths are empty.
+        ValueError: texts are not UTF-8, or the last tenths are empty.
     """
     documents: Documents = {"train": [], "validation": []}
+    faults = []
     for file in files:
-        for split, part in zip(documents, divide(read_text(file)), strict=True):
+        try:
+            parts = divide(read_text(file))
+        except ValueError as error:
+            faults.append(str(error))
+            continue
+        for split, part in zip(documents, parts, strict=True):
             documents[split] += [part] if part.strip() else []
+
+    if faults:
+        more = [f"{len(faults) - NAMED:,} more files"] if len(faults) > NAMED else []
+        raise ValueError(f"{'; '.join([*faults[:NAMED], *more])}: save as UTF-8, or name other texts")
     if not documents["validation"]:
         raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
     return documents
@@ -204,14 +218,23 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
     for name in names:
         if not name.exists():
             raise ValueError(f"no file or folder {name}")
-        inside = {file for pattern in TEXTS for file in name.rglob(pattern) if file.is_file()}
-        files = [name] if name.is_file() else sorted(inside)
+        files = [name] if name.is_file() else texts_in(name)
         if not files:
-            raise ValueError(f"no {', '.join(TEXTS)} in the folder {name}: name the files")
+            raise ValueError(f"no {', '.join(f'*{ending}' for ending in ENDINGS)} in the folder {name}: name the files")
         found += files
     if not found:
         raise ValueError("no texts: name text files, or folders of them")
     return list(dict.fromkeys(found))
+
+
+def texts_in(folder: Path) -> list[Path]:
+    """Return the texts in a folder and its subfolders, sorted, without hidden files and those in hidden folders."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = (Path(parent, name) for name in names if not name.startswith("."))
+        found += [file for file in visible if file.suffix.lower() in ENDINGS and file.is_file()]
+    return sorted(found)
 
 
 def divide(text: str) -> tuple[str, str]:

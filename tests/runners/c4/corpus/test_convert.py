@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.c4.corpus.convert import convert, divide, main
+from runners.c4.corpus.convert import convert, divide, find_texts, main
 from runners.c4.corpus.sources import find_files
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer
 
@@ -77,8 +77,15 @@ def test_a_text_is_divided_at_white_space() -> None:
     ("names", "message"),
     [
         (["missing.txt"], "error: no file or folder missing.txt"),
-        (["texts/picture.png"], "error: texts/picture.png is no text in UTF-8 (invalid start byte at byte 0)"),
-        (["empty"], "error: no *.txt, *.md, *.rst, *.html, *.htm, *.xhtml in the folder empty: name the files"),
+        (
+            ["texts/picture.png"],
+            "error: texts/picture.png is no text in UTF-8 (invalid start byte at byte 0): save as UTF-8, "
+            "or name other texts",
+        ),
+        (
+            ["empty"],
+            "error: no *.txt, *.md, *.markdown, *.rst, *.html, *.htm, *.xhtml in the folder empty: name the files",
+        ),
         (["short.txt"], "error: the texts are too short: their last tenth, which is the validation data, is empty"),
     ],
 )
@@ -98,6 +105,29 @@ def test_a_failure_is_one_line_and_leaves_nothing(
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"{message}\n"
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(("count", "rest"), [(2, ""), (5, ""), (7, "; 2 more files")])
+def test_all_texts_that_are_not_utf_8_are_one_error(
+    count: int, rest: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(texts)
+    for n in range(count):
+        Path(f"{n}.txt").write_bytes(b"caf\xe9")
+    faults = [f"{n}.txt is no text in UTF-8 (unexpected end of data at byte 3)" for n in range(min(count, 5))]
+    with pytest.raises(ValueError, match="UTF-8") as error:
+        convert([Path()], tmp_path / "made")
+    assert str(error.value) == f"{'; '.join(faults)}{rest}: save as UTF-8, or name other texts"
+
+
+def test_texts_in_a_folder_have_any_case_and_are_not_hidden(texts: Path) -> None:
+    (texts / ".venv" / "inner").mkdir(parents=True)
+    for name in ("A.TXT", "b.Markdown", "inner/c.HTM", "d.text", ".e.txt", ".venv/f.txt", ".venv/inner/g.md"):
+        (texts / name).write_text("text")
+    found = [str(file.relative_to(texts)) for file in find_texts([texts])]
+    assert found == ["A.TXT", "b.Markdown", "book.txt", "inner/c.HTM", "inner/note.md"]
+    hidden = [texts / ".e.txt", texts / ".venv" / "f.txt", texts / ".venv" / "inner" / "g.md"]
+    assert find_texts([texts / ".e.txt", texts / ".venv"]) == hidden  # because they are named
 
 
 def test_the_command_names_the_next_one_and_overwrites_nothing(
