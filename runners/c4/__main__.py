@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -43,14 +43,26 @@ from runners.c4.watchers import with_bits
 from runners.cli import print_short_help, run_command, user_errors
 from runners.nested_options import parse
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "convert": convert.main,
-    "generate": generate.main,
-    "export": export.main,
-    "gradients": gradients.main,
-    "lm_eval": lm_eval_adapter.main,
+
+class Command(NamedTuple):
+    """A command: its function, and the line that it ends with after Ctrl-C."""
+
+    main: Callable[[Sequence[str]], None]
+    interrupted: str
+
+
+COMMANDS = {
+    "convert": Command(convert.main, "interrupted: nothing is written, the same command begins again"),
+    "generate": Command(generate.main, "interrupted: the text ends here"),
+    "export": Command(export.main, "interrupted: nothing is written, the same command begins again"),
+    "gradients": Command(gradients.main, "interrupted: the same command begins again"),
+    "lm_eval": Command(lm_eval_adapter.main, "interrupted: the evaluation is not finished"),
 }
 """Commands that follow ``python -m runners.c4``; without one, it trains."""
+INTERRUPTED = (
+    "interrupted: the same command continues from the last checkpoint or the last shard of tokens, if there is one"
+)
+"""Line after Ctrl-C while a model is not in training, for example while its text is tokenised."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments:
         print_short_help(__doc__, Config)
     if arguments[0] in COMMANDS:
-        COMMANDS[arguments[0]](arguments[1:])
+        COMMANDS[arguments[0]].main(arguments[1:])
         return
 
     with user_errors(ValueError, OSError):
@@ -162,5 +174,10 @@ def _has_steps(config: Config, options: dict[str, Any], device: torch.device) ->
     return True
 
 
+def when_interrupted(arguments: Sequence[str]) -> str:
+    """Return the line for Ctrl-C of a command line."""
+    return COMMANDS[arguments[0]].interrupted if arguments and arguments[0] in COMMANDS else INTERRUPTED
+
+
 if __name__ == "__main__":
-    run_command(main, "interrupted: the same command continues from the last checkpoint, if there is one")
+    run_command(main, when_interrupted(sys.argv[1:]))

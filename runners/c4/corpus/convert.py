@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> None:
 def convert(
     texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary: int = VOCABULARY
 ) -> tuple[Path, dict[Split, int]]:
-    """Write C4-format files of both splits and a tokenizer; after an error the folder does not exist.
+    """Write C4-format files of both splits and a tokenizer; after an error or Ctrl-C the folder does not exist.
 
     Args:
         texts: text files, and folders of them; hidden files and folders in a folder are skipped.
@@ -128,11 +128,10 @@ def convert(
             lines = "".join(json.dumps({"text": text}) + "\n" for text in parts)
             (made / f"c4-{split}.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
         tokenizer.save(str(made / FOLDER_OF_TOKENIZER / "tokenizer.json"))
+        tokens = {split: count_tokens(tokenizer, parts) for split, parts in documents.items()}
         made.rename(folder)
 
-    return folder / FOLDER_OF_TOKENIZER / "tokenizer.json", {
-        split: count_tokens(tokenizer, parts) for split, parts in documents.items()
-    }
+    return folder / FOLDER_OF_TOKENIZER / "tokenizer.json", tokens
 
 
 def divided_texts(files: Sequence[Path]) -> Documents:

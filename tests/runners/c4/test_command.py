@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ from mixers.transformer import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
+from runners.c4.corpus import convert  # noqa: E402
+from runners.cli import run_command  # noqa: E402
 from runners.files import load_tensors, save_tensors  # noqa: E402
 from tests.runners.c4.runs import configured, corpus_of, folder_of, run  # noqa: E402
 
@@ -284,3 +286,27 @@ def test_a_split_shorter_than_a_sequence_leaves_nothing_behind(
         command.main(["--preset", "tiny", "--device", "cpu", "--seq-len", "5000", "--validation-tokens", "5000", *data])
     assert "fewer than one window of 5,001" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("step", ["find_texts", "train_tokenizer", "count_tokens"])
+def test_ctrl_c_in_convert_leaves_nothing_and_says_so(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, step, press)
+    (tmp_path / "book.txt").write_text("A line of a book. " * 99)
+    arguments = ["convert", str(tmp_path / "made"), str(tmp_path / "book.txt")]
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: command.main(arguments), command.when_interrupted(arguments))
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "interrupted: nothing is written, the same command begins again\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
+
+
+def test_only_training_says_after_ctrl_c_that_it_continues() -> None:
+    lines = {name: command.when_interrupted([name, "--help"]) for name in command.COMMANDS}
+    assert not [line for line in lines.values() if "continues" in line or "checkpoint" in line]
+    for arguments in ([], ["--layers", "6"], ["--data", "convert"]):
+        assert "continues from the last checkpoint" in command.when_interrupted(arguments)
