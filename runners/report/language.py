@@ -14,7 +14,8 @@ model:
 - test: permutation of the families, two-sided. The answer is "Yes" if ρ is positive and p is below 0.05.
 
 It is computed once every registered layer has all tasks and a finished language model, so that nobody stops training
-when the answer suits. All other correlations are exploratory: they suggest what to test on other models.
+when the answer suits. All other correlations are exploratory: they suggest what to test on other models. Those over all
+layers alike are not tested, because relatives are no independent evidence; their intervals are too narrow, too.
 """
 
 import math
@@ -90,7 +91,8 @@ class Correlations:
         layers: number of layers with both the score and a language model.
         layers_within: number of those that have a relative among them.
         families: number of their families.
-        between: correlation between families by loss; None with too few families, or if all scores are equal.
+        pooled: correlation over all layers by loss; None with too few layers, or if all scores are equal.
+        between: correlation between families by loss; None likewise.
         within: correlation within families by loss; None likewise.
     """
 
@@ -99,6 +101,7 @@ class Correlations:
     layers: int
     layers_within: int
     families: int
+    pooled: Mapping[str, Rho | None]
     between: Mapping[str, Rho | None]
     within: Mapping[str, Rho | None]
 
@@ -178,6 +181,7 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
     scores_SL = np.array([[found[score].get(model.layer, np.nan) for model in counted] for score in scores])
     gains_KL = -np.array([[model.loss(loss) for model in counted] for loss in LOSSES])
     parameters_L, families_L = _parameters(counted), _families(counted)
+    pooled = within_families(scores_SL, gains_KL, parameters_L, np.zeros_like(families_L))
     between = between_families(scores_SL, gains_KL, parameters_L, families_L)
     within = within_families(scores_SL, gains_KL, parameters_L, families_L)
     return [
@@ -187,11 +191,27 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
             layers=int((~np.isnan(scores_SL[s])).sum()),
             layers_within=int(compared(scores_SL[s], families_L).sum()),
             families=len(set(families_L[~np.isnan(scores_SL[s])].tolist())),
+            pooled=dict(zip(LOSSES, pooled[s], strict=True)),
             between=dict(zip(LOSSES, between[s], strict=True)),
             within=dict(zip(LOSSES, within[s], strict=True)),
         )
         for s, score in enumerate(scores)
     ]
+
+
+def task_that_goes_with_the_loss(found: Sequence[Correlations]) -> str:
+    """Return in words which task goes most with the validation loss between families, and which least."""
+    rhos = {row.title: row.between["total"] for row in found if row.score != MEAN_RANK}
+    by_strength = sorted((-abs(rho.value), title, rho) for title, rho in rhos.items() if rho)
+    if len(by_strength) < 2:
+        return ""
+    (_, most, strongest), *_, (_, least, weakest) = by_strength
+    clear = [title for _, title, rho in by_strength if rho.significant]
+    return (
+        f"Of the tasks, {most} goes most with the validation loss between families (ρ = {strongest.value:.2f}), and "
+        f"{least} least (ρ = {weakest.value:.2f}). "
+        f"Clearer than chance, all scores together: {', '.join(clear) or 'none'}."
+    )
 
 
 def _parameters(models: Sequence[LanguageModel]) -> Floats:

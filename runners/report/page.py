@@ -15,7 +15,7 @@ from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
-from runners.report.language import LOSSES, Correlations, LanguageModel, correlations
+from runners.report.language import LOSSES, Correlations, LanguageModel, correlations, task_that_goes_with_the_loss
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, Picture
@@ -61,10 +61,12 @@ class Predictions:
 
     Attributes:
         correlations: correlations by metric.
+        in_words: which task goes most with the validation loss, and which least, by metric.
         pictures: the pictures.
     """
 
     correlations: Mapping[str, Sequence[Correlations]]
+    in_words: Mapping[str, str]
     pictures: Sequence[Picture]
 
 
@@ -90,6 +92,7 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     found = {metric: correlations(board, models, metric) for metric in METRICS}
     return Predictions(
         correlations=found,
+        in_words={metric: task_that_goes_with_the_loss(rows) for metric, rows in found.items()},
         pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
     )
 

@@ -16,7 +16,14 @@ from runners.report import language, trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
 from runners.report.correlation import LEAST, Rho, between_families, within_families
-from runners.report.language import MEAN_RANK, answer, correlations, read_language_models, scores_of
+from runners.report.language import (
+    MEAN_RANK,
+    answer,
+    correlations,
+    read_language_models,
+    scores_of,
+    task_that_goes_with_the_loss,
+)
 from runners.report.trained import is_stale_model
 from tests.runners.report import made_up
 
@@ -224,12 +231,29 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
     assert values["parity"] == pytest.approx({"total": 1, "recall": 1, "rest": -1})
     assert values["copying"] == pytest.approx({"total": -1, "recall": -1, "rest": 1})
     assert abs(values["memorization"]["total"] or 0) < 0.9
+    pooled_parity, pooled_noise = (found[score].pooled["total"] for score in ("parity", "memorization"))
+    assert pooled_parity is not None
+    assert pooled_noise is not None
+    assert pooled_parity.value == pytest.approx(1)
+    noise = [scores_of(board(results), "memorization", "token")[layer] for layer in LAYERS]
+    assert pooled_noise.value == pytest.approx(-spearmanr(noise, range(len(LAYERS))).statistic)
     within = found["parity"].within["total"]
     assert within is not None
     assert (within.value, within.high) == (pytest.approx(1), pytest.approx(1))
     assert within.low >= 0  # with families this small, many samples show no order within families
     assert (found["parity"].layers, found["parity"].layers_within, found["parity"].families) == (10, 6, 7)
     assert found[MEAN_RANK].title == "mean rank over 3 tasks"
+
+
+def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
+    found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
+    text = task_that_goes_with_the_loss(found)
+    assert text.startswith("Of the tasks, copying goes most with the validation loss between families (ρ = -1.00), and")
+    (least,) = (row.between["total"] for row in found if row.score == "memorization")
+    assert least is not None
+    assert f"memorization least (ρ = {least.value:.2f})." in text
+    assert text.endswith("Clearer than chance, all scores together: copying, parity.")
+    assert task_that_goes_with_the_loss(found[:1]) == ""
 
 
 def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
@@ -352,7 +376,8 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
     assert "Exploratory: scores of the published protocol" in section
     assert "Yes:" not in section
-    assert re.search(r"<b>1.00</b><small> -?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
+    assert section.count("<small>all layers</small>") == 2 * len(language.LOSSES)
+    assert re.search(r"<b>1.00</b><br><small>-?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     assert section.count("<svg") == 2 * 2 * 2  # two losses, two metrics, a task and the mean rank
     assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
 
