@@ -167,6 +167,10 @@ class Config:
             raise ValueError(f"width {self.width} is no multiple of the head width {HEAD_WIDTH}: give --heads as well")
         return self.width // HEAD_WIDTH
 
+    def sequences_at_once(self, world_size: int = 1) -> int:
+        """Return the number of sequences per forward pass of training in each of ``world_size`` processes."""
+        return self.micro_batch_size or self.batch_size // world_size
+
     def check(self, world_size: int = 1) -> None:
         """Check every option.
 

@@ -81,7 +81,7 @@ def cost(config: Config, options: dict[str, Any], vocab_size: int) -> Cost:
     low = _low_bytes(config)
 
     # The logits of a chunk of tokens are in memory in low precision and in float32.
-    at_once = min(max(1, LOGITS // rows), _sequences(config) * config.seq_len)
+    at_once = min(max(1, LOGITS // rows), config.sequences_at_once() * config.seq_len)
     memory = {
         "parameters": 4 * parameters,
         "gradients": 4 * parameters,
@@ -152,7 +152,7 @@ def describe(cost: Cost, config: Config) -> Table:
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
     fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
     where = "CPU" if config.device == "cpu" else "GPU"
-    numbers = f"{where}, {_sequences(config)} × {config.seq_len}, {_precision(config)}{fused}"
+    numbers = f"{where}, {config.sequences_at_once()} × {config.seq_len}, {_precision(config)}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)
 
     # The whole run.
@@ -166,11 +166,6 @@ def describe(cost: Cost, config: Config) -> Table:
 def _memory(size: int) -> str:
     """Format bytes in GiB, or in MiB if they are less than a GiB."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
-
-
-def _sequences(config: Config) -> int:
-    """Return the number of sequences per forward pass."""
-    return config.micro_batch_size or config.batch_size
 
 
 def _precision(config: Config) -> str:
@@ -207,12 +202,12 @@ def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -
 def _activations(config: Config, options: dict[str, Any]) -> int:
     """Count the bytes that the forward pass keeps for the backward pass, from the tokens to the normalised outputs."""
     layer, layer_config = layer_of(config, options)
-    measure = partial(_kept, layer, layer_config, _sequences(config), _low_bytes(config) == 2)
+    measure = partial(_kept, layer, layer_config, config.sequences_at_once(), _low_bytes(config) == 2)
     first, further = _first_and_further(layer, layer_config, config.shape(), config.seq_len, measure)
 
     # With recomputation a layer keeps only its input, except the one layer whose backward pass runs.
     if config.recompute and not issubclass(layer, DeepLayer):
-        further = 4 * _sequences(config) * config.seq_len * config.shape().width
+        further = 4 * config.sequences_at_once() * config.seq_len * config.shape().width
     return first + (config.layers - 1) * further
 
 

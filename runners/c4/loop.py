@@ -29,7 +29,7 @@ from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
 from runners.c4.distributed import World, whole
 from runners.c4.errors import DivergedError, RunError
-from runners.c4.evaluation.evaluate import log_spaced, validation_loss
+from runners.c4.evaluation.evaluate import log_spaced, validation_loss, windows_together
 from runners.c4.gpu_peak import peak_flops
 from runners.c4.identity import describe_run
 from runners.c4.model import build
@@ -203,11 +203,11 @@ class Loop:
     def _evaluated(self, row: Row) -> Row:
         """Return the row with the validation loss."""
         stepper, world = self.stepper, self.world
-        tokens = self.config.validation_tokens
+        tokens, together = self.config.validation_tokens, windows_together(self.config, world.size)
 
         with whole(stepper.objective):
             loss = validation_loss(
-                stepper.model, self.validation, tokens, stepper.micro, world.device, world.rank, world.size
+                stepper.model, self.validation, tokens, together, world.device, world.rank, world.size
             )
 
         if not math.isfinite(loss):

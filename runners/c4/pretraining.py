@@ -189,7 +189,7 @@ def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
 
     # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     layers = 1 if config.recompute else shape.layers
-    kept = 2 * (config.micro_batch_size or share) * config.seq_len * shape.width * layers
+    kept = 2 * config.sequences_at_once(world.size) * config.seq_len * shape.width * layers
     advice = "lower --batch-size or --seq-len, or give --micro-batch-size"
     require_memory(kept, world.device, "a forward pass", advice)
 

@@ -42,7 +42,7 @@ class Stepper:
     def __init__(self, model: LanguageModel, config: Config, world: World) -> None:
         self.model = model
         self.clip = config.clip
-        self.micro = config.micro_batch_size or config.batch_size // world.size
+        self.micro = config.sequences_at_once(world.size)
         self.objective = distribute(Objective(model), model, (self.micro, config.seq_len), world, config.parallel)
         self.optimizer = build_optimizer(model, config)
         self._autocast = product_autocast(world.device)

@@ -60,7 +60,7 @@ def train(
 
         # Errors that the user can do something about.
         except torch.OutOfMemoryError as error:
-            micro = _micro_batch_size(config, world)
+            micro = config.sequences_at_once(world.size)
             raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
         except checkpoints.DiskFullError as error:
             raise RunError(str(error)) from error
@@ -68,11 +68,6 @@ def train(
             if error.errno != errno.ENOSPC:
                 raise
             raise RunError(f"no space in {folder}: free some and run the same command again") from error
-
-
-def _micro_batch_size(config: Config, world: World) -> int:
-    """Return the number of sequences per forward pass in a process."""
-    return config.micro_batch_size or config.batch_size // world.size
 
 
 def _result(
@@ -121,7 +116,7 @@ def _evaluate(
     """Evaluate the last checkpoint on each set of questions; an earlier checkpoint would give other scores."""
     model, tokenizer = checkpoints.load_model(checkpoints.newest(folder) or folder)
     model.to(world.device)
-    batch = _micro_batch_size(config, world)
+    batch = config.sequences_at_once(world.size)
 
     scores = {}
     try:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_autocast
+from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
 from runners.c4.model import token_losses
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 LOGIT_ROWS = 4096
 """Number of positions whose logits are in memory at a time: half a GiB with T5's vocabulary."""
+HIDDEN = 2**27
+"""Number of values in the hidden vectors of all windows that are evaluated together: half a GiB in float32."""
 
 
 class Pair(NamedTuple):
@@ -56,6 +59,22 @@ def evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
         model.train(training)
 
 
+def windows_together(config: Config, world_size: int = 1) -> int:
+    """Return how many windows to evaluate in a forward pass: at least as many as a process trains in one.
+
+    Evaluation runs without CUDA graphs, so fewer and larger passes launch fewer kernels. Only the activations of one
+    layer are in memory at a time, where a training step without recomputation keeps those of all layers.
+
+    Args:
+        config: configuration of the run.
+        world_size: number of processes.
+    """
+    trained = config.sequences_at_once(world_size)
+    if config.recompute:
+        return trained
+    return max(trained, min(config.layers * trained, HIDDEN // (config.seq_len * config.shape().width)))
+
+
 def validation_loss(
     model: LanguageModel,
     windows: Windows,
@@ -71,7 +90,7 @@ def validation_loss(
         model: the model, on ``device``.
         windows: the split in the order of the text (built with seed None).
         tokens: number of targets to read; a window that they fill only in part is left out.
-        batch_size: windows per forward pass on one rank.
+        batch_size: largest number of windows per forward pass on one rank.
         device: device of the model.
         rank: index of this process among the processes that share the windows.
         world: number of these processes. All run the same number of forward passes, because sharded parameters are
@@ -83,14 +102,16 @@ def validation_loss(
     Raises:
         ValueError: the tokens do not fill a window.
     """
-    together = batch_size * world
-    length = windows.batch(0, together, rank, world).shape[1] - 1
+    length = windows.batch(0, world, rank, world).shape[1] - 1
     count = min(tokens // length, len(windows))
     if count < 1:
         raise ValueError(
             f"{tokens} validation tokens in {len(windows)} windows of {length}: "
             f"give --validation-tokens {length} at least, and validation text that long"
         )
+
+    # No rank reads a whole batch where its share of the windows is less.
+    together = min(batch_size, math.ceil(count / world)) * world
 
     # Sum of the losses, and their number; windows that only fill the last batch have weight zero.
     sums = torch.zeros(2, dtype=torch.float64, device=device)

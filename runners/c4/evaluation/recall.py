@@ -48,10 +48,11 @@ class RecallSplit:
 
         Args:
             model: the model, on ``device``.
-            batch_size: windows per forward pass.
+            batch_size: largest number of windows per forward pass.
             device: device of the model.
         """
         count = len(self.recall_NT)
+        batch_size = min(batch_size, count)
         sums, of_all = np.zeros(2), np.zeros(2)
         with evaluating(model, device):
             for step in range(-(-count // batch_size)):

@@ -23,6 +23,7 @@ from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import read_curve
 from runners.c4.distributed import World
 from runners.c4.errors import DivergedError
+from runners.c4.evaluation.evaluate import windows_together
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
@@ -265,7 +266,7 @@ def train_place(
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
     model, _ = load_model(newest(folder) or folder)
-    recall, rest = split.losses(model.to(world.device), config.batch_size, world.device)
+    recall, rest = split.losses(model.to(world.device), windows_together(config), world.device)
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
     curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
     bytes_per_token = result["corpus"]["bytes_per_token"]

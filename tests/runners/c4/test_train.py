@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
+from mixers.models import LanguageModel  # noqa: E402
 from runners.c4 import checkpoints  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
 from runners.c4.corpus.prepare import Corpus, prepare  # noqa: E402
@@ -25,10 +26,11 @@ from runners.c4.corpus.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.corpus.sources import SPLITS  # noqa: E402
 from runners.c4.corpus.windows import Windows  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
+from runners.c4.evaluation.evaluate import validation_loss  # noqa: E402
 from runners.c4.evaluation.items import read_items  # noqa: E402
 from runners.c4.gpu_peak import peak_flops  # noqa: E402
 from runners.c4.identity import run_folder  # noqa: E402
-from runners.c4.model import build  # noqa: E402
+from runners.c4.model import build, token_losses  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
 from runners.c4.train import train  # noqa: E402
 from runners.c4.watchers import Bar  # noqa: E402
@@ -207,6 +209,26 @@ def test_recomputed_activations_change_nothing(texts: Path, tmp_path: Path) -> N
     run(kept)
     run(recomputed)
     np.testing.assert_allclose(losses(kept), losses(recomputed), rtol=1e-5)
+
+
+def test_evaluations_of_a_run_have_few_passes_and_the_loss_of_many(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(texts, tmp_path, micro_batch_size=2, validation_tokens=120)  # 10 windows, 4 at once
+    passes = []
+
+    def counted(model: LanguageModel, tokens_BT: torch.Tensor) -> torch.Tensor:
+        passes.append(len(tokens_BT))
+        return token_losses(model, tokens_BT)
+
+    monkeypatch.setattr("runners.c4.evaluation.evaluate.token_losses", counted)
+    result = run(config)
+    assert passes == [4, 4, 4] * config.evaluations
+
+    model, _ = checkpoints.load_model(folder_of(config))
+    windows = Windows(corpus_of(config), "validation", config.seq_len, None)
+    one_by_one = validation_loss(model, windows, config.validation_tokens, 1, torch.device("cpu"))
+    assert result["validation_loss"] == pytest.approx(one_by_one, rel=1e-6)
 
 
 @pytest.mark.gpu

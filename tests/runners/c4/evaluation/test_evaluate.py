@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -13,9 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from mixers.base import Shape
 from mixers.models import LanguageModel
 from mixers.transformer import Transformer
+from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import end_of_text
 from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.evaluate import (
+    HIDDEN,
     Likelihood,
     Pair,
     encode_pair,
@@ -23,6 +26,7 @@ from runners.c4.evaluation.evaluate import (
     log_likelihoods,
     log_spaced,
     validation_loss,
+    windows_together,
 )
 
 VOCAB, LENGTH, END = 40, 6, 0
@@ -51,13 +55,13 @@ class Text:
     def __init__(self, windows: int) -> None:
         self.windows = windows
         self.tokens_N = np.random.default_rng(0).integers(VOCAB, size=windows * LENGTH + 1)
-        self.calls = 0
+        self.calls = self.largest = 0
 
     def __len__(self) -> int:
         return self.windows
 
     def batch(self, step: int, batch_size: int, rank: int = 0, world: int = 1) -> np.ndarray:
-        self.calls += 1
+        self.calls, self.largest = self.calls + 1, max(self.largest, batch_size)
         numbers = [n % self.windows for n in range(step * batch_size + rank, (step + 1) * batch_size, world)]
         return np.stack([self.tokens_N[n * LENGTH : (n + 1) * LENGTH + 1] for n in numbers])
 
@@ -83,6 +87,7 @@ def test_the_validation_loss_is_the_mean_over_the_windows_that_fit(
     text = Text(7)
     loss = validation_loss(model, cast(Windows, text), tokens, batch_size, CPU)
     assert loss == pytest.approx(mean_loss(model, text, windows), rel=1e-6)
+    assert text.largest <= windows
 
 
 @pytest.mark.parametrize(("world", "batch_size"), [(2, 1), (4, 1), (2, 3)])
@@ -112,6 +117,19 @@ def test_too_few_validation_tokens_are_one_line(model: LanguageModel) -> None:
     with pytest.raises(ValueError, match=f"give --validation-tokens {LENGTH} at least") as raised:
         validation_loss(model, cast(Windows, Text(7)), LENGTH - 1, 2, CPU)
     assert "\n" not in str(raised.value)
+
+
+def test_an_evaluation_reads_more_windows_at_once_than_training_where_memory_allows() -> None:
+    small = Config(layers=4, width=256, seq_len=512, batch_size=64)
+    assert windows_together(small) == 4 * 64
+    assert windows_together(small, world_size=2) == 4 * 32
+    assert windows_together(replace(small, micro_batch_size=8)) == 4 * 8
+    assert windows_together(replace(small, recompute=True)) == 64  # a step, too, holds the activations of one layer
+
+    # Large models: as many as half a GiB of hidden vectors, or as many as in training.
+    large = Config(layers=24, size="300m", batch_size=64)
+    assert windows_together(large) * large.seq_len * large.shape().width == HIDDEN
+    assert windows_together(replace(large, batch_size=512)) == 512
 
 
 def test_evaluating_leaves_the_model_as_it_was(model: LanguageModel) -> None:

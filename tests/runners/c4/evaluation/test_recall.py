@@ -55,6 +55,8 @@ def test_the_two_losses_make_up_the_validation_loss(texts: Path, tmp_path: Path)
     recall, rest = split.losses(model, 7, torch.device("cpu"))
     assert split.share * recall + (1 - split.share) * rest == pytest.approx(result["validation_loss"], abs=1e-5)
     assert recall != pytest.approx(rest, abs=1e-3)
+    for batch_size in (1, 10**6):
+        assert split.losses(model, batch_size, torch.device("cpu")) == pytest.approx((recall, rest), rel=1e-6)
 
     # The recall tokens' own losses.
     tokens_NT = torch.from_numpy(windows.batch(0, len(split.recall_NT)))
