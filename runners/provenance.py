@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +36,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     """Return the SHA-256 over the code that a result depends on.
 
     It covers the given modules and, recursively, all that they import, except Python and installed libraries. Comments,
-    docstrings and layout do not count. Python's minor version does, because syntax trees differ between versions. Code
-    in C counts as it is written, with each module beside it.
+    docstrings and layout do not count. Code in C counts as it is written, with each module beside it.
 
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
@@ -64,7 +64,17 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
 def _parsed(source: str) -> tuple[list[ast.Import | ast.ImportFrom], str]:
     """Return the import statements of a module, and the text of its syntax tree without docstrings."""
     tree = _without_docstrings(ast.parse(source))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)], ast.dump(tree)
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)], repr(_plain(tree))
+
+
+def _plain(value: Any) -> Any:
+    """Return a syntax tree as nested lists without empty fields, of which later versions of Python have more."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, ast.AST):
+        return value
+    fields = [(name, y) for name, y in ast.iter_fields(value) if y is not None and y != []]
+    return [type(value).__name__, *((name, _plain(y)) for name, y in fields)]
 
 
 def _source(module_name: str) -> str | None:

@@ -3,8 +3,9 @@
 from itertools import pairwise
 from pathlib import Path
 
-from runners.c4.reference.cells import Cell, cell_files, is_stale, read_cell, settings_in
+from runners.c4.reference.cells import Cell, cell_files, read_cell, settings_in
 from runners.c4.reference.experiments import EXPERIMENTS
+from runners.c4.reference.staleness import is_stale
 
 
 def read_models(folder: Path, alike: bool) -> dict[str, Cell]:

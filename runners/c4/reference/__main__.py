@@ -52,8 +52,6 @@ from runners.c4.reference.cells import (
     Cell,
     cell_file,
     cell_files,
-    check_cell,
-    is_stale,
     new_cell,
     next_place,
     read_cell,
@@ -62,6 +60,7 @@ from runners.c4.reference.cells import (
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
+from runners.c4.reference.staleness import check_cell, is_stale
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
 from runners.device import device_name, find_devices

@@ -7,14 +7,11 @@ are missing.
 """
 
 import gc
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
@@ -27,13 +24,11 @@ from runners.c4.evaluation.evaluate import windows_together
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
-from runners.c4.reference.rehearsal import agree, trajectory
+from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
 from runners.files import check_entries, damaged, read_json, write_json
-from runners.provenance import code_version, sha256_of
-from runners.verdicts import remembered
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
@@ -207,34 +202,6 @@ def settings_in(cell: Mapping[str, Any]) -> dict[str, Any]:
     return settings_of(Config()) | cell["config"]
 
 
-def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
-    """Check that the runs of a file can stand beside those of today's command.
-
-    Args:
-        cell: content of the file.
-        config: configuration that the model's runs share.
-        options: options of the layer that differ from its defaults.
-        corpus: name of the corpus.
-        file: the file, for messages.
-
-    Raises:
-        ValueError: the corpus or the settings differ, or runs are missing and the code trains differently; the message
-            says what to do.
-    """
-    same_text = cell["corpus"]["name"] == corpus
-    layer, layer_config = layer_of(config, options)
-    earlier = settings_in(cell), asdict(layer.Config()) | cell["options"]
-    if not same_text or earlier != (settings_of(config), asdict(layer_config)):
-        what = "other settings" if same_text else "another corpus"
-        raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
-
-    if next_place(cell["runs"]) is not None and is_stale(cell, config, options):
-        raise ValueError(
-            f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
-            "model again"
-        )
-
-
 def train_place(
     place: Place,
     config: Config,
@@ -257,7 +224,8 @@ def train_place(
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, options, corpus)
     described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
-    described |= {"code": run_code(config), "trajectory": trajectory(config, options)}
+    described |= {"code": run_code(config), "unrehearsed_code": unrehearsed_code()}
+    described |= {"trajectory": trajectory(config, options)}
     try:
         result = train(config, options, corpus, world, watchers)
     except DivergedError:
@@ -286,21 +254,3 @@ def train_place(
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
     """Write a model's file, with the chosen learning rate and whether all runs are there."""
     write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
-
-
-def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:
-    """Return whether the code of any run of a model trains differently from today's code."""
-    code = run_code(config)
-    others = [run["trajectory"] for run in cell["runs"] if run["code"] != code]
-    if not others:
-        return False
-
-    def find(_: Sequence[int]) -> list[bool]:
-        now = trajectory(config, options)
-        return [not all(agree(then, now) for then in others)]
-
-    # A rehearsal takes up to 5 seconds.
-    libraries = torch.__version__, code_version(alone=("runners.c4.reference.rehearsal",))
-    facts = [code, libraries, config.mixer, settings_of(config), options, others]
-    (stale,) = remembered([sha256_of(json.dumps(facts, sort_keys=True))], find)
-    return stale

@@ -1,21 +1,25 @@
 """Check whether today's code trains a language model in the same way as the code of a stored run.
 
-The hash of a run's code changes with every edit. A *rehearsal* shows which edits matter: it takes a few optimizer steps
-of a smaller model on random tokens, on the CPU in float64. Each run stores the losses of its rehearsal, its
-*trajectory*.
+The hash of a run's code changes with every edit. A *rehearsal* shows which edits of its layer and backbone matter: it
+takes a few optimizer steps of a smaller model on random tokens, on the CPU in float64. Each run stores the losses of
+its rehearsal, its *trajectory*. It does not show the order of the data, the loop around the steps, the numerics of a
+GPU, or the evaluation. Each run stores a second hash, that of the modules which decide these.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from runners.c4.config import Config
 from runners.c4.distributed import World
+from runners.c4.identity import DECIDING
 from runners.c4.model import build, layer_of, mean_loss
 from runners.c4.step import Stepper, learning_rate
+from runners.provenance import code_version
 
 SMALL: dict[str, Any] = {"layers": 2, "batch_size": 4, "steps": 4, "micro_batch_size": None, "lr": 1e-2}
 """Settings of a rehearsal that replace those of the run."""
@@ -26,22 +30,26 @@ CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
 TOLERANCE = 1e-5
 """Largest relative difference of two losses of the same code: processors differ in the last bits of constants."""
+UNREHEARSED = (*DECIDING, "runners.c4.corpus.text", "runners.c4.evaluation.recall", "mixers.ops.numerics")
+"""Modules that decide what a rehearsal does not show. Every edit of them counts, without those of their imports."""
+
+
+def unrehearsed_code() -> str:
+    """Return the hash of the code that decides what a rehearsal does not show."""
+    return code_version(alone=UNREHEARSED)
 
 
 def trajectory(config: Config, options: dict[str, Any]) -> list[float]:
     """Return the losses of a run's rehearsal: the loss of each step, then of the last batch again after the last step.
 
+    All runs of a model share a rehearsal, which a process does once.
+
     Args:
         config: configuration of the run.
         options: options of the layer that differ from its defaults.
     """
-    config = replace(config, **SMALL, seq_len=length(config, options), clip=CLIP, seed=0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        return _losses(config, options)
-    finally:
-        torch.set_default_dtype(before)
+    small = replace(config, **SMALL, seq_len=length(config, options), clip=CLIP, seed=0)
+    return [*_losses(small, tuple(sorted(options.items())))]
 
 
 def length(config: Config, options: dict[str, Any]) -> int:
@@ -56,7 +64,17 @@ def length(config: Config, options: dict[str, Any]) -> int:
     return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])
 
 
-def _losses(config: Config, options: dict[str, Any]) -> list[float]:
+@cache
+def _losses(config: Config, options: tuple[tuple[str, Any], ...]) -> tuple[float, ...]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return tuple(_train(config, dict(options)))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _train(config: Config, options: dict[str, Any]) -> list[float]:
     model = build(config, options, VOCABULARY)
     stepper = Stepper(model, config, World(rank=0, size=1, device=torch.device("cpu")))
     stepper.keep_gradients()

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
+from runners import provenance
 from runners.c4.checkpoints import newest
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
@@ -16,8 +17,10 @@ from runners.c4.evaluation.recall import split_recall
 from runners.c4.identity import run_code, run_folder
 from runners.c4.presets import PRESETS
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference.cells import is_stale, train_place
-from runners.c4.reference.rehearsal import trajectory
+from runners.c4.reference import staleness
+from runners.c4.reference.cells import train_place
+from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
+from runners.c4.reference.staleness import is_stale
 from runners.files import DamagedFileError, read_json
 from tests.runners.c4.reference.tiny import TINY
 from tests.runners.c4.runs import ALONE, configured, corpus_of
@@ -47,11 +50,16 @@ def test_a_validation_loss_that_is_not_finite_after_the_first_step_is_divergence
     assert (done["validation_loss"], done["diverged_at"]) == (None, 1)
 
 
+def run_of(code: str, losses: list[float]) -> dict[str, Any]:
+    """What a run says about the code that trained it."""
+    return {"code": code, "unrehearsed_code": unrehearsed_code(), "trajectory": losses}
+
+
 def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 
     def cell(code: str, behaviour: Config) -> dict[str, Any]:
-        return {"runs": [{"code": code, "trajectory": trajectory(behaviour, {})}]}
+        return {"runs": [run_of(code, trajectory(behaviour, {}))]}
 
     assert not is_stale(cell("other", config), config, {})
     assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
@@ -59,13 +67,60 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkey
     assert not is_stale(cell(run_code(config), replace(config, beta2=0.96)), config, {})
 
     # The verdict is found once.
-    monkeypatch.setattr(cells_of_layers, "trajectory", lambda *_: pytest.fail("rehearsed again"))
+    monkeypatch.setattr(staleness, "trajectory", lambda *_: pytest.fail("rehearsed again"))
     assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
-    monkeypatch.setattr(cells_of_layers, "trajectory", trajectory)
+    monkeypatch.setattr(staleness, "trajectory", trajectory)
 
     rt = replace(config, mixer="rt")
-    assert not is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {})
-    assert is_stale({"runs": [{"code": "other", "trajectory": trajectory(rt, {})}]}, rt, {"block": 4})
+    of_rt = {"runs": [run_of("other", trajectory(rt, {}))]}
+    assert not is_stale(of_rt, rt, {})
+    assert is_stale(of_rt, rt, {"block": 4})
+
+
+@pytest.mark.parametrize(
+    ("module", "stale"),
+    [
+        ("runners.c4.corpus.windows", True),  # order of the data
+        ("runners.c4.corpus.text", True),  # bytes per token
+        ("runners.c4.evaluation.evaluate", True),  # validation loss
+        ("runners.c4.evaluation.recall", True),  # limit of recall tokens
+        ("runners.c4.loop", True),
+        ("runners.c4.step", True),  # schedule and optimizer
+        ("runners.c4.model", True),
+        ("runners.c4.parametrisation", True),
+        ("runners.c4.distributed", True),  # CUDA graphs
+        ("mixers.ops.numerics", True),  # bfloat16
+        ("mixers.gla", False),  # the rehearsal shows that it trains as before
+        ("mixers.models", False),
+        ("runners.c4.charts", False),
+        ("runners.c4.watchers", False),
+        ("runners.c4.cost", False),
+        ("runners.c4.checkpoints", False),
+        ("runners.c4.reference.__main__", False),
+        ("runners.progress", False),
+    ],
+)
+def test_an_edit_makes_runs_stale_where_no_rehearsal_shows_what_it_does(
+    module: str, stale: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(PRESETS["ranking"], **TINY, mixer="gla")
+    cell = {"runs": [run_of(run_code(config), trajectory(config, {}))]}
+    source = provenance._source
+
+    def edited(name: str) -> str | None:
+        found = source(name)
+        return found if found is None or name != module else found + "\nX = 1\n"
+
+    assert source(module) is not None
+    monkeypatch.setattr(provenance, "_source", edited)
+    assert is_stale(cell, config, {}) is stale
+
+
+def test_runs_that_do_not_name_the_code_of_their_evaluation_are_stale() -> None:
+    config = replace(PRESETS["ranking"], **TINY, mixer="gla")
+    run = run_of(run_code(config), trajectory(config, {}))
+    del run["unrehearsed_code"]
+    assert is_stale({"runs": [run]}, config, {})
 
 
 @pytest.mark.parametrize(

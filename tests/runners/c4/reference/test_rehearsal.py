@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from runners.c4.model import build
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference import rehearsal
 from runners.c4.reference.experiments import EXPERIMENTS
@@ -32,7 +33,23 @@ def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
     assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
 
 
-def test_the_stored_runs_of_the_transformer_are_not_stale() -> None:
+def test_the_runs_of_a_model_share_one_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    monkeypatch.setattr(rehearsal, "build", lambda *arguments: built.append(arguments) or build(*arguments))
+    config = replace(EXPERIMENTS["ranking"].config("rt"), width=16, heads=2)
+    runs = [replace(config, lr=lr, seed=seed) for lr, seed in ((3e-3, 0), (1e-2, 0), (1e-2, 1))]
+    losses = [trajectory(run, {}) for run in runs]
+    assert len(built) == 1
+    assert losses[0] == losses[1] == losses[2]
+    losses[0].clear()
+    assert trajectory(config, {}) == losses[1]
+
+    assert trajectory(config, {"block": 4}) != losses[1]
+    assert trajectory(replace(config, beta2=0.99), {}) != losses[1]
+    assert len(built) == 3
+
+
+def test_the_stored_runs_of_the_transformer_have_the_rehearsal_of_today() -> None:
     cell = cells_of_layers.read_cell(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
     assert cell is not None
     now = trajectory(EXPERIMENTS["ranking"].config("transformer"), {})

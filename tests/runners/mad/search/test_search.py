@@ -1,5 +1,6 @@
 """The search: each point exactly once, whatever is killed or runs beside it."""
 
+import ast
 import importlib
 import json
 import os
@@ -235,6 +236,18 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
         versions.append(code_version(__import__("layer_0").Layer))
     assert versions[3] == versions[0]
     assert versions[4] != versions[0]
+
+
+def test_an_empty_field_that_a_later_python_adds_does_not_count() -> None:
+    """As 3.12 added the type parameters of a function."""
+    tree = ast.parse("def f():\n    return 1\n")
+    before = provenance._plain(tree)
+    (function,) = tree.body
+    function._fields = (*function._fields, "later")  # type: ignore[misc]
+    function.later = []  # type: ignore[attr-defined]
+    assert provenance._plain(tree) == before
+    function.later = [ast.Name("T")]  # type: ignore[attr-defined]
+    assert provenance._plain(tree) != before
 
 
 def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
