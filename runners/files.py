@@ -104,6 +104,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def make_durable(path: Path) -> None:
+    """Wait until a file and its name are on the disk, so that what it was made from can be deleted."""
+    for place in (path, path.parent):
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def clear_leftovers(folder: Path) -> None:
     """Delete unfinished files of a killed process from a folder; no other process may be writing there."""
     for leftover in folder.glob(".*"):

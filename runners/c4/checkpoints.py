@@ -13,6 +13,7 @@ A checkpoint holds whole tensors, so any number of processes can read it, sharde
 """
 
 import errno
+import shutil
 import sys
 from collections.abc import Callable
 from itertools import zip_longest
@@ -120,6 +121,17 @@ def save(
 
     for old in sorted(_all(folder))[:-KEPT]:
         old.unlink()
+
+
+def discard(folder: Path) -> None:
+    """Delete the checkpoints and the result of a finished run, whose folder no other command uses.
+
+    The result goes first, because a run that has a result but no model would neither be trained nor be evaluated.
+    Without both, the same command trains the run from its first step.
+    """
+    (folder / "result.json").unlink(missing_ok=True)
+    if (checkpoints := folder / "checkpoints").is_dir():
+        shutil.rmtree(checkpoints)
 
 
 def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

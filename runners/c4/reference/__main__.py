@@ -14,9 +14,10 @@ neighbour is tried as well. The best rate is then trained with a second seed. If
 takes its place. All models of an experiment read the same text.
 
 The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
-run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. On several GPUs, one process
-per GPU takes models. Several commands may share both folders: each model is trained by one of them. An error in a model
-is one line; the other models are trained, and the command ends with status 1.
+run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
+finished run are deleted. On several GPUs, one process per GPU takes models. Several commands may share both folders:
+each model is trained by one of them. An error in a model is one line; the other models are trained, and the command
+ends with status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -52,6 +53,7 @@ from runners.c4.reference.cells import (
     Cell,
     cell_file,
     cell_files,
+    discard_checkpoints,
     new_cell,
     next_place,
     read_cell,
@@ -260,11 +262,13 @@ def train_if_free(
             cell = read_cell(file) or new_cell(config, model.options, corpus, split)
             check_cell(cell, config, model.options, corpus.folder.name, file)
             check_memory(config, model.options, here)
+            discard_checkpoints(cell["runs"], config, model.options, corpus)  # a killed command may have left some
             while (place := next_place(cell["runs"])) is not None:
                 with closing(Bar(console)) as bar:
                     run = train_place(place, config, model.options, corpus, split, here, [bar])
                 cell["runs"].append(run)
                 write_cell(file, cell)
+                discard_checkpoints([run], config, model.options, corpus)
                 console.print(f"{file}: {in_words(run)}", soft_wrap=True)
     except Timeout:
         return

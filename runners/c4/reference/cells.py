@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runners.c4.checkpoints import load_model, newest
+from runners.c4.checkpoints import discard, load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.cost import flops_per_token, model_parameters
@@ -28,7 +28,7 @@ from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
-from runners.files import check_entries, damaged, read_json, write_json
+from runners.files import check_entries, damaged, make_durable, read_json, write_json
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
@@ -252,5 +252,21 @@ def train_place(
 
 
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
-    """Write a model's file, with the chosen learning rate and whether all runs are there."""
+    """Write a model's file durably, with the chosen learning rate and whether all runs are there."""
     write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
+    make_durable(file)
+
+
+def discard_checkpoints(
+    runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus
+) -> None:
+    """Delete the checkpoints of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
+
+    Args:
+        runs: entries of the runs.
+        config: configuration that the model's runs share.
+        options: options of the layer that differ from its defaults.
+        corpus: data of the runs.
+    """
+    for run in runs:
+        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus))

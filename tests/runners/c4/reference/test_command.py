@@ -1,5 +1,6 @@
 """The command that trains reference language models: what its files hold, and what ends leave."""
 
+import errno
 import json
 import shutil
 import time
@@ -18,6 +19,7 @@ from filelock import FileLock
 
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
+from runners.c4.loop import Loop
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
@@ -58,6 +60,10 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
             share = cell["corpus"]["recall_share"]
             both = share * done["recall_loss"] + (1 - share) * done["rest_loss"]
             assert both == pytest.approx(done["validation_loss"], abs=1e-5)
+
+    # Of each run, the description and the curve remain.
+    for folder in (tmp_path / "out" / "c4").iterdir():
+        assert {path.name for path in folder.iterdir()} - {".lock"} == {"run.json", "tokenizer.json", "curve.csv"}
 
     # The files alone say that nothing is missing.
     monkeypatch.setattr(reference, "train_models", lambda *_: pytest.fail("trains again"))
@@ -101,6 +107,66 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
     for done, other in zip(again["runs"], expected["runs"], strict=True):
         assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}
+
+
+@pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_checkpoints")])
+def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
+    module: Any, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*command[:3], "transformer", *command[5:]]
+    whole = getattr(module, name)
+
+    def kill(*arguments: Any) -> None:
+        if arguments[0]:  # a file, or runs whose checkpoints to delete
+            interrupt()
+        whole(*arguments)
+
+    def kept() -> list[str]:
+        return [path.parent.name for path in (tmp_path / "out" / "c4").glob("*/checkpoints")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, kill)
+        with pytest.raises(Interruption):
+            reference.main(command)
+    (folder,) = kept()
+    assert f"-lr{cells_of_layers.FIRST[0]:g}-" in folder
+
+    # The same command deletes them, and trains the other runs alone.
+    begun = begun_runs(monkeypatch)
+    reference.main(command)
+    assert begun == [(done["lr"], done["seed"]) for done in cell_of(tmp_path, "transformer")["runs"]][1:]
+    assert kept() == []
+
+
+def test_a_run_whose_figures_cannot_be_written_is_not_trained_again(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*command[:3], "transformer", *command[5:]]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "transformer.json")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "write_cell", full)
+        with pytest.raises(SystemExit, match="2"):
+            reference.main(command)
+    assert not (tmp_path / "cells").exists()
+
+    begun = begun_runs(monkeypatch)
+    reference.main(command)
+    assert begun == [(done["lr"], done["seed"]) for done in cell_of(tmp_path, "transformer")["runs"]][1:]
+
+
+def begun_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """Learning rate and seed of each run whose training begins from now on."""
+    begun: list[tuple[float, int]] = []
+
+    def begin(folder: Path, config: Config, *others: Any) -> Loop:
+        begun.append((config.lr, config.seed))
+        return Loop(folder, config, *others)
+
+    monkeypatch.setattr("runners.c4.train.Loop", begin)
+    return begun
 
 
 def test_a_folder_that_is_a_file_is_refused_before_training(
@@ -306,13 +372,16 @@ def test_a_variant_of_rt_is_trained_with_its_options(
     monkeypatch.setitem(PRESETS, "30m", replace(PRESETS["30m"], **TINY))
     name, places = "rt-6-no-persistent-norm-authors", ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path)]
     command = ["--data", str(texts), "--experiment", "variants-authors", "--rows", name, *places]
+    models = []
+    monkeypatch.setattr(cells_of_layers, "load_model", lambda path: models.append(load_model(path)) or models[-1])
     reference.main(command)
     file = tmp_path / "cells" / "rt-against-transformer" / f"{name}.json"
     cell = read_json(file)
     assert (cell["layer"], cell["complete"], cell["config"]["parametrisation"]) == ("rt", True, "authors")
     assert cell["options"]["persistent_norm"] is False
-    model, _ = load_model(next(path for path in (tmp_path / "c4").iterdir() if path.name.startswith("rt-16x2-authors")))
-    assert [layer.config.persistent_norm for layer in model.stack] == [False, False]
+    assert len(models) == len(cell["runs"])
+    for model, _ in models:
+        assert [layer.config.persistent_norm for layer in model.stack] == [False, False]
 
     # The dry run names what is missing of the whole experiment.
     capsys.readouterr()
