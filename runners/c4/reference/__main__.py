@@ -9,7 +9,7 @@
 
 ``runners.c4.reference.experiments`` says which models an experiment trains. ``ranking`` trains every layer with 4
 layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
-model is trained at learning rates 1e-3, 3e-3 and 1e-2. While the best rate is the lowest or highest one tried, its next
+model is trained at learning rates 3e-3, 1e-2 and 3e-2. While the best rate is the lowest or highest one tried, its next
 neighbour is tried as well. The best rate is then trained with a second seed. If that seed diverges, the next best rate
 takes its place. All models of an experiment read the same text.
 

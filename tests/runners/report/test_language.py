@@ -38,10 +38,10 @@ def run(lr: float, seed: int, loss: float) -> dict[str, Any]:
     return {**made_up.LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, **parts}
 
 
-def write_model(results: Path, layer: str, loss: float, runs: int = 4, code: str = "", **changes: Any) -> None:
-    """Write a language model whose seeds have this mean loss at the best of three learning rates."""
+def write_model(results: Path, layer: str, loss: float, runs: int = 5, code: str = "", **changes: Any) -> None:
+    """Write a language model whose seeds have this mean loss at the best of its learning rates."""
     best = [run(3e-3, 0, loss - 0.01), run(1e-2, 0, loss + 1), run(3e-3, 1, loss + 0.01)]
-    found = [{**one, "code": code} for one in (run(1e-3, 0, loss + 1), *best)][:runs]
+    found = [{**one, "code": code} for one in (run(1e-3, 0, loss + 1), run(3e-2, 0, loss + 1), *best)][:runs]
     described = {**made_up.LANGUAGE_MODEL, "layer": layer, "family": MIXERS[layer].family}
     cell = {**described, "runs": found, **changes}
     write_cell(results / "reference" / NAME / f"{layer}.json", cell)

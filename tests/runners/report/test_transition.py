@@ -19,7 +19,7 @@ def write(
     **config: Any,
 ) -> None:  # fmt: skip
     """Write a finished model whose seeds have these losses at the best of its learning rates."""
-    rates = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2}
+    rates = {3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
     runs = [
         {**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]]}

@@ -98,12 +98,12 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     monkeypatch.setattr(reference, "Bar", Watching)
     with pytest.raises(Interruption):
         reference.main([*command[:4], *command[5:]])
-    assert [done["lr"] for done in cell_of(tmp_path, "gla")["runs"]] == [1e-3, 3e-3]
+    assert [done["lr"] for done in cell_of(tmp_path, "gla")["runs"]] == [3e-3, 1e-2]
 
     kill = False
     del seen[:]
     reference.main([*command[:4], *command[5:]])
-    assert seen[0] == ("0.01", 3)
+    assert seen[0] == ("0.03", 3)
     again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
     for done, other in zip(again["runs"], expected["runs"], strict=True):
         assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}

@@ -21,16 +21,19 @@ def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
     return [(done["lr"], done["seed"]) for done in runs]
 
 
-FIRST = [(1e-3, 0), (3e-3, 0), (1e-2, 0)]
+FIRST = [(3e-3, 0), (1e-2, 0), (3e-2, 0)]
 
 
 @pytest.mark.parametrize(
     ("losses", "more"),
     [
-        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, [(3e-3, 1)]),
-        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 1.5, 3e-2: 1.6}, [(3e-2, 0), (1e-2, 1)]),
-        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: None, 3e-4: 0.9, 1e-4: 0.8}, [(3e-4, 0), (1e-4, 0), (1e-4, 1)]),
-        (dict.fromkeys((0.0001, 0.0003, 0.001, 0.003, 0.01)), [(3e-4, 0), (1e-4, 0)]),
+        ({3e-3: 3.0, 1e-2: 2.0, 3e-2: 2.5}, [(1e-2, 1)]),
+        ({3e-3: 3.0, 1e-2: 2.0, 3e-2: 1.5, 1e-1: 1.6}, [(1e-1, 0), (3e-2, 1)]),
+        (
+            {3e-3: 1.0, 1e-2: 2.0, 3e-2: None, 1e-3: 0.9, 3e-4: 0.8, 1e-4: 0.7},
+            [(1e-3, 0), (3e-4, 0), (1e-4, 0), (1e-4, 1)],
+        ),
+        (dict.fromkeys((1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)), [(1e-3, 0), (3e-4, 0), (1e-4, 0)]),
     ],
     ids=["inside", "upper edge", "lower edge", "all diverge"],
 )
@@ -39,31 +42,31 @@ def test_the_grid_grows_until_the_best_rate_is_inside(
 ) -> None:
     assert order_of(losses) == [*FIRST, *more]
     assert runs_left([]) == 4
-    assert runs_left([run(1e-3, 2.0), run(3e-3, None)]) == 3  # 1e-2 and 3e-4, and a second seed
+    assert runs_left([run(3e-3, 2.0), run(1e-2, None)]) == 3  # 3e-2 and 1e-3, and a second seed
 
 
 def test_the_second_seed_chooses_nothing() -> None:
-    runs = [run(1e-3, 2.0), run(3e-3, 1.9), run(1e-2, 2.1), run(3e-3, 9.0, seed=1)]
-    assert chosen_rate(runs) == 3e-3
+    runs = [run(3e-3, 2.0), run(1e-2, 1.9), run(3e-2, 2.1), run(1e-2, 9.0, seed=1)]
+    assert chosen_rate(runs) == 1e-2
     assert next_place(runs) is None
     assert runs_left(runs) == 0
 
 
 def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
-    runs = [run(1e-3, 1.8), run(3e-3, 1.9), run(1e-2, 1.7), run(3e-2, 2.1), run(1e-2, None, seed=1)]
-    assert chosen_rate(runs) == 1e-3
+    runs = [run(3e-3, 1.8), run(1e-2, 1.9), run(3e-2, 1.7), run(1e-1, 2.1), run(3e-2, None, seed=1)]
+    assert chosen_rate(runs) == 3e-3
     assert runs_left(runs) == 2
 
     # The next best rate is searched on its other side, and gets a second seed.
-    runs.append(run(3e-4, 1.85))
-    assert next_place(runs[:-1]) == (3e-4, 0)
-    assert next_place(runs) == (1e-3, 1)
+    runs.append(run(1e-3, 1.85))
+    assert next_place(runs[:-1]) == (1e-3, 0)
+    assert next_place(runs) == (3e-3, 1)
     assert runs_left(runs) == 1
 
     # Where its second seed diverges as well, the third best one follows.
-    runs.append(run(1e-3, None, seed=1))
-    assert chosen_rate(runs) == 3e-4
-    assert next_place(runs) == (1e-4, 0)
+    runs.append(run(3e-3, None, seed=1))
+    assert chosen_rate(runs) == 1e-3
+    assert next_place(runs) == (3e-4, 0)
 
 
 def fewest(runs: list[dict[str, Any]]) -> int:
@@ -86,7 +89,7 @@ def histories(length: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def test_the_runs_left_are_the_least_that_are_possible() -> None:
-    assert runs_left([run(1e-3, 2.0)]) == 3  # 3e-3, the best of all, with a second seed, and 1e-2
+    assert runs_left([run(3e-3, 2.0)]) == 3  # 1e-2, the best of all, with a second seed, and 3e-2
     for length in range(6):
         for runs in histories(length):
             assert runs_left(runs) == fewest(runs)
