@@ -59,6 +59,11 @@ class Duration:
     recorded: float | None
     device: str = ""
 
+    @property
+    def seconds(self) -> float:
+        """Seconds here or else on the other device; 0 if neither is known."""
+        return (self.recorded if self.here is None else self.here) or 0.0
+
     def cells(self) -> list[str]:
         """Return both times as cells of a table: ~ marks an estimate, ? an unknown time on this machine."""
         here = "?" if self.here is None else "~" * self.estimated + spell(self.here)

@@ -4,6 +4,7 @@
     python -m runners.c4.reference --data .corpus                              # train every missing run of every layer
     python -m runners.c4.reference --data .corpus --rows rt transformer
     python -m runners.c4.reference --data .corpus --dry-run                    # list missing runs and their time
+    python -m runners.c4.reference --data .corpus --minutes 60                 # begin only what ends within an hour
     python -m runners.c4.reference --data .corpus --experiment transition      # RT against the Transformer
     python -m runners.c4.reference --data .corpus --experiment variants --rows rt-6-block-4 rt-6-block-16
 
@@ -16,8 +17,9 @@ takes its place. All models of an experiment read the same text.
 The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
 run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
 finished run are deleted. On several GPUs, one process per GPU takes models. Several commands may share both folders:
-each model is trained by one of them. An error in a model is one line; the other models are trained, and the command
-ends with status 1.
+each model is trained by one of them. With ``--minutes``, a run is left for another time if it is expected to end too
+late; a run whose time is not known begins. An error in a model is one line; the other models are trained, and the
+command ends with status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -32,7 +34,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -52,7 +53,6 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     cell_file,
-    cell_files,
     discard_checkpoints,
     new_cell,
     next_place,
@@ -62,9 +62,11 @@ from runners.c4.reference.cells import (
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
+from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on
 from runners.c4.reference.staleness import check_cell, is_stale
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
+from runners.deadline import Deadline
 from runners.device import device_name, find_devices
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.progress import spell
@@ -82,6 +84,7 @@ class ReferenceOptions:
         rows: models of the experiment to train, all unless given.
         folder: where the models' files are stored.
         out: folder of the runs behind them.
+        minutes: begin only runs that are expected to end within this time, for rented machines and batch queues.
         dry_run: print which runs are missing and how long training takes, and train nothing.
     """
 
@@ -90,6 +93,7 @@ class ReferenceOptions:
     rows: Annotated[tuple[str, ...], shown_as()] = ()
     folder: Path = FOLDER
     out: Path = Path("results/reference-language-models")
+    minutes: Annotated[float | None, shown_as("FLOAT")] = None
     dry_run: bool = False
 
     @property
@@ -138,6 +142,7 @@ class Model:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    began = beginning()
     console = Console(markup=False)
     arguments = sys.argv[1:] if arguments is None else arguments
     with user_errors(ValueError, OSError):
@@ -146,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out)
         check_out(options.folder, "--folder")
+        deadline = None if options.minutes is None else Deadline(options.minutes, began)
         find_files([str(options.data)])
         if not options.tokenizer.is_file():
             raise ValueError(f"no {options.tokenizer}: give --data a folder that python -m runners.c4 convert made")
@@ -161,12 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
 
     if starts_workers():
-        whole = run_on_all_gpus("runners.c4.reference", arguments, beginning())
+        whole = run_on_all_gpus("runners.c4.reference", arguments, began)
     else:
-        whole = train_models(missing, options, console)
+        whole = train_models(missing, deadline, options, console)
     if not is_worker():
         with user_errors(ValueError, OSError):
-            print_unfinished(missing)
+            print_unfinished(missing, deadline)
     if not whole:
         raise SystemExit(1)
 
@@ -202,30 +208,22 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
     tokens = config.steps * config.batch_size * config.seq_len
     runs = sum(left.values())
     say(f"to train: at least {runs} runs of {tokens:,} tokens; Ctrl-C stops, and the same command resumes")
-    known = seconds_of_runs(models[0].file.parent, device_name(find_devices("auto")[0]))
-    if known:
-        others = fmean(known.values())
-        estimate = sum(count * known.get(name, others) for name, count in left.items())
-        unknown = [name for name, count in left.items() if count and name not in known]
-        guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
-        say(f"time: about {spell(estimate)} as the finished runs took on this device{guess}")
-    else:
+    devices = find_devices("auto")
+    known = seconds_of_runs(models[0].file.parent, device_name(devices[0]))
+    if not known:
         say("time: not known before a first run is finished on this device")
+        return
+
+    works = [count * seconds_of_run(name, known) for name, count in left.items()]
+    unknown = [name for name, count in left.items() if count and name not in known]
+    guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
+    where = f" on {len(devices)} GPUs" if len(devices) > 1 else ""
+    say(f"time: about {spell(seconds_on(len(devices), works))}{where} as the finished runs took on this device{guess}")
 
 
-def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
-    """Return by name the mean seconds of the runs of each model in a folder that has runs on ``device``."""
-    found = {}
-    for file in cell_files(folder):
-        runs = (read_cell(file) or {"runs": []})["runs"]
-        if seconds := [
-            run["seconds"] for run in runs if run["device"] == device and run["validation_loss"] is not None
-        ]:
-            found[file.stem] = fmean(seconds)
-    return found
-
-
-def train_models(models: Sequence[Model], options: ReferenceOptions, console: Console) -> bool:
+def train_models(
+    models: Sequence[Model], deadline: Deadline | None, options: ReferenceOptions, console: Console
+) -> bool:
     """Train the missing runs of models; return False if one of them stopped with an error.
 
     A model that another process trains counts as trained.
@@ -240,14 +238,20 @@ def train_models(models: Sequence[Model], options: ReferenceOptions, console: Co
 
         for model in models:
             with others_continue(model.name, failed, RunError, ValueError):
-                train_if_free(model, corpus, split, here, options, console)
+                train_if_free(model, corpus, split, here, deadline, options, console)
     return not failed
 
 
 def train_if_free(
-    model: Model, corpus: Corpus, split: RecallSplit, here: World, options: ReferenceOptions, console: Console
+    model: Model,
+    corpus: Corpus,
+    split: RecallSplit,
+    here: World,
+    deadline: Deadline | None,
+    options: ReferenceOptions,
+    console: Console,
 ) -> None:
-    """Train the missing runs of a model, unless another process trains it.
+    """Train the missing runs of a model as far as the deadline allows, unless another process trains it.
 
     Raises:
         RunError: a run cannot continue.
@@ -264,6 +268,10 @@ def train_if_free(
             check_memory(config, model.options, here)
             discard_checkpoints(cell["runs"], config, model.options, corpus)  # a killed command may have left some
             while (place := next_place(cell["runs"])) is not None:
+                if deadline is not None:
+                    known = seconds_of_runs(file.parent, device_name(here.device))
+                    if not deadline.allows(seconds_of_run(model.name, known)):
+                        return
                 with closing(Bar(console)) as bar:
                     run = train_place(place, config, model.options, corpus, split, here, [bar])
                 cell["runs"].append(run)
@@ -274,11 +282,12 @@ def train_if_free(
         return
 
 
-def print_unfinished(models: Sequence[Model]) -> None:
+def print_unfinished(models: Sequence[Model], deadline: Deadline | None) -> None:
     """Name the models that are not finished after all."""
     left = [model.name for model in models if (cell := read_cell(model.file)) is None or next_place(cell["runs"])]
     if left:
-        print(f"not finished: {', '.join(left)} (failed, or trained by other processes)", file=sys.stderr)
+        reasons = ["failed", "trained by other processes"] + ([] if deadline is None else [str(deadline)])
+        print(f"not finished: {', '.join(left)} ({', '.join(reasons[:-1])}, or {reasons[-1]})", file=sys.stderr)
 
 
 def in_words(run: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from runners.c4.checkpoints import discard, load_model, newest
@@ -38,8 +39,8 @@ FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / NAME
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Learning rates that may be tried, in ascending order."""
 FIRST = RATES[3:6]
-"""Learning rates at which every model is trained. At 1e-3, every loss measured with RT or the Transformer is at least 0.3
-nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
+"""Learning rates at which every model is trained. At 1e-3, every loss measured with RT or the Transformer is at least
+0.3 nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
 SEEDS = (0, 1)
 DIGITS = 5
 """Significant digits of the curves."""
@@ -235,7 +236,9 @@ def train_place(
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
     model, _ = load_model(newest(folder) or folder)
+    began = monotonic()
     recall, rest = split.losses(model.to(world.device), windows_together(config), world.device)
+    evaluation_seconds = monotonic() - began
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
     curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
     bytes_per_token = result["corpus"]["bytes_per_token"]
@@ -247,6 +250,7 @@ def train_place(
         "rest_loss": rest,
         "curve": curve,
         "seconds": round(result["seconds"], 1),
+        "evaluation_seconds": round(evaluation_seconds, 2),
         "tokens_per_second": round(result["tokens_per_second"]),
         "versions": result["versions"],
     }

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
+from runners.deadline import Deadline
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options
@@ -51,7 +52,6 @@ from runners.mad.reference.cells import (
     train_cell,
     write_cell,
 )
-from runners.mad.reference.deadline import Deadline
 from runners.mad.reference.entries import ENTRIES, Entry
 from runners.mad.reference.forecast import forecast, table_of
 from runners.mad.reference.overview import write_overview
@@ -113,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out)
-        if options.minutes is not None and not options.minutes > 0:
-            raise ValueError(f"--minutes {options.minutes:g} must be more than 0")
+        deadline = None if options.minutes is None else Deadline(options.minutes, began)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
         there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
         missing = [place for place in wanted if place not in there]
@@ -126,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         if by_hand:
             print_state(there, missing, options, say)
-        if trains and (by_hand or options.minutes is not None):
+        if trains and (by_hand or deadline is not None):
             names = [(entry.name, task) for entry, task in missing]
             durations = dict(zip(names, forecast(missing, options.plan, known_cells(options)), strict=True))
         if trains and by_hand:
@@ -140,13 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if starts_workers():
             whole = run_on_all_gpus("runners.mad.reference", arguments, began)
         else:
-            deadline = None if options.minutes is None else Deadline(began + 60 * options.minutes, durations)
             with user_errors(OSError):
-                whole = train_cells(missing, deadline, options, console)
+                whole = train_cells(missing, durations, deadline, options, console)
 
     if by_hand:
         with user_errors(ValueError, OSError):
-            print_end(missing, options, say)
+            print_end(missing, deadline, options, say)
     if not whole:
         raise SystemExit(1)
 
@@ -166,13 +164,14 @@ def print_state(
             say(f"stale: {file.parent.name} on {file.stem}")
 
 
-def print_end(missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]) -> None:
+def print_end(
+    missing: Sequence[Place], deadline: Deadline | None, options: ReferenceOptions, say: Callable[[str], None]
+) -> None:
     """Print how many of the missing cells are not trained; write the overview, unless that is all of them."""
     left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
     if left and not options.overview:
-        minutes = options.minutes
-        limited = minutes and f", where not expected to end within {minutes:g} minute{'s' * (minutes != 1)}"
-        say(f"not trained: {left} cell{'s' * (left > 1)}{limited or ''}")
+        limited = "" if deadline is None else f", where {deadline}"
+        say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
         if left == len(missing):
             return
 
@@ -228,18 +227,25 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
 
 
 def train_cells(
-    missing: Sequence[Place], deadline: Deadline | None, options: ReferenceOptions, console: Console
+    missing: Sequence[Place],
+    durations: Mapping[tuple[str, str], Duration],
+    deadline: Deadline | None,
+    options: ReferenceOptions,
+    console: Console,
 ) -> bool:
-    """Train cells; return False if one of them stopped with an error. A cell of another process counts as trained."""
+    """Train cells; return False if one of them stopped with an error. A cell of another process counts as trained.
+
+    With a deadline, ``durations`` holds how long the training of each cell takes.
+    """
     failed: list[str] = []
     for entry, task in missing:
-        place = entry.name, task
-        if deadline is not None and not deadline.allows(place):
+        expected = 0.0 if deadline is None else durations[entry.name, task].seconds
+        if deadline is not None and not deadline.allows(expected):
             continue
         began = monotonic()
         with others_continue(f"{entry.name} on {task}", failed, ValueError):
             if train_if_free(entry, task, options, console) and deadline is not None:
-                deadline.learn(place, monotonic() - began)
+                deadline.learn(expected, monotonic() - began)
     return not failed
 
 

@@ -1,5 +1,6 @@
 """The command that trains reference language models: what its files hold, and what ends leave."""
 
+import contextlib
 import errno
 import json
 import shutil
@@ -19,11 +20,13 @@ from filelock import FileLock
 
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
+from runners.c4.errors import RunError
 from runners.c4.loop import Loop
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference.cells import chosen_rate
+from runners.device import device_name, find_devices
 from runners.files import read_json
 from runners.gpus import WORKER
 from runners.interrupt import StoppedError
@@ -106,7 +109,8 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     assert seen[0] == ("0.03", 3)
     again, expected = cell_of(tmp_path, "gla"), read_json(tmp_path / "whole" / "gla.json")
     for done, other in zip(again["runs"], expected["runs"], strict=True):
-        assert {**done, "seconds": 0, "tokens_per_second": 0} == {**other, "seconds": 0, "tokens_per_second": 0}
+        times = dict.fromkeys(("seconds", "evaluation_seconds", "tokens_per_second"), 0)
+        assert {**done, **times} == {**other, **times}
 
 
 @pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_checkpoints")])
@@ -258,6 +262,72 @@ def test_on_several_gpus_one_process_per_gpu_takes_layers(
     reference.main(command)
     assert [model.name for model in trained] == ["gla", "transformer"]
     assert capsys.readouterr().out == ""
+
+
+def timed(cell: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """A model's file whose runs were trained on this device, with two evaluations of 10 s and one of recall tokens."""
+    device = device_name(find_devices("auto")[0])
+    own = {"device": device, "seconds": seconds, "evaluation_seconds": 10.0}
+    return cell | {"runs": [{**done, **own} for done in cell["runs"]]}
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(1, "about 22 min as"), (2, "about 14 min on 2 GPUs as")])
+def test_the_time_left_has_evaluations_and_is_divided_among_gpus(
+    gpus: int,
+    words: str,
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Runs of 120 s. 3 are left of the Transformer, and 4 of each other model, so that one GPU takes 4 + 3 of 11."""
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(timed(unfinished(trained), 90.0)))
+    monkeypatch.setattr(reference, "find_devices", lambda _: find_devices("auto")[:1] * gpus)
+    reference.main([*command[:3], "gla", "transformer", "lru", *command[5:], "--dry-run"])
+    assert all(len(done["curve"]) == 2 for done in trained["runs"])
+    assert "to train: at least 11 runs" in (out := capsys.readouterr().out)
+    assert f"time: {words} the finished runs took on this device, with the mean of the others for gla, lru" in out
+
+
+@pytest.mark.parametrize(("minutes", "begun"), [("3", []), ("5", ["transformer"]), ("8", ["gla", "transformer"])])
+def test_within_minutes_only_runs_begin_that_are_expected_to_end_in_time(
+    minutes: str,
+    begun: list[str],
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run of the Transformer takes 4 minutes, one of GLA 6, and each needs 30 s beside training."""
+    (tmp_path / "cells").mkdir()
+    gla = {"layer": "gla", "config": trained["config"], "options": {"heads": 2}}
+    for name, seconds, own in (("transformer", 210.0, {}), ("gla", 330.0, gla)):
+        cell = timed(unfinished(trained) | own, seconds)
+        (tmp_path / "cells" / f"{name}.json").write_text(json.dumps(cell))
+    names: list[str] = []
+
+    def train(place: Any, config: Config, *others: Any) -> dict[str, Any]:
+        names.append(config.mixer)
+        raise RunError("stopped by the test")
+
+    monkeypatch.setattr(reference, "train_place", train)
+    monkeypatch.setattr(reference, "check_cell", lambda *_: None)
+    with contextlib.suppress(SystemExit):  # as a run is stopped
+        reference.main([*command, "--minutes", minutes])
+    assert names == begun
+    reasons = f"failed, trained by other processes, or not expected to end within {minutes} minutes"
+    assert f"not finished: gla, transformer ({reasons})" in capsys.readouterr().err
+
+
+def test_minutes_must_be_positive(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command, "--minutes", "0"])
+    assert capsys.readouterr().err == "error: --minutes 0 must be more than 0\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_torchrun_is_refused_in_one_line(

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from mixers import MIXERS
+from runners import deadline
+from runners.deadline import Deadline
 from runners.files import DamagedFileError, read_json
 from runners.mad.duration import Duration, total
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference import deadline
 from runners.mad.reference.cells import FOLDER, options_of, read_cell, train_cell, write_cell
-from runners.mad.reference.deadline import Deadline
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
 from runners.mad.reference.forecast import expected_seconds, table_of
 from runners.progress import spell
@@ -160,20 +160,20 @@ def test_within_minutes_only_cells_begin_that_are_expected_to_end_in_time(
 def test_finished_cells_show_the_pace_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(deadline, "monotonic", lambda: now[0])
-    durations = {
-        ("rt", "parity"): Duration(here=None, recorded=70.0),  # 100 s with what stands beside training
-        ("rt", "mqar"): Duration(here=170.0, recorded=9.0),  # on a CPU, the time of its steps counts
-        ("lstm", "mqar"): Duration(here=None, recorded=None),
-    }
-    left = Deadline(400.0, durations)
-    assert all(left.allows(place) for place in durations)
+    durations = [
+        Duration(here=None, recorded=70.0),  # 100 s with what stands beside training
+        Duration(here=170.0, recorded=9.0),  # on a CPU, the time of its steps counts
+        Duration(here=None, recorded=None),
+    ]
+    left = Deadline(5.0, began=100.0)
+    assert all(left.allows(duration.seconds) for duration in durations)
 
     # Half as fast as expected: 200 s for 100, so 400 for 200.
     now[0] = 200.0
-    left.learn(("rt", "parity"), 200.0)
-    assert [left.allows(place) for place in durations] == [True, False, True]
+    left.learn(durations[0].seconds, 200.0)
+    assert [left.allows(duration.seconds) for duration in durations] == [True, False, True]
     now[0] = 341.0
-    assert [left.allows(place) for place in durations] == [False, False, False]
+    assert [left.allows(duration.seconds) for duration in durations] == [False, False, False]
 
 
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
