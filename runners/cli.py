@@ -157,9 +157,21 @@ def shown_as(metavar: str | None = None) -> Any:
 
 
 def check_out(out: Path, option: str = "--out") -> None:
-    """Raise ValueError if ``out``, the value of ``option``, is a file instead of a folder."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{option} {out} is a file: name a folder")
+    """Check that files can be written into ``out``, the value of ``option``; nothing is made.
+
+    Raises:
+        ValueError: it is a file, or the nearest of its parent folders that exists takes no files.
+    """
+    existing = out
+    try:
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"{option} {out} is a file: name a folder")
+        existing = next(place for place in (out, *out.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        reason = f"nothing can be written into {existing} ({error.strerror})"
+        raise ValueError(f"{option} {out}: {reason}: name another folder") from error
 
 
 @contextlib.contextmanager

@@ -48,13 +48,11 @@ def run_benchmark(
     with user_errors(ValueError, OSError):
         options = parse(arguments)
         device = find_devices(options.device)[0]
-        folder = options.out / "bench"
-        folder.mkdir(parents=True, exist_ok=True)
 
     # Measure, with the record saved after each group.
     console = Console(markup=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
     bench = bench_class(options, device, shlex.join(["python", "-m", "runners.bench", name, *arguments]))
-    path = folder / f"{bench.name}-{_slug(device_name(device))}.json"
+    path = options.out / "bench" / f"{bench.name}-{_slug(device_name(device))}.json"
     chart = path.with_suffix(".png")
     with user_errors(OSError), _progress(console) as progress:
         bar = progress.add_task("")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from runners.cli import cli
+from runners.cli import check_out, cli
 from runners.device import find_devices
 
 LEAST_REPEATS = 5
@@ -68,6 +68,7 @@ def parse_options(
     options = cli(options_class, presets[device.type], arguments)
 
     _check_values(options, several, counts)
+    check_out(options.out)
     return options, device
 
 

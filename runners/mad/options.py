@@ -264,7 +264,8 @@ def check_options(options: Options) -> None:
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
             raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")
 
-    check_out(options.out)
+    if not options.list:
+        check_out(options.out)
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
     if options.rebuild and (options.list or options.dry_run):

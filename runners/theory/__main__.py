@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runners.cli import check_seed, cli, run_command, user_errors
+from runners.cli import check_out, check_seed, cli, run_command, user_errors
 from runners.files import write_json
 from runners.theory.checks import Check
 from runners.theory.figure import plot_path_lengths
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError):
         options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         check_seed(options.seed)
+        check_out(options.out)
 
     # Checks.
     console = Console(markup=False)

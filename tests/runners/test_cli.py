@@ -20,12 +20,16 @@ from mixers.transformer import Transformer
 from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
-from runners.cli import cli, others_continue, run_command
+from runners.cli import check_out, cli, others_continue, run_command
 from runners.guidance import flag_of
 from runners.interrupt import StoppedError
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
+from runners.mad.reference import __main__ as mad_reference
+from runners.mad.results import compare
 from runners.nested_options import parse
+from runners.report import __main__ as report
+from runners.theory import __main__ as theory
 
 ROOT = Path(__file__).parents[2]
 
@@ -302,3 +306,56 @@ def test_an_option_without_any_of_its_values_is_no_default(arguments: list[str])
 
 def test_an_option_left_out_keeps_its_default_also_if_that_is_empty() -> None:
     assert cli(Several, Several(), ["--rates", "0.3"]) == Several(rates=(0.3,))
+
+
+UNWRITABLE = Path("/proc/results")
+"""A place where no user can make a folder."""
+
+
+@pytest.mark.skipif(not UNWRITABLE.parent.exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (mad.main, ["--mixer", "rt", "--task", "compression"]),
+        (mad.main, ["--mixer", "rt", "--task", "compression", "--dry-run"]),
+        (compare.main, []),
+        (mad_reference.main, []),
+        (c4.main, ["--preset", "tiny"]),
+        (c4.main, ["gradients", "run"]),
+        (bench.main, ["diagnostics", "--device", "cpu"]),
+        (bench.main, ["diagnostics", "--layers", "all", "--device", "cpu"]),
+        (bench.main, ["pretraining", "--device", "cpu"]),
+        (report.main, []),
+        (theory.main, []),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--out", str(UNWRITABLE)])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.err.startswith(f"error: --out {UNWRITABLE}: nothing can be written into {UNWRITABLE.parent} (")
+    assert printed.err.endswith("): name another folder\n")
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+def test_the_nearest_folder_that_exists_decides_whether_results_can_be_written(tmp_path: Path) -> None:
+    check_out(tmp_path / "new" / "results")
+    assert list(tmp_path.iterdir()) == []
+
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match=re.escape(f"--folder {file} is a file: name a folder")):
+        check_out(file, "--folder")
+    with pytest.raises(ValueError, match=re.escape(f"nothing can be written into {file} (Not a directory)")):
+        check_out(file / "new" / "results")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_to_write_is_refused(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(ValueError, match=re.escape(f"into {closed} (Permission denied): name another folder")):
+        check_out(closed / "results")
