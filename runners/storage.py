@@ -47,7 +47,7 @@ class Store:
 
     def __init__(self, folder: Path, storage: str) -> None:
         self.folder = Path(os.path.realpath(folder))  # unlike ``resolve``, leaves a loop of links to what follows
-        self.is_database = "://" in storage
+        self.is_database = is_url(storage)
         self.url = storage if self.is_database else os.path.realpath(storage)
         self._locks = (self.folder if self.is_database else Path(self.url).parent) / "locks"
         self._digest = sha256(self.url.encode()).hexdigest()[:16]
@@ -78,12 +78,13 @@ class Store:
     @cached_property
     def identity(self) -> str:
         """Identity of the results folder, made at its first use; machines that share the folder read the same."""
-        path = self.folder / IDENTITY
         (self.folder / "locks").mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / "locks" / "folder.lock"):
-            if not path.exists():
-                write_atomically(path, lambda temporary: temporary.write_text(f"{uuid.uuid4().hex}\n"))
-            return path.read_text().strip()
+            if (known := identity_of(self.folder)) is not None:
+                return known
+            made = uuid.uuid4().hex
+            write_atomically(self.folder / IDENTITY, lambda temporary: temporary.write_text(f"{made}\n"))
+            return made
 
     def _delete_leftovers(self) -> None:
         """Delete the lock files of processes that were killed; this process holds the storage's lock."""
@@ -135,6 +136,17 @@ class Store:
         return _delete_if_exited(self._locks / f"{trial.user_attrs.get('owner')}.alive")
 
 
+def is_url(storage: str) -> bool:
+    """Return whether a storage is an Optuna storage URL; else it is the path of a journal file."""
+    return "://" in storage
+
+
+def identity_of(folder: Path) -> str | None:
+    """Return the identity of a results folder; None if it has none yet. Nothing is written."""
+    path = folder / IDENTITY
+    return path.read_text().strip() if path.exists() else None
+
+
 def params_of(trial: FrozenTrial) -> dict[str, Any]:
     """Parameters of a trial, also while Optuna is still writing them one by one."""
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
@@ -147,11 +159,11 @@ def existing_storage(storage: str) -> BaseStorage | None:
         ValueError: the storage cannot be opened.
     """
     name, _, _ = storage.removeprefix("sqlite:///").partition("?")
-    if "://" not in name and not (file := Path(name)).exists():
+    if not is_url(name) and not (file := Path(name)).exists():
         if storage.startswith("sqlite:") and not file.parent.is_dir():
             raise ValueError(f"cannot open storage {storage}: there is no folder {file.parent}")
         return None
-    return _open_storage(storage) if "://" in storage else _read_journal(_journal_path(storage))
+    return _open_storage(storage) if is_url(storage) else _read_journal(_journal_path(storage))
 
 
 def _delete_if_exited(path: Path) -> bool:
@@ -167,7 +179,7 @@ def _delete_if_exited(path: Path) -> bool:
 
 
 def _open_storage(storage: str) -> BaseStorage:
-    if "://" in storage:
+    if is_url(storage):
         try:
             return optuna.storages.get_storage(storage)
         except Exception as error:

@@ -34,7 +34,7 @@ from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
 from runners.mad.search.rebuild import lost_runs, rebuild
 from runners.mad.search.search import search
-from runners.mad.search.study import RESULTS, done_of, done_trials, open_study, run_of, show_result
+from runners.mad.search.study import RESULTS, check_homes, done_of, done_trials, open_study, run_of, show_result
 from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
@@ -108,6 +108,7 @@ def train_studies(
     together = min(settings.together, math.ceil(len(grid) / len(devices)))
     say = partial(console.print, soft_wrap=True)
 
+    check_homes(experiments, settings.out, settings.storage)
     with closing(Store(settings.out, settings.storage)) as store:
         if settings.rebuild:
             say(f"rebuilt: {sum(rebuild(experiment, store) for experiment in experiments)} finished runs")

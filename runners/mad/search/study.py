@@ -1,9 +1,12 @@
 """The Optuna study of an experiment: its name, its parameters, its note, and which of its trials are done."""
 
 import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -15,7 +18,7 @@ from mixers.costs import costs
 from runners.mad.experiment import Experiment
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Metrics
-from runners.storage import Store, params_of
+from runners.storage import Store, existing_storage, identity_of, is_url, params_of
 
 LR_BOUNDS = (1e-8, 10.0)
 WEIGHT_DECAY_BOUNDS = (0.0, 10.0)
@@ -65,10 +68,8 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
         name = stored_name(experiment, store.storage)
         study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize", load_if_exists=True)
         known = study.user_attrs
+        _check_home(study, store.folder, store.is_database)
         mine = {"results_folder": str(store.folder), "results_folder_identity": store.identity}
-        home = known.get("results_folder", mine["results_folder"])
-        if store.is_database and home != mine["results_folder"]:
-            raise ForeignFolderError(f"study {name!r} belongs to the results folder {home}: give --out {home}")
 
         # In the order in which the dashboard shows them.
         if "results_folder" not in known:
@@ -78,14 +79,42 @@ def open_study(experiment: Experiment, store: Store) -> optuna.Study:
         for attribute, value in mine.items():
             if attribute not in known:
                 study.set_user_attr(attribute, value)
+    return study
+
+
+def check_homes(experiments: Sequence[Experiment], folder: Path, url: str) -> None:
+    """Check that the experiments' studies, where there are any, keep their runs in a folder; nothing is written.
+
+    Args:
+        experiments: whose studies are checked.
+        folder: results folder.
+        url: Optuna storage URL, or path of a journal file.
+
+    Raises:
+        ForeignFolderError: as ``open_study``.
+        ValueError: the storage cannot be opened.
+    """
+    if (storage := existing_storage(url)) is None:
+        return
+    folder = Path(os.path.realpath(folder))
+    for experiment in experiments:
+        with suppress(KeyError):  # no such study yet
+            _check_home(load_study(experiment, storage), folder, is_url(url))
+
+
+def _check_home(study: optuna.Study, folder: Path, is_database: bool) -> None:
+    """Raise ForeignFolderError if the runs of a study lie in another results folder than ``folder``."""
+    known = study.user_attrs
+    home = known.get("results_folder", str(folder))
+    if is_database and home != str(folder):
+        raise ForeignFolderError(f"study {study.study_name!r} belongs to the results folder {home}: give --out {home}")
 
     # The path of another machine may be the same.
-    if known.get("results_folder_identity", store.identity) != store.identity:
+    if known.get("results_folder_identity") not in (None, identity_of(folder)):
         raise ForeignFolderError(
-            f"study {experiment.name!r} keeps its runs in another folder than the {store.folder} of this machine: "
+            f"study {study.study_name!r} keeps its runs in another folder than the {folder} of this machine: "
             "share one results folder between the machines, or give a --storage of its own"
         )
-    return study
 
 
 def describe_study(study: optuna.Study, experiment: Experiment, store: Store) -> None:

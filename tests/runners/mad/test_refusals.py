@@ -82,6 +82,18 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         assert list(tmp_path.iterdir()) == [results]
 
 
+@pytest.mark.usefixtures("undiagnosed")
+@pytest.mark.parametrize("kind", ["database", "journal"])
+def test_a_storage_of_another_folder_s_studies_is_refused_before_a_folder_is_made(
+    refused: Callable[..., str], tmp_path: Path, kind: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db" if kind == "database" else str(tmp_path / "studies.journal")
+    words = ["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3", "--weight-decay", "0"]
+    mad.main([*words, "--storage", url, "--out", str(tmp_path / "first")])
+    remedy = f"give --out {tmp_path / 'first'}" if kind == "database" else "or give a --storage of its own"
+    assert remedy in refused(*words, "--storage", url)
+
+
 def sqlite_file(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("create table studies (name text)")
