@@ -28,11 +28,11 @@ from runners.mad.experiment import Experiment, call_as_in_training, first_layer,
 from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
 from runners.mad.results.held_out import Reading, kept_parameters, read_test
 from runners.mad.results.kept import Keep
-from runners.mad.results.summary import Summary, summarise, write_summary
+from runners.mad.results.summary import Summary, read_summary, summarise, write_summary
 from runners.mad.results.tables import edge_advice
 from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
-from runners.mad.search.rebuild import lost_runs, rebuild
+from runners.mad.search.rebuild import has_record, rebuild, unknown_runs
 from runners.mad.search.search import search
 from runners.mad.search.study import RESULTS, check_homes, done_of, done_trials, open_study, run_of, show_result
 from runners.mad.search.tracker import Tracker
@@ -117,9 +117,7 @@ def train_studies(
         # Folders that the storage does not know.
         wanted = [*grid, *(replace(run, seed=seed) for run in grid for seed in more_seeds)]
         for experiment in experiments:
-            if lost := lost_runs(experiment, wanted, store):
-                counted = f"{len(lost)} finished run{'s' * (len(lost) > 1)}"
-                say(f"{experiment.name}: the storage lacks {counted}, to be trained again: --rebuild takes them over")
+            _say_lost(experiment, unknown_runs(experiment, wanted, store), store.folder, say)
 
         if len(devices) > 1:
             say(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
@@ -154,6 +152,22 @@ def train_studies(
                 write_summary(whole, study_folder(store.folder, experiment))
                 flag_study(experiment, summary, store)
                 yield experiment, summary
+
+
+def _say_lost(experiment: Experiment, unknown: Sequence[Run], folder: Path, say: Say) -> None:
+    """Say which of the runs that the storage does not know are finished by their folders, or by the summary alone."""
+    recorded = [run for run in unknown if has_record(experiment, run, folder)]
+    if recorded:
+        counted = f"{len(recorded)} finished run{'s' * (len(recorded) > 1)}"
+        say(f"{experiment.name}: the storage lacks {counted}, to be trained again: --rebuild takes them over")
+
+    try:
+        summarised = read_summary(study_folder(folder, experiment)).runs
+    except ValueError:  # there is none, or it is damaged, and will be written again
+        return
+    if gone := [run for run in unknown if run in summarised and run not in recorded]:
+        counted = f"{len(gone)} finished run{'s' * (len(gone) > 1)} of summary.json"
+        say(f"{experiment.name}: the storage lacks {counted}, and their folders are gone: they are trained again")
 
 
 def look_into(experiment: Experiment, summary: Summary, settings: Settings, say: Say) -> None:

@@ -26,8 +26,8 @@ NO_FIGURES = ("study", "config", "fingerprint", "code", "curve")
 """Entries of a run's record that its trial does not have."""
 
 
-def lost_runs(experiment: Experiment, runs: Sequence[Run], store: Store) -> list[Run]:
-    """Return those of ``runs`` that are finished by their folders, but neither done nor running by the storage."""
+def unknown_runs(experiment: Experiment, runs: Sequence[Run], store: Store) -> list[Run]:
+    """Return those of ``runs`` that are neither done nor running by the storage."""
     try:
         study = load_study(experiment, store.storage)
     except KeyError:
@@ -35,8 +35,12 @@ def lost_runs(experiment: Experiment, runs: Sequence[Run], store: Store) -> list
     else:
         with store.exclusive():
             known = _known(study.get_trials(deepcopy=False), store)
-    folders = {run: run_folder(store.folder, experiment, run) for run in runs if run not in known}
-    return [run for run, folder in folders.items() if (folder / "config.json").exists()]
+    return [run for run in runs if run not in known]
+
+
+def has_record(experiment: Experiment, run: Run, folder: Path) -> bool:
+    """Return whether a run is finished by its folder in the results folder ``folder``, from which it can be rebuilt."""
+    return (run_folder(folder, experiment, run) / "config.json").exists()
 
 
 def rebuild(experiment: Experiment, store: Store) -> int:

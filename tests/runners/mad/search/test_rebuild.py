@@ -1,5 +1,6 @@
 """A journal that was cut or emptied is rebuilt from the run folders, and a line says when it lacks finished runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_a_rebuilt_study_trains_nothing_again_and_has_the_same_results(
     journal.write_text("".join(lines))
     (line,) = [line for line in run(tmp_path, capsys).splitlines() if "the storage lacks" in line]
     assert line.endswith("the storage lacks 2 finished runs, to be trained again: --rebuild takes them over")
+
+
+def test_runs_that_only_the_summary_still_holds_are_said_to_be_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, capsys)
+    (tmp_path / "studies.journal").unlink()
+    shutil.rmtree(tmp_path / "runs")
+    (line,) = [line for line in run(tmp_path, capsys, "--rebuild").splitlines() if "the storage lacks" in line]
+    assert line.endswith(
+        "the storage lacks 2 finished runs of summary.json, and their folders are gone: they are trained again"
+    )
+    assert "the storage lacks" not in run(tmp_path, capsys)
 
 
 def test_runs_of_other_code_are_rebuilt_into_their_study_but_do_not_count_as_todays(
