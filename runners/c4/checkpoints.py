@@ -27,6 +27,7 @@ from mixers.models import LanguageModel
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.exported import is_exported, load_exported, load_exported_config
+from runners.c4.identity import run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
@@ -171,7 +172,8 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
 def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
-    The parameters are the weights as the layers use them; a parametrisation is folded in.
+    The parameters are the weights as the layers use them; a parametrisation is folded in. A line on standard error
+    says if the code has changed since a checkpoint was written; training would refuse to continue from it.
 
     Args:
         path: folder of a run, whose newest intact checkpoint is read; a checkpoint file; or an exported folder.
@@ -198,6 +200,11 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
         fold(model)
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(file) from error
+    if info.get("code") != run_code(config):
+        print(
+            f"the code of {config.mixer} or of its training has changed since {file} was written: results may differ",
+            file=sys.stderr,
+        )
     return model.eval(), load_tokenizer(str(tokenizer))
 
 

@@ -44,6 +44,25 @@ def test_an_exported_model_computes_what_the_checkpoint_does(
     assert load_config(folder).seq_len == load_config(trained).seq_len
 
 
+def test_a_checkpoint_of_other_code_is_loaded_with_one_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_model(trained)
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr("runners.c4.checkpoints.run_code", lambda config: "another hash")
+    file = trained / "checkpoints" / "step-00000002.safetensors"
+    line = f"the code of transformer or of its training has changed since {file} was written: results may differ\n"
+    load_model(trained)
+    assert capsys.readouterr() == ("", line)
+    main(["export", str(trained), str(tmp_path / "my_model")])
+    assert capsys.readouterr() == (f"exported: {tmp_path / 'my_model'}\n", line)
+    main(["generate", str(trained), "--device", "cpu", "--max-new-tokens", "1"])
+    assert capsys.readouterr().err == line
+    main(["gradients", str(trained), "--device", "cpu", "--sequences", "2", "--targets", "2", "--out", str(tmp_path)])
+    assert capsys.readouterr().err == line
+
+
 def test_the_files_are_read_without_this_project(trained: Path, tmp_path: Path) -> None:
     export(trained, tmp_path / "my_model")
     model, tokenizer = load_model(trained)
