@@ -21,6 +21,8 @@ from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_s
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
 """What helps when memory runs out."""
+LARGEST_LR = 10.0
+"""Largest learning rate that the programs accept; AdamW changes each parameter by about this much in a step."""
 
 
 def fail(message: str) -> NoReturn:

@@ -45,6 +45,14 @@ class Tracking:
     entity: str | None = None
     tags: Sequence[str] = ()
 
+    def check(self) -> None:
+        """Raise ValueError if there are settings of logs that nobody writes."""
+        if self.mode != "disabled":
+            return
+        for name, value in {"project": self.project, "entity": self.entity, "tags": self.tags}.items():
+            if value:
+                raise ValueError(f"--wandb-{name} has no effect without --wandb online or --wandb offline: give one")
+
     def open_run(
         self, *, project: str, job_type: str, group: str, name: str, run_id: str, config: Mapping[str, Any]
     ) -> Any:

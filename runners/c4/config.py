@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
-from runners.cli import check_out, check_seed
+from runners.cli import LARGEST_LR, check_out, check_seed
 from runners.tracking import Mode, Tracking
 
 Parametrisation = Literal["paper", "authors"]
@@ -182,6 +182,7 @@ class Config:
         self.shape()
         check_seed(self.seed)
         check_out(self.out)
+        self.tracking.check()
 
         if self.validation_tokens < self.seq_len:
             raise ValueError(
@@ -275,7 +276,7 @@ _SMALLEST = math.ulp(0.0)
 _POSITIVE = (_SMALLEST, math.inf, "a positive number")
 _FRACTION = (0.0, 1.0, "at least 0 and below 1")
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "lr": _POSITIVE,
+    "lr": (_SMALLEST, math.nextafter(LARGEST_LR, math.inf), f"a positive number, at most {LARGEST_LR:g}"),
     "eps": _POSITIVE,
     "clip": _POSITIVE,
     "weight_decay": (0.0, math.inf, "0 or a positive number"),

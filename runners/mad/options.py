@@ -216,6 +216,13 @@ OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_wid
 """Options that define a preset. If one of them has another value, results do not have the preset's name."""
 
 
+OF_THE_LIST = (
+    *("list", "mixer", "preset", "width", "mlp_width", "layers", "short_convolution", "match"),
+    *("device", "out"),
+)
+"""Options that ``--list`` may be given with; the last two say where to train, for all commands of a script say."""
+
+
 def preset_name(options: Options) -> str:
     """Return the preset that names results of these options; ``grid`` if an option of the chosen one was changed."""
     preset, _ = PRESETS[options.preset]
@@ -240,6 +247,8 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
 
     options, nested = parse(Options, preset, arguments)
     check_options(options)
+    if options.list:
+        _check_list(arguments)
     return options, nested["mixer"], nested["task"]
 
 
@@ -264,14 +273,25 @@ def check_options(options: Options) -> None:
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
             raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")
 
+    options.tracking.check()
     if not options.list:
         check_out(options.out)
+    if options.grid != Options.grid and options.lr:
+        source = "--lr" if options.lr != PRESETS[options.preset][0].lr else f"--preset {options.preset}"
+        raise ValueError(f"--grid {options.grid} has no effect beside the learning rates of {source}: give one")
     if options.list and options.dry_run:
         raise ValueError("--list and --dry-run exclude each other: give one")
     if options.rebuild and (options.list or options.dry_run):
         raise ValueError("--rebuild writes to the storage: give it without --list and --dry-run")
     if options.steps is not None and options.epochs is not None:
         raise ValueError("--epochs and --steps exclude each other: give one")
+
+
+def _check_list(arguments: Sequence[str]) -> None:
+    """Raise ValueError if one of the arguments is an option that the list of layers does not depend on."""
+    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        if flag.removeprefix("--").partition(".")[0].replace("-", "_") not in OF_THE_LIST:
+            raise ValueError(f"{flag} has no effect on --list, which trains nothing: leave it out")
 
 
 def _flag(name: str) -> str:

@@ -15,12 +15,13 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mixers.costs import costs
+from runners.cli import LARGEST_LR
 from runners.mad.experiment import Experiment
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Metrics
 from runners.storage import Store, existing_storage, identity_of, is_url, params_of
 
-LR_BOUNDS = (1e-8, 10.0)
+LR_BOUNDS = (1e-8, LARGEST_LR)
 WEIGHT_DECAY_BOUNDS = (0.0, 10.0)
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*LR_BOUNDS, log=True),

@@ -70,7 +70,9 @@ def test_a_width_that_is_no_multiple_of_64_needs_heads() -> None:
         ({"seed": -1}, "--seed -1 must be 0 or more"),
         ({"seed": 2**64}, "--seed 18446744073709551616 must be 0 or more, and below 2**64"),
         ({"lr": 0.0}, "--lr 0 must be a positive number"),
+        ({"lr": 1e9}, "--lr 1e+09 must be a positive number, at most 10"),
         ({"lr": float("nan")}, "--lr nan must be a positive number"),
+        ({"wandb_project": "mine"}, "--wandb-project has no effect without --wandb online or --wandb offline: give"),
         ({"clip": float("inf")}, "--clip inf must be a positive number"),
         ({"eps": -1e-8}, "--eps -1e-08 must be a positive number"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1 must be 0 or a positive number"),
@@ -90,7 +92,7 @@ def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], mess
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_presets_and_values_at_the_edge_of_their_range_pass(preset: Config) -> None:
     preset.check()
-    replace(preset, steps=1, beta1=0.0, beta2=0.0, warmup_fraction=0.0, final_lr_fraction=1.0).check()
+    replace(preset, steps=1, lr=10.0, beta1=0.0, beta2=0.0, warmup_fraction=0.0, final_lr_fraction=1.0).check()
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
