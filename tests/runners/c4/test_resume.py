@@ -1,6 +1,7 @@
 """Kills, signals, divergence and full disks: what they change, and what they do not."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -101,6 +102,15 @@ def test_divergence_names_the_step_the_documents_and_the_last_checkpoint(texts: 
         run(config, [At(1, interrupt)])
 
 
+def test_a_gradient_that_is_not_finite_is_told_from_the_loss(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([(5.5, 1.0), (5.25, math.inf)])
+    monkeypatch.setattr("runners.c4.step.Stepper.step", lambda *_: map(torch.tensor, next(steps)))
+    with pytest.raises(DivergedError, match=r"^the gradient's norm inf, at loss 5\.2500, is not finite at step 2, with"):
+        run(configured(texts, tmp_path))
+
+
 def test_a_validation_loss_that_is_not_finite_is_divergence(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path, lr=1e30, warmup_fraction=0.0, steps=1)
     with pytest.raises(DivergedError, match="validation loss nan is not finite at step 1"):
@@ -121,7 +131,7 @@ def test_a_layer_whose_first_loss_is_not_finite_is_to_be_corrected(
         with pytest.raises(RunError) as error:
             run(config)
         assert not isinstance(error.value, DivergedError)
-        assert str(error.value) == "loss nan or its gradient is not finite before any training: correct the layer"
+        assert str(error.value) == "loss nan is not finite before any training: correct the layer"
 
 
 def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -> None:
