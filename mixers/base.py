@@ -108,6 +108,20 @@ class Layer(nn.Module, ABC):
         self.config = config
         self.shape = shape
 
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        """Return ``forward`` of a whole sequence; hooks run as in any module.
+
+        Raises:
+            ValueError: The input is not of the shape (B, T, D).
+        """
+        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.shape.width:
+            raise ValueError(
+                f"{type(self).__name__} maps inputs of the shape (batch, time, width {self.shape.width}), "
+                f"not {tuple(x_BTD.shape)}"
+            )
+        z_BTD: Tensor = super().__call__(x_BTD)
+        return z_BTD
+
     @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map a whole sequence ``x_BTD`` to ``z_BTD``; outputs at position t do not depend on inputs after t."""

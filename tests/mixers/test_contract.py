@@ -73,6 +73,25 @@ def inputs(length: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Te
 
 
 @pytest.mark.parametrize("name", MIXERS)
+def test_an_input_of_another_shape_is_told_the_shape_of_a_batch(name: str) -> None:
+    layer = build(name, {})
+    x_BTD = inputs(5)
+    for wrong in (x_BTD[0], x_BTD[None], x_BTD[..., 1:]):
+        with pytest.raises(ValueError, match=re.escape(f"(batch, time, width 32), not {tuple(wrong.shape)}")):
+            layer(wrong)
+
+
+def test_the_shape_is_checked_within_a_compiled_graph() -> None:
+    class Doubling(Layer):
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return 2 * x_BTD
+
+    layer = Doubling(Doubling.Config(), SHAPE)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(inputs(5)), 2 * inputs(5))
+
+
+@pytest.mark.parametrize("name", MIXERS)
 def test_names_the_paper_it_follows(name: str) -> None:
     cited = re.search(r"arXiv:\S|doi:\S|https?://|new here", MIXERS[name].paper)
     assert cited, "``paper`` cites a source, or says that the layer is new here"

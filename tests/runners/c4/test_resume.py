@@ -107,7 +107,9 @@ def test_a_gradient_that_is_not_finite_is_told_from_the_loss(
 ) -> None:
     steps = iter([(5.5, 1.0), (5.25, math.inf)])
     monkeypatch.setattr("runners.c4.step.Stepper.step", lambda *_: map(torch.tensor, next(steps)))
-    with pytest.raises(DivergedError, match=r"^the gradient's norm inf, at loss 5\.2500, is not finite at step 2, with"):
+    with pytest.raises(
+        DivergedError, match=r"^the gradient's norm inf, at loss 5\.2500, is not finite at step 2, with"
+    ):
         run(configured(texts, tmp_path))
 
 
