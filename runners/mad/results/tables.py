@@ -73,7 +73,9 @@ def explain_divergence(summary: Summary) -> str:
     if all(step == 1 for point in summary.points for step in point.diverged.values()):
         cause = "its loss or gradient is not finite before any training: correct the layer"
     else:
-        cause = f"the first after {first} steps: lower --lr, or correct the layer"
+        lrs = sorted({point.lr for point in summary.points})
+        lower = f"--lr {' '.join(f'{lr / 10:g}' for lr in lrs)}"
+        cause = f"the first after {first} steps: try learning rates 10 times smaller ({lower}), or correct the layer"
     return f"{summary.heading}: every run diverged, {cause}"
 
 

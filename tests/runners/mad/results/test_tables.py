@@ -9,7 +9,7 @@ from rich.console import Console
 
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, summarise
-from runners.mad.results.tables import print_summary
+from runners.mad.results.tables import explain_divergence, print_summary
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 from tests.runners.mad.results.made_up import MANY, SORTED, standings_of
@@ -71,6 +71,19 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     assert rows[120][-2:] == [[*chosen, *validation, *test], [*other, *validation, "", "", "4.1"]]
     at = rows[80].index([*chosen, *validation])
     assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "4.1"]]
+
+
+def test_a_study_that_diverged_names_learning_rates_to_try() -> None:
+    (experiment,) = planned(["--preset", "quick", "--mixer", "rt", "--task", "parity"])[1]
+    points = [
+        Point(lr=lr, weight_decay=0.0, seeds=[0], estimates=None, diverged={0: step})
+        for lr, step in ((5e-3, 7), (2e-3, 9))
+    ]
+    said = explain_divergence(replace(summarise(experiment, [], None, {}), points=points))
+    assert said.endswith(
+        "every run diverged, the first after 7 steps: try learning rates 10 times smaller (--lr 0.0002 0.0005), or "
+        "correct the layer"
+    )
 
 
 def test_the_comparison_is_whole_at_80_columns() -> None:
