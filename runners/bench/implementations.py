@@ -77,7 +77,7 @@ class Implementation:
 
     def has_kernel(self, setting: Setting, device: torch.device) -> bool:
         """Return whether the layer runs the named method; without a kernel for the shape it would run another one."""
-        if self.method not in ("wavefront", "fused"):
+        if self.method not in ("native", "wavefront", "fused"):
             return True
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         q_BTD = torch.empty(1, 1, setting.width, dtype=dtype, device=device)

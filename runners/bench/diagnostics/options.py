@@ -31,6 +31,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Implementation]] = {
     "cpu": {
         "rt-naive": Implementation(label="RT naive", layer=RecurrentTransformer, method="naive"),
         "rt-tiled": Implementation(label="RT tiled", layer=RecurrentTransformer, method="tiled"),
+        "rt-native": Implementation(label="RT native", layer=RecurrentTransformer, method="native"),
         "transformer": Implementation(label="Transformer", layer=Transformer),
     },
 }
