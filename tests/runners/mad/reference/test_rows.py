@@ -88,7 +88,7 @@ def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch)
         ([*FULL, "--width", "64"], "--width 128"),
         ([*FULL, "--layers", "2"], "--layers 1"),
         ([*FULL, "--batch-size", "64", "--steps", "20000"], "--batch-size 128"),
-        ([*FULL, "--lr", "1e-3"], "--grid wide"),
+        (["--seeds", "5", "--seeds-of", "chosen", "--lr", "1e-3"], "--grid wide"),
         ([*FULL, "--task.length", "32"], "the task's own settings"),
         ([*FULL, "--difficulty", "length-80"], "the task's own settings"),
     ],
