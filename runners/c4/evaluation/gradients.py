@@ -10,14 +10,15 @@ have a smaller effect in the Recurrent Transformer, and that direct edges of att
 
 ``gradients.json`` and ``gradients.png`` in ``--out`` hold all distances. The table and the chart show the norm divided
 by the norm at d = 0, because embeddings of different models have different scales. Everything runs in float32, because
-the rounding of bfloat16 would hide small gradients.
+the rounding of bfloat16 would hide small gradients. ``runners.c4.reference`` measures its models in the same way.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +46,8 @@ Z = 1.96
 """Standard errors in half a 95% interval."""
 DIGITS = 5
 """Significant digits in the file."""
+SEQUENCES, TARGETS, BATCH_SIZE = 32, 16, 16
+"""Number of sequences, of positions t in each, and of sequences per backward pass, unless the user says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,9 @@ class Options:
 
     checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("MODEL ...")]
     data: Annotated[tuple[str, ...], shown_as()] = ()
-    sequences: int = 32
-    targets: int = 16
-    batch_size: int = 16
+    sequences: int = SEQUENCES
+    targets: int = TARGETS
+    batch_size: int = BATCH_SIZE
     out: Path = Path("results/gradients")
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -77,6 +80,22 @@ class Options:
         for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+
+
+class Sizes(NamedTuple):
+    """Gradient norms by distance.
+
+    Attributes:
+        targets: positions t whose losses were differentiated.
+        loss: mean of these losses in nats per token.
+        gradient: mean gradient norm at distances 0, 1, ..., T - 1.
+        half_width: half of the 95% interval of each mean over the sequences.
+    """
+
+    targets: Sequence[int]
+    loss: float
+    gradient: Sequence[float]
+    half_width: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,29 +173,42 @@ def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
     texts = (text for _, text in read(files, [], 0))
     tokens_ST = first_windows(texts, tokenizer, options.sequences, length)
 
-    # Evenly spaced targets, the last position among them.
-    count = min(options.targets, length)
-    targets = [length * (n + 1) // count - 1 for n in range(count)]
+    bar = partial(track, description=f"{checkpoint}", console=console, transient=True, disable=not console.is_terminal)
+    found = sizes_by_distance(model.to(device), tokens_ST, device, options.targets, options.batch_size, bar)
+    return Reach(checkpoint=checkpoint.name, **_described(config), sequences=len(tokens_ST), **found._asdict())
+
+
+def sizes_by_distance(
+    model: LanguageModel,
+    tokens_ST: Tensor,
+    device: torch.device,
+    targets: int = TARGETS,
+    batch_size: int = BATCH_SIZE,
+    shown: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+) -> Sizes:
+    """Measure a model, whose parameters need no gradients afterwards.
+
+    Args:
+        model: a model on ``device``.
+        tokens_ST: two or more windows (S, T + 1).
+        device: device of the model.
+        targets: number of positions t per sequence, evenly spaced up to the last position.
+        batch_size: sequences per backward pass.
+        shown: goes through the batches and may draw progress.
+    """
+    length = tokens_ST.shape[1] - 1
+    count = min(targets, length)
+    at = [length * (n + 1) // count - 1 for n in range(count)]
 
     # Losses and gradient norms of all sequences.
-    model.to(device).requires_grad_(False)
-    rows = tokens_ST.split(options.batch_size)
-    batches = track(rows, f"{checkpoint}", console=console, transient=True, disable=not console.is_terminal)
-    parts = [gradient_sizes(model, part_BT.to(device), targets) for part_BT in batches]
+    model.requires_grad_(False)
+    parts = [gradient_sizes(model, part_BT.to(device), at) for part_BT in shown(tokens_ST.split(batch_size))]
     losses_SP, sizes_SPT = (torch.cat(y).double().cpu() for y in zip(*parts, strict=True))
 
     # Mean over targets, then over sequences.
-    by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), targets) for sizes_PT in sizes_SPT])
+    by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), at) for sizes_PT in sizes_SPT])
     half_T = Z * by_distance_ST.std(0, ddof=1) / len(by_distance_ST) ** 0.5
-    return Reach(
-        checkpoint=checkpoint.name,
-        **_described(config),
-        sequences=len(tokens_ST),
-        targets=targets,
-        loss=losses_SP.mean().item(),
-        gradient=_rounded(by_distance_ST.mean(0)),
-        half_width=_rounded(half_T),
-    )
+    return Sizes(at, losses_SP.mean().item(), _rounded(by_distance_ST.mean(0)), _rounded(half_T))
 
 
 def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, length: int) -> Tensor:

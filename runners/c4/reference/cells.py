@@ -2,8 +2,9 @@
 
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
 its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
-next best rate takes its place. The file of the model is written after each run, so that the files alone show which runs
-are missing.
+next best rate takes its place. These other seeds are also measured for the size of their gradients by distance
+(``runners.c4.evaluation.gradients``). The file of the model is written after each run, so that the files alone show
+which runs are missing.
 """
 
 import gc
@@ -14,14 +15,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
+
+from mixers.models import LanguageModel
 from runners.c4.checkpoints import discard, load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
+from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import read_curve
 from runners.c4.distributed import World
 from runners.c4.errors import DivergedError
 from runners.c4.evaluation.evaluate import windows_together
+from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
@@ -239,6 +245,7 @@ def train_place(
     began = monotonic()
     recall, rest = split.losses(model.to(world.device), windows_together(config), world.device)
     evaluation_seconds = monotonic() - began
+    gradients = _gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
     curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
     bytes_per_token = result["corpus"]["bytes_per_token"]
@@ -251,9 +258,17 @@ def train_place(
         "curve": curve,
         "seconds": round(result["seconds"], 1),
         "evaluation_seconds": round(evaluation_seconds, 2),
+        **gradients,
         "tokens_per_second": round(result["tokens_per_second"]),
         "versions": result["versions"],
     }
+
+
+def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:
+    """Return the gradient norm at each distance in the first validation windows, and half its 95% interval."""
+    tokens_ST = torch.from_numpy(windows.batch(0, min(SEQUENCES, len(windows))))
+    found = sizes_by_distance(model, tokens_ST, world.device)
+    return {"gradient": found.gradient, "gradient_half_width": found.half_width}
 
 
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:

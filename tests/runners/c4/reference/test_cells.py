@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners import provenance
-from runners.c4.checkpoints import newest
+from runners.c4.checkpoints import load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.windows import Windows
+from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import split_recall
 from runners.c4.identity import run_code, run_folder
 from runners.c4.presets import PRESETS
@@ -21,9 +23,25 @@ from runners.c4.reference import staleness
 from runners.c4.reference.cells import train_place
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.reference.staleness import is_stale
-from runners.files import DamagedFileError, read_json
+from runners.files import DamagedFileError
 from tests.runners.c4.reference.tiny import TINY
 from tests.runners.c4.runs import ALONE, configured, corpus_of
+from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
+
+
+def test_the_gradients_of_a_run_are_those_of_its_last_model_on_validation_text(texts: Path, tmp_path: Path) -> None:
+    config = configured(texts, tmp_path, lr=1e-3, seed=1)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+    done = train_place((1e-3, 1), config, {}, corpus, split, ALONE, [])
+
+    model, _ = load_model(run_folder(config, {}, corpus))
+    assert len(windows) < SEQUENCES
+    tokens_ST = torch.from_numpy(windows.batch(0, len(windows)))
+    found = sizes_by_distance(model, tokens_ST, ALONE.device)
+    assert done["gradient"] == found.gradient
+    assert done["gradient_half_width"] == found.half_width
 
 
 def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
@@ -136,9 +154,10 @@ def test_runs_that_do_not_name_the_code_of_their_evaluation_are_stale() -> None:
     ],
 )
 def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
-    stored = read_json(cells_of_layers.SHIPPED / cells_of_layers.NAME / "transformer.json")
-    assert stored is not None
+    stored = {**LANGUAGE_MODEL, "runs": [{**LANGUAGE_RUN}]}
     file = tmp_path / "transformer.json"
+    file.write_text(json.dumps(stored))
+    assert cells_of_layers.read_cell(file) == stored
     file.write_text(json.dumps(change(stored)))
     with pytest.raises(DamagedFileError) as raised:
         cells_of_layers.read_cell(file)

@@ -64,6 +64,10 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
             both = share * done["recall_loss"] + (1 - share) * done["rest_loss"]
             assert both == pytest.approx(done["validation_loss"], abs=1e-5)
 
+            # The seeds of the best rate alone are measured for their gradients.
+            assert len(done.get("gradient", [])) == len(done.get("gradient_half_width", [])) == done["seed"] * 12
+            assert min(done.get("gradient", [1])) > 0
+
     # Of each run, the description and the curve remain.
     for folder in (tmp_path / "out" / "c4").iterdir():
         assert {path.name for path in folder.iterdir()} - {".lock"} == {"run.json", "tokenizer.json", "curve.csv"}
