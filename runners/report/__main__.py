@@ -37,7 +37,7 @@ from runners.report.pictures.depth import block_picture, depth_picture
 from runners.report.pictures.heat_map import heat_picture
 from runners.report.pictures.lengths import length_picture, position_picture
 from runners.report.pictures.training import curve_picture, rate_picture
-from runners.report.pictures.transition import transition_picture
+from runners.report.pictures.transition import gradient_picture, transition_picture
 from runners.report.records import Records
 from runners.report.speed import anchors, tables
 from runners.report.transition import finished_models
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             models=models,
             answer=answer(published, models),
             boards=predictions,
-            transition=transition_picture(against),
+            against=[transition_picture(against), gradient_picture(against)],
         )
         claims = read_claims(published, records, against)
         command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])

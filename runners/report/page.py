@@ -78,13 +78,13 @@ class Language:
         models: the language models.
         answer: result of the primary analysis in words.
         boards: exploratory predictions by name of a board.
-        transition: curves of RT against the Transformer.
+        against: loss curves and gradients of RT against the Transformer.
     """
 
     models: Sequence[LanguageModel]
     answer: str
     boards: Mapping[str, Predictions]
-    transition: Picture
+    against: Sequence[Picture]
 
 
 def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:

@@ -1,6 +1,6 @@
-"""Loss curves of RT and the Transformer at 30M parameters."""
+"""RT and the Transformer at 30M parameters: loss curves, and the size of the gradient by distance."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,44 @@ LAST = 100
 
 def transition_picture(models: Models) -> Picture:
     """Return the validation loss against the tokens read, one panel per parametrisation."""
-    legend = styles(DRAWN)
-    panels = {}
-    for name, ending in ENDINGS.items():
-        found = {row: models[row + ending] for row in DRAWN if row + ending in models}
-        if found:
-            panels[f"{name} parametrisation"] = {"both": _draw(found, legend, name)}
-
-    return Picture(
+    return _picture(
+        models,
+        _draw_losses,
         name="transition",
         title="RT against the Transformer as language models",
         question="Does RT learn faster, and who is ahead in the end? Validation loss against the tokens read, at the "
         "best learning rate of each model. The line is the mean of the seeds, the band reaches from seed to seed.",
-        panels=panels,
-        legend=legend,
-        missing="" if panels else "Nothing to draw yet: no model is trained.",
     )
 
 
-def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
+def gradient_picture(models: Models) -> Picture:
+    """Return the size of the gradient against the distance, one panel per parametrisation."""
+    return _picture(
+        {name: cell for name, cell in models.items() if _measured(cell)},
+        _draw_gradients,
+        name="gradients",
+        title="How far back trained models use their inputs",
+        question="Do longer chains weigh less in RT? Norm of the gradient of the loss at position t by the "
+        "embedding at t − d, divided by that at d = 0: one seed at the best learning rate, mean over sequences of "
+        "validation text with its 95% interval.",
+    )
+
+
+def _picture(
+    models: Models, draw: Callable[[Models, Mapping[str, Style], str], Markup], name: str, title: str, question: str
+) -> Picture:
+    """Return a picture with a panel for each parametrisation in which one of the models ``DRAWN`` is there."""
+    legend = styles(DRAWN)
+    panels = {}
+    for parametrisation, ending in ENDINGS.items():
+        found = {row: models[row + ending] for row in DRAWN if row + ending in models}
+        if found:
+            panels[f"{parametrisation} parametrisation"] = {"both": draw(found, legend, parametrisation)}
+    missing = "" if panels else "Nothing to draw yet: no model is trained."
+    return Picture(name=name, title=title, question=question, panels=panels, legend=legend, missing=missing)
+
+
+def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
     ends, lowest = [], np.inf
     with rc_context(STYLE):
@@ -57,6 +76,34 @@ def _draw(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
         name_lines(axes, ends)
     last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
     return to_svg(figure, f"validation loss against tokens, {name} parametrisation; at the end {last}")
+
+
+def _draw_gradients(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
+    figure, axes = panel()
+    far = []
+    with rc_context(STYLE):
+        for row, cell in found.items():
+            mean_T, half_T = _relative(_measured(cell)[0])
+            distance, style = np.arange(1, len(mean_T)), legend[row]
+            axes.plot(distance, mean_T[1:], style.line, color=style.color, linewidth=1.4)
+            low_T = np.maximum(mean_T - half_T, mean_T / 10)  # an interval may reach zero, a logarithm may not
+            axes.fill_between(distance, low_T[1:], (mean_T + half_T)[1:], color=style.color, alpha=0.2, linewidth=0)
+            far.append(f"{row} {mean_T[-1]:.2g}")
+        axes.set(xscale="log", yscale="log", xlabel="distance d in tokens", ylabel="relative to d = 0")
+    return to_svg(
+        figure, f"gradient against distance, {name} parametrisation; at the largest distance {', '.join(far)}"
+    )
+
+
+def _measured(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the runs at the best learning rate whose gradients are measured."""
+    rate = chosen_rate(cell["runs"])
+    return [run for run in cell["runs"] if run["lr"] == rate and "gradient" in run]
+
+
+def _relative(run: Mapping[str, Any]) -> np.ndarray:
+    """Return the means and half widths (2, T) of a run's gradients, divided by the mean at distance 0."""
+    return np.array([run["gradient"], run["gradient_half_width"]]) / run["gradient"][0]
 
 
 def _curves(cell: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

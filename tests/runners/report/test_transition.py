@@ -7,7 +7,8 @@ import pytest
 
 from runners.c4.reference.cells import write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
-from runners.report.pictures.transition import _curves, transition_picture
+from runners.files import read_json
+from runners.report.pictures.transition import _curves, gradient_picture, transition_picture
 from runners.report.transition import HEADINGS, ROWS, Transition, finished_models
 from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 
@@ -145,3 +146,16 @@ def test_the_experiments_train_every_model_of_the_table(row: Any, tmp_path: Path
     for name in (name for experiment in experiments for name in experiment.rows):
         write(tmp_path, name, (3.0, 3.1))
     assert "not trained" not in rows(tmp_path)[row.claim]
+
+
+def test_gradients_are_relative_to_those_at_the_position_itself(tmp_path: Path) -> None:
+    assert gradient_picture({}).panels == {}
+    write(tmp_path, "rt-6", (3.0, 3.1))
+    write(tmp_path, "transformer-6", (3.4, 3.3))
+    cell = read_json(tmp_path / "rt-6.json")
+    cell["runs"][-1] |= {"gradient": [4.0, 2.0, 0.5], "gradient_half_width": [0.4, 3.0, 0.1]}
+    cell["runs"][0] |= {"gradient": [1.0, 1.0, 1.0], "gradient_half_width": [0.1, 0.1, 0.1]}  # not the best rate
+    write_cell(tmp_path / "rt-6.json", cell)
+    (panel,) = gradient_picture(finished_models(tmp_path)).panels.values()
+    assert "s parametrisation; at the largest distance rt-6 0.12" in panel["both"]
+    assert "transformer-6" not in panel["both"]
