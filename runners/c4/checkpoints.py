@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mixers.models import LanguageModel
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
+from runners.c4.errors import DiskFullError
 from runners.c4.exported import is_exported, load_exported, load_exported_config
 from runners.c4.identity import run_code
 from runners.c4.model import build
@@ -46,10 +47,6 @@ TRAIN_AGAIN = "delete it and the result.json of its run, and run the command of 
 """Remedy for a damaged file of a finished run: training continues from an earlier checkpoint, or begins again."""
 TOKENIZER_CHECKSUM = "tokenizer_checksum"
 """Key in the description of a run's corpus; other programs would refuse a checksum in ``tokenizer.json`` itself."""
-
-
-class DiskFullError(OSError):
-    """There is no space for a checkpoint."""
 
 
 def newest(folder: Path) -> Path | None:
@@ -125,14 +122,13 @@ def save(
 
 
 def discard(folder: Path) -> None:
-    """Delete the checkpoints and the result of a finished run, whose folder no other command uses.
+    """Delete the folder of a finished run, which no other command uses; there may be none.
 
     The result goes first, because a run that has a result but no model would neither be trained nor be evaluated.
-    Without both, the same command trains the run from its first step.
     """
     (folder / "result.json").unlink(missing_ok=True)
-    if (checkpoints := folder / "checkpoints").is_dir():
-        shutil.rmtree(checkpoints)
+    if folder.is_dir():
+        shutil.rmtree(folder)
 
 
 def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -15,6 +15,10 @@ class BusyError(RunError):
     """Another process is training the run."""
 
 
+class DiskFullError(RunError, OSError):
+    """The disk is full, so that no other run can be stored either."""
+
+
 class EvaluationStoppedError(StoppedError):
     """Ctrl-C while a trained run was evaluated on downstream sets."""
 

@@ -16,7 +16,7 @@ from runners.c4 import checkpoints, identity
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.distributed import World
-from runners.c4.errors import BusyError, DivergedError, EvaluationStoppedError, RunError
+from runners.c4.errors import BusyError, DiskFullError, DivergedError, EvaluationStoppedError, RunError
 from runners.c4.evaluation.downstream import Scores, evaluate_items
 from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
@@ -62,12 +62,10 @@ def train(
         except torch.OutOfMemoryError as error:
             micro = config.sequences_at_once(world.size)
             raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
-        except checkpoints.DiskFullError as error:
-            raise RunError(str(error)) from error
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise RunError(f"no space in {folder}: free some and run the same command again") from error
+            raise DiskFullError(f"no space in {folder}: free some and run the same command again") from error
 
 
 def _result(

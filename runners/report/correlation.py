@@ -3,7 +3,8 @@
 Layers of one family resemble each other, in their scores and in their losses. A test that assigns the losses to any
 other layers therefore finds relations where there are none. Two correlations avoid this:
 
-- *between families*, a family counts once, with the mean rank of its members. The test permutes families.
+- *between families*, a family counts once, with the mean rank of its members that have the score. The test permutes
+  families.
 - *within families*, the mean rank of each family is subtracted from the ranks of its members, which shows whether
   scores order the members of a family. The test permutes the members of each family.
 
@@ -69,8 +70,14 @@ def between_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famil
         given_L: the figure of each layer that partial correlations hold fixed.
         families_L: family of each layer, from 0.
     """
-    scores_SF, gains_KF, given_1F = (_of_families(x, families_L) for x in (scores_SL, gains_KL, given_L[None]))
-    return within_families(scores_SF, gains_KF, given_1F[0], np.zeros(given_1F.shape[1], int))
+    scores_SF = _mean_by_family(_ranks(scores_SL), families_L)
+    given_F, all_KF = (_mean_by_family(_ranks(np.atleast_2d(x)), families_L) for x in (given_L, gains_KL))
+
+    # A family's gain is that of the members with the score; families without the score take part in permutations alone.
+    gains_SKL = np.where(np.isnan(scores_SL)[:, None], np.nan, _ranks(gains_KL))
+    gains_SKF = np.array([_mean_by_family(of_score_KL, families_L) for of_score_KL in gains_SKL])
+    gains_SKF = np.where(np.isnan(gains_SKF), all_KF, gains_SKF)
+    return within_families(scores_SF, gains_SKF, given_F[0], np.zeros(given_F.shape[1], int))
 
 
 def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, families_L: Ints) -> list[list[Rho | None]]:
@@ -80,19 +87,20 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
 
     Args:
         scores_SL: S scores of each layer, NaN for a layer without the score.
-        gains_KL: K figures of each layer, of which more is better.
+        gains_KL: K figures of each layer, of which more is better; or (S, K, L), if they differ between scores.
         given_L: the figure of each layer that partial correlations hold fixed.
         families_L: family of each layer, from 0.
     """
+    gains_SKL = np.broadcast_to(gains_KL, (len(scores_SL), *gains_KL.shape[-2:]))
     rng = np.random.default_rng(SEED)
     shuffled_PL = _shuffles(families_L, rng)
     found_SK: list[list[tuple[float, float, float, float | None] | None]] = []
-    p_SKP = np.ones((len(scores_SL), len(gains_KL), len(shuffled_PL)))
+    p_SKP = np.ones((*gains_SKL.shape[:2], len(shuffled_PL)))
 
     for s, scores_L in enumerate(scores_SL):
         at = np.flatnonzero(compared(scores_L, families_L))
         if len(at) < LEAST:
-            found_SK.append([None] * len(gains_KL))
+            found_SK.append([None] * gains_SKL.shape[1])
             continue
 
         # Bootstrap samples of the layers. The first row holds the layers themselves.
@@ -103,10 +111,10 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
             _centred_ranks(scores_L[chosen_BL], average_BLL),
             _centred_ranks(given_L[at][None], average_BLL[:1]),
         )
-        found_SK.append([_found(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL), z_1L) for y_L in gains_KL])
+        found_SK.append([_found(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL), z_1L) for y_L in gains_SKL[s]])
 
         # The p-value of this score alone, for the layers' own gains and for each assignment to other layers.
-        for k, y_L in enumerate(gains_KL):
+        for k, y_L in enumerate(gains_SKL[s]):
             y_PL = _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
             p_SKP[s, k] = _p_values(abs(np.nan_to_num(_cosines(x_BL[:1], y_PL))))
 
@@ -128,15 +136,20 @@ def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
     return has_L & (np.bincount(families_L, has_L)[families_L] > 1)
 
 
-def _of_families(values_NL: Floats, families_L: Ints) -> Floats:
-    """Return the mean rank of each family's members in each row, shape (N, F); NaN where every member's value is."""
+def _ranks(values_NL: Floats) -> Floats:
+    """Return the ranks in each row; NaN stays NaN."""
     from scipy.stats import rankdata  # takes a second to import
 
-    ranks_NL = rankdata(values_NL, axis=1, nan_policy="omit")
+    ranks_NL: Floats = rankdata(values_NL, axis=1, nan_policy="omit")
+    return ranks_NL
+
+
+def _mean_by_family(values_NL: Floats, families_L: Ints) -> Floats:
+    """Return the mean of each family's members in each row, shape (N, F); NaN where every member's value is."""
     member_FL = families_L == np.arange(families_L.max(initial=0) + 1)[:, None]
-    has_NFL = member_FL & ~np.isnan(ranks_NL)[:, None]
+    has_NFL = member_FL & ~np.isnan(values_NL)[:, None]
     count_NF = has_NFL.sum(2)
-    total_NF = np.where(has_NFL, ranks_NL[:, None], 0.0).sum(2)
+    total_NF = np.where(has_NFL, values_NL[:, None], 0.0).sum(2)
     return np.where(count_NF > 0, total_NF / np.maximum(count_NF, 1), np.nan)
 
 
@@ -164,9 +177,7 @@ def _averages(families_BL: Ints) -> Floats:
 
 def _centred_ranks(values_BL: Floats, average_BLL: Floats) -> Floats:
     """Return the ranks in each row less the mean rank of the family."""
-    from scipy.stats import rankdata  # takes a second to import
-
-    ranks_BL = rankdata(values_BL, axis=1)
+    ranks_BL = _ranks(values_BL)
     centred_BL: Floats = ranks_BL - (average_BLL @ ranks_BL[:, :, None])[:, :, 0]
     return centred_BL
 

@@ -53,7 +53,7 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     cell_file,
-    discard_checkpoints,
+    discard_runs,
     new_cell,
     next_place,
     read_cell,
@@ -71,6 +71,9 @@ from runners.device import device_name, find_devices
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.progress import spell
 
+RUNS = "reference-language-models"
+"""Name of the folder of the runs below the results folder, so that no run of ``runners.c4`` itself is deleted."""
+
 Say = Callable[[str], None]
 
 
@@ -83,7 +86,7 @@ class ReferenceOptions:
         experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation.
         rows: models of the experiment to train, all unless given.
         folder: where the models' files are stored.
-        out: folder of the runs behind them.
+        out: results folder; runs that are not finished lie in reference-language-models below it.
         minutes: begin only runs that are expected to end within this time, for rented machines and batch queues.
         dry_run: print which runs are missing and how long training takes, and train nothing.
     """
@@ -92,7 +95,7 @@ class ReferenceOptions:
     experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
     rows: Annotated[tuple[str, ...], shown_as()] = ()
     folder: Path = FOLDER
-    out: Path = Path("results/reference-language-models")
+    out: Path = Path("results")
     minutes: Annotated[float | None, shown_as("FLOAT")] = None
     dry_run: bool = False
 
@@ -111,7 +114,7 @@ class ReferenceOptions:
         if unknown := [name for name in self.rows if name not in experiment.rows]:
             raise ValueError(f"no row {unknown[0]!r} in {self.experiment}: choose from {', '.join(experiment.rows)}")
 
-        places = {"data": (str(self.data),), "tokenizer": str(self.tokenizer), "out": self.out}
+        places = {"data": (str(self.data),), "tokenizer": str(self.tokenizer), "out": self.out / RUNS}
         return [
             Model(
                 name=name,
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if starts_workers():
         whole = run_on_all_gpus("runners.c4.reference", arguments, began)
     else:
-        whole = train_models(missing, deadline, options, console)
+        whole = train_models(models, deadline, options, console)
     if not is_worker():
         with user_errors(ValueError, OSError):
             print_unfinished(missing, deadline)
@@ -226,7 +229,8 @@ def train_models(
 ) -> bool:
     """Train the missing runs of models; return False if one of them stopped with an error.
 
-    A model that another process trains counts as trained.
+    What a killed command left of finished runs is deleted, also of finished models. A model that another process
+    trains counts as trained.
     """
     failed: list[str] = []
     config = models[0].config  # all models read the same text
@@ -259,24 +263,23 @@ def train_if_free(
         ValueError: another process has meanwhile written a file that ``check_files`` refuses.
     """
     config, file = model.config, model.file
-    lock = options.out / "locks" / file.relative_to(options.folder).with_suffix("")
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(lock, timeout=0):
+        with FileLock(file.with_name(f".{file.stem}.lock"), timeout=0):
             cell = read_cell(file) or new_cell(config, model.options, corpus, split)
             check_cell(cell, config, model.options, corpus.folder.name, file)
-            check_memory(config, model.options, here)
-            discard_checkpoints(cell["runs"], config, model.options, corpus)  # a killed command may have left some
+            discard_runs(cell["runs"], config, model.options, corpus)  # a killed command may have left some
             while (place := next_place(cell["runs"])) is not None:
                 if deadline is not None:
                     known = seconds_of_runs(file.parent, device_name(here.device))
                     if not deadline.allows(seconds_of_run(model.name, known)):
                         return
+                check_memory(config, model.options, here)
                 with closing(Bar(console)) as bar:
                     run = train_place(place, config, model.options, corpus, split, here, [bar])
                 cell["runs"].append(run)
                 write_cell(file, cell)
-                discard_checkpoints([run], config, model.options, corpus)
+                discard_runs([run], config, model.options, corpus)
                 console.print(f"{file}: {in_words(run)}", soft_wrap=True)
     except Timeout:
         return

@@ -277,10 +277,8 @@ def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
     make_durable(file)
 
 
-def discard_checkpoints(
-    runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus
-) -> None:
-    """Delete the checkpoints of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
+def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
+    """Delete the folders of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
 
     Args:
         runs: entries of the runs.

@@ -120,10 +120,18 @@ def test_between_families_a_family_counts_once_with_the_mean_rank_of_its_members
     x_L, y_L = related(np.random.default_rng(5), 2)
     x_L[3], y_L[4] = np.nan, -np.inf
     ((rho,),) = between_families(x_L[None], y_L[None], np.ones(len(x_L)), FAMILIES)
-    ranks = rankdata(x_L, nan_policy="omit"), rankdata(y_L)
+    ranks = rankdata(x_L, nan_policy="omit"), np.where(np.isnan(x_L), np.nan, rankdata(y_L))
     means = [[np.nanmean(of_layers[n == FAMILIES]) for n in range(7)] for of_layers in ranks]
     assert rho is not None
     assert rho.value == pytest.approx(spearmanr(*means).statistic)
+
+    # Members without the score do not count in the losses either.
+    alone_L, losses_L = np.full(len(FAMILIES), np.nan), np.arange(len(FAMILIES), dtype=float)
+    firsts = [int(np.flatnonzero(n == FAMILIES)[0]) for n in range(7)]
+    alone_L[firsts] = losses_L[firsts]
+    ((ordered,),) = between_families(alone_L[None], losses_L[None], np.ones(len(FAMILIES)), FAMILIES)
+    assert ordered is not None
+    assert ordered.value == pytest.approx(1)
 
     # A family without the score is left out, and six families are the fewest.
     x_L[FAMILIES == 0] = np.nan

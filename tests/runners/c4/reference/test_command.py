@@ -25,6 +25,7 @@ from runners.c4.loop import Loop
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
+from runners.c4.reference.__main__ import RUNS
 from runners.c4.reference.cells import chosen_rate
 from runners.device import device_name, find_devices
 from runners.files import read_json
@@ -38,6 +39,10 @@ FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
 
 def cell_of(tmp_path: Path, layer: str) -> dict[str, Any]:
     return read_json(tmp_path / "cells" / f"{layer}.json")
+
+
+def names_of_cells(tmp_path: Path) -> list[str]:
+    return [file.name for file in cells_of_layers.cell_files(tmp_path / "cells")]
 
 
 def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
@@ -68,9 +73,8 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
             assert len(done.get("gradient", [])) == len(done.get("gradient_half_width", [])) == done["seed"] * 12
             assert min(done.get("gradient", [1])) > 0
 
-    # Of each run, the description and the curve remain.
-    for folder in (tmp_path / "out" / "c4").iterdir():
-        assert {path.name for path in folder.iterdir()} - {".lock"} == {"run.json", "tokenizer.json", "curve.csv"}
+    # Nothing remains of the runs, so that the models can be trained again once their files are deleted.
+    assert list((tmp_path / "out" / RUNS / "c4").iterdir()) == []
 
     # The files alone say that nothing is missing.
     monkeypatch.setattr(reference, "train_models", lambda *_: pytest.fail("trains again"))
@@ -117,7 +121,7 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
         assert {**done, **times} == {**other, **times}
 
 
-@pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_checkpoints")])
+@pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_runs")])
 def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
     module: Any, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +134,7 @@ def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
         whole(*arguments)
 
     def kept() -> list[str]:
-        return [path.parent.name for path in (tmp_path / "out" / "c4").glob("*/checkpoints")]
+        return [path.parent.name for path in (tmp_path / "out" / RUNS / "c4").glob("*/checkpoints")]
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, kill)
@@ -158,11 +162,35 @@ def test_a_run_whose_figures_cannot_be_written_is_not_trained_again(
         patch.setattr(reference, "write_cell", full)
         with pytest.raises(SystemExit, match="2"):
             reference.main(command)
-    assert not (tmp_path / "cells").exists()
+    assert not list((tmp_path / "cells").glob("*.json"))
 
     begun = begun_runs(monkeypatch)
     reference.main(command)
     assert begun == [(done["lr"], done["seed"]) for done in cell_of(tmp_path, "transformer")["runs"]][1:]
+
+
+def test_a_full_disk_ends_the_command(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other models could not be stored either."""
+
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    begun = begun_runs(monkeypatch)
+    monkeypatch.setattr("runners.c4.checkpoints.save_tensors", full)
+    with pytest.raises(SystemExit) as stopped:
+        reference.main(command)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no space for ")
+    assert line.endswith("free some and run the same command again; the last checkpoint is none yet")
+    assert len(begun) == 1
+
+
+def test_a_run_of_the_users_own_in_the_same_results_folder_is_another(command: list[str], tmp_path: Path) -> None:
+    reference.main(command)
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.name != "corpora"] == [RUNS]
 
 
 def begun_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
@@ -189,11 +217,11 @@ def test_a_folder_that_is_a_file_is_refused_before_training(
 
 
 def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], tmp_path: Path) -> None:
-    locks = tmp_path / "out" / "locks"
-    locks.mkdir(parents=True)
-    with FileLock(locks / "gla"):
+    """Also by one with another --out: the lock lies beside the file that both would write."""
+    (tmp_path / "cells").mkdir()
+    with FileLock(tmp_path / "cells" / ".gla.lock"):
         reference.main(command)
-    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
+    assert names_of_cells(tmp_path) == ["transformer.json"]
 
 
 def test_a_layer_that_fails_leaves_the_others_to_train(
@@ -210,7 +238,7 @@ def test_a_layer_that_fails_leaves_the_others_to_train(
     monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
     with pytest.raises(SystemExit, match="1"):
         reference.main(command)
-    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["transformer.json"]
+    assert names_of_cells(tmp_path) == ["transformer.json"]
     assert cell_of(tmp_path, "transformer")["complete"]
     line, end = capsys.readouterr().err.splitlines()
     said, _, traceback = line.partition("; traceback: ")
@@ -227,7 +255,7 @@ def test_a_layer_that_is_not_finite_before_any_training_has_no_runs(
     monkeypatch.setattr("runners.c4.step.Stepper.step", lambda self, tokens: (torch.tensor(torch.nan),) * 2)
     with pytest.raises(SystemExit, match="1"):
         reference.main(command)
-    assert not (tmp_path / "cells").exists()
+    assert names_of_cells(tmp_path) == []
     error = capsys.readouterr().err
     assert error.count("is not finite before any training: correct the layer") == 2
     assert "not finished: gla, transformer (failed" in error
@@ -242,7 +270,7 @@ def test_an_orderly_stop_in_one_layer_stops_all(
     monkeypatch.setattr(cells_of_layers, "train", stop)
     with pytest.raises(StoppedError):
         reference.main(command)
-    assert not (tmp_path / "cells").exists()
+    assert names_of_cells(tmp_path) == []
 
 
 def test_on_several_gpus_one_process_per_gpu_takes_layers(
