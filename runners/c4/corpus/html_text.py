@@ -6,7 +6,7 @@ using Shallow Text Features"). Elements without an end tag end where browsers en
 13.2.6.4.7, without its rules for wrongly nested formatting).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Set
 from html.parser import HTMLParser
 from typing import Literal, NamedTuple
@@ -78,8 +78,9 @@ class _Reader(HTMLParser):
         self._linked = 0
         self._links = 0
 
-        # The open elements, outermost first, and how many of each kind are open.
+        # The open elements, outermost first, the places of each tag among them, and how many of each kind are open.
         self._open: list[_Open] = []
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
         self._within: Counter[Part] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -100,6 +101,7 @@ class _Reader(HTMLParser):
 
         if part == "article" and not self._within["article"]:
             self.articles.append([])
+        self._places[tag].append(len(self._open))
         self._open.append(_Open(tag, part))
         self._within[part] += 1
 
@@ -132,20 +134,24 @@ class _Reader(HTMLParser):
 
     def _end_element(self, tags: Set[str], limits: Set[str]) -> None:
         """End the innermost open element with one of ``tags`` and all inside it, unless it lies outside a limit."""
-        for place in reversed(range(len(self._open))):
-            tag = self._open[place].tag
-            if tag in tags:
-                break
-            if tag in limits:
-                return
-        else:
+        place = self._innermost(tags)
+        if place < 0 or place < self._innermost(limits):
             return
 
         while len(self._open) > place:
             element = self._open.pop()
+            self._places[element.tag].pop()
             if element.tag in BLOCKS or element.part:
                 self.end_block()
             self._within[element.part] -= 1
+
+    def _innermost(self, tags: Set[str]) -> int:
+        """Return the place of the innermost open element with one of ``tags``; -1 if there is none.
+
+        The places of each tag are kept, because a search through all open elements takes a time that grows with the
+        square of their number on a page that closes none.
+        """
+        return max(places[-1] if (places := self._places[tag]) else -1 for tag in tags)
 
 
 def _part_of(tag: str, attrs: list[tuple[str, str | None]]) -> Part:

@@ -3,7 +3,10 @@
 import gzip
 import json
 import random
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,40 @@ def test_pages_that_are_short_or_broken(page: str, text: str) -> None:
 )
 def test_the_main_part_of_a_page_is_its_main_element_or_its_only_article(page: str, text: str) -> None:
     assert text_of_html(page) == text
+
+
+def lines_run(page: str) -> int:
+    """Number of lines of Python that run while the prose of a page is extracted."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        text_of_html(page)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<b>one</i>",  # no element that the end tag names is open
+        "<div><p>one</p></p>",
+        "<div><p>one",  # each paragraph is ended by the next element
+        "<div><b>one</p>",
+        "<unknown>one</other>",
+        "<b><div>one</b>",  # the element that the end tag names is open, but outside a block
+        "<article>one",
+    ],
+)
+def test_the_work_for_a_page_of_unclosed_elements_grows_no_faster_than_its_length(part: str) -> None:
+    assert lines_run(part * 400) <= 2 * lines_run(part * 200)
 
 
 ENGLISH = "The layer reads the text of a page in the order of its words, and that is what it learns from. "
