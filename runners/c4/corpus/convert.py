@@ -32,7 +32,7 @@ from runners.c4.corpus.duplicates import without_near_duplicates, without_repeat
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
-from runners.cli import cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,12 +105,13 @@ def convert(
         File of the tokenizer, and the number of tokens of each split.
 
     Raises:
-        ValueError: the folder exists; there is no text; a text is not UTF-8 or too short to be divided; too few
-            documents are left.
+        ValueError: the folder exists or cannot be written; there is no text; a text is not UTF-8 or too short to be
+            divided; too few documents are left.
         OSError: a file cannot be read or written.
     """
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
+    check_out(folder, "FOLDER")
     if vocabulary < LEAST_VOCABULARY:
         raise ValueError(f"--vocabulary {vocabulary} must be at least {LEAST_VOCABULARY}: every byte, and end-of-text")
     if vocabulary > LARGEST_VOCABULARY:

@@ -130,6 +130,19 @@ def test_texts_in_a_folder_have_any_case_and_are_not_hidden(texts: Path) -> None
     assert find_texts([texts / ".e.txt", texts / ".venv"]) == hidden  # because they are named
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_texts_are_read(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (texts / "latin.txt").write_bytes(b"caf\xe9")  # an error as soon as it is read
+    with pytest.raises(SystemExit) as stop:
+        main([str(file / "made"), str(texts)])
+    assert stop.value.code == 2
+    reason = f"nothing can be written into {file} (Not a directory)"
+    assert capsys.readouterr().err == f"error: FOLDER {file / 'made'}: {reason}: name another folder\n"
+
+
 def test_the_command_names_the_next_one_and_overwrites_nothing(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
