@@ -209,7 +209,9 @@ def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
 
 
 def find_texts(names: Sequence[Path]) -> list[Path]:
-    """Return the files among ``names`` and those in the folders among them, each once.
+    """Return the files among ``names`` and those in the folders among them.
+
+    A file that is found under several names, also through symbolic links, is returned once, under the first.
 
     Raises:
         ValueError: there is no such file or folder, or no text in a folder.
@@ -224,7 +226,11 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
         found += files
     if not found:
         raise ValueError("no texts: name text files, or folders of them")
-    return list(dict.fromkeys(found))
+
+    first: dict[Path, Path] = {}
+    for file in found:
+        first.setdefault(file.resolve(), file)
+    return list(first.values())
 
 
 def texts_in(folder: Path) -> list[Path]:

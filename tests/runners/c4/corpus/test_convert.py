@@ -130,6 +130,19 @@ def test_texts_in_a_folder_have_any_case_and_are_not_hidden(texts: Path) -> None
     assert find_texts([texts / ".e.txt", texts / ".venv"]) == hidden  # because they are named
 
 
+def test_a_text_that_links_lead_to_is_read_once_under_its_first_name(texts: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(texts, target_is_directory=True)
+    (texts / "z.txt").symlink_to(texts / "book.txt")
+    expected = [Path("book.txt"), Path("inner", "note.md")]
+    assert find_texts([texts, link]) == [texts / name for name in expected]
+    assert find_texts([link, texts / "book.txt", texts]) == [link / name for name in expected]
+    assert find_texts([texts / "inner" / ".." / "book.txt", link]) == [
+        texts / "inner" / ".." / "book.txt",
+        link / "inner" / "note.md",
+    ]
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_the_texts_are_read(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
