@@ -204,7 +204,7 @@ class Loop:
     def _evaluated(self, row: Row) -> Row:
         """Return the row with the validation loss."""
         stepper, world = self.stepper, self.world
-        tokens, together = self.config.validation_tokens, windows_together(self.config, world.size)
+        tokens, together = self.config.validation_tokens, windows_together(self.config, world.device, world.size)
 
         with whole(stepper.objective):
             loss = validation_loss(

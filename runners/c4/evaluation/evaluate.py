@@ -59,18 +59,20 @@ def evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
         model.train(training)
 
 
-def windows_together(config: Config, world_size: int = 1) -> int:
+def windows_together(config: Config, device: torch.device, world_size: int = 1) -> int:
     """Return how many windows to evaluate in a forward pass: at least as many as a process trains in one.
 
-    Evaluation runs without CUDA graphs, so fewer and larger passes launch fewer kernels. Only the activations of one
-    layer are in memory at a time, where a training step without recomputation keeps those of all layers.
+    On a GPU, evaluation runs without CUDA graphs, so fewer and larger passes launch fewer kernels. Only the activations
+    of one layer are in memory at a time, where a training step without recomputation keeps those of all layers.
+    On a CPU, larger passes are slower for most layers.
 
     Args:
         config: configuration of the run.
+        device: where the model is evaluated.
         world_size: number of processes.
     """
     trained = config.sequences_at_once(world_size)
-    if config.recompute:
+    if config.recompute or device.type == "cpu":
         return trained
     return max(trained, min(config.layers * trained, HIDDEN // (config.seq_len * config.shape().width)))
 

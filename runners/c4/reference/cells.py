@@ -243,7 +243,7 @@ def train_place(
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
     model, _ = load_model(newest(folder) or folder)
     began = monotonic()
-    recall, rest = split.losses(model.to(world.device), windows_together(config), world.device)
+    recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
     evaluation_seconds = monotonic() - began
     gradients = _gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}
     rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]

@@ -26,7 +26,7 @@ from runners.c4.corpus.shards import Manifest, Part, write_shard  # noqa: E402
 from runners.c4.corpus.sources import SPLITS  # noqa: E402
 from runners.c4.corpus.windows import Windows  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
-from runners.c4.evaluation.evaluate import validation_loss  # noqa: E402
+from runners.c4.evaluation.evaluate import validation_loss, windows_together  # noqa: E402
 from runners.c4.evaluation.items import read_items  # noqa: E402
 from runners.c4.gpu_peak import peak_flops  # noqa: E402
 from runners.c4.identity import run_folder  # noqa: E402
@@ -221,7 +221,11 @@ def test_evaluations_of_a_run_have_few_passes_and_the_loss_of_many(
         passes.append(len(tokens_BT))
         return token_losses(model, tokens_BT)
 
+    def as_on_a_gpu(config: Config, device: torch.device, world_size: int) -> int:
+        return windows_together(config, torch.device("cuda"), world_size)
+
     monkeypatch.setattr("runners.c4.evaluation.evaluate.token_losses", counted)
+    monkeypatch.setattr("runners.c4.loop.windows_together", as_on_a_gpu)
     result = run(config)
     assert passes == [4, 4, 4] * config.evaluations
 

@@ -30,7 +30,7 @@ from runners.c4.evaluation.evaluate import (
 )
 
 VOCAB, LENGTH, END = 40, 6, 0
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +121,18 @@ def test_too_few_validation_tokens_are_one_line(model: LanguageModel) -> None:
 
 def test_an_evaluation_reads_more_windows_at_once_than_training_where_memory_allows() -> None:
     small = Config(layers=4, width=256, seq_len=512, batch_size=64)
-    assert windows_together(small) == 4 * 64
-    assert windows_together(small, world_size=2) == 4 * 32
-    assert windows_together(replace(small, micro_batch_size=8)) == 4 * 8
-    assert windows_together(replace(small, recompute=True)) == 64  # a step, too, holds the activations of one layer
+    assert windows_together(small, GPU) == 4 * 64
+    assert windows_together(small, GPU, world_size=2) == 4 * 32
+    assert windows_together(replace(small, micro_batch_size=8), GPU) == 4 * 8
+
+    # With recomputation, a step, too, holds the activations of one layer; on a CPU, larger passes are slower.
+    assert windows_together(replace(small, recompute=True), GPU) == 64
+    assert windows_together(small, CPU) == 64
 
     # Large models: as many as half a GiB of hidden vectors, or as many as in training.
     large = Config(layers=24, size="300m", batch_size=64)
-    assert windows_together(large) * large.seq_len * large.shape().width == HIDDEN
-    assert windows_together(replace(large, batch_size=512)) == 512
+    assert windows_together(large, GPU) * large.seq_len * large.shape().width == HIDDEN
+    assert windows_together(replace(large, batch_size=512), GPU) == 512
 
 
 def test_evaluating_leaves_the_model_as_it_was(model: LanguageModel) -> None:
