@@ -158,16 +158,23 @@ def shown_as(metavar: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def check_out(out: Path, option: str = "--out") -> None:
-    """Check that files can be written into ``out``, the value of ``option``; nothing is made.
+def check_out(out: Path, option: str = "--out", writes: bool = True) -> None:
+    """Check that ``out``, the value of ``option``, is no file, and that files can be written there; nothing is made.
+
+    Args:
+        out: the folder, which need not exist.
+        option: its option.
+        writes: whether the command writes files; one that only reads, as with ``--dry-run``, needs no such folder.
 
     Raises:
-        ValueError: it is a file, or the nearest of its parent folders that exists takes no files.
+        ValueError: it is a file, or the command writes and the nearest parent folder that exists takes no files.
     """
     existing = out
     try:
         if out.exists() and not out.is_dir():
             raise ValueError(f"{option} {out} is a file: name a folder")
+        if not writes:
+            return
         existing = next(place for place in (out, *out.parents) if place.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass

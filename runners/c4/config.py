@@ -181,7 +181,7 @@ class Config:
         self._check_values()
         self.shape()
         check_seed(self.seed)
-        check_out(self.out)
+        check_out(self.out, writes=not self.dry_run)
         self.tracking.check()
 
         if self.validation_tokens < self.seq_len:

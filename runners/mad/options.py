@@ -275,7 +275,7 @@ def check_options(options: Options) -> None:
 
     options.tracking.check()
     if not options.list:
-        check_out(options.out)
+        check_out(options.out, writes=not options.dry_run)
     if options.grid != Options.grid and options.lr:
         source = "--lr" if options.lr != PRESETS[options.preset][0].lr else f"--preset {options.preset}"
         raise ValueError(f"--grid {options.grid} has no effect beside the learning rates of {source}: give one")

@@ -317,7 +317,6 @@ UNWRITABLE = Path("/proc/results")
     ("main", "arguments"),
     [
         (mad.main, ["--mixer", "rt", "--task", "compression"]),
-        (mad.main, ["--mixer", "rt", "--task", "compression", "--dry-run"]),
         (compare.main, []),
         (mad_reference.main, []),
         (c4.main, ["--preset", "tiny"]),
@@ -339,6 +338,29 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(
     assert printed.err.startswith(f"error: --out {UNWRITABLE}: nothing can be written into {UNWRITABLE.parent} (")
     assert printed.err.endswith("): name another folder\n")
     assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+@pytest.mark.skipif(not UNWRITABLE.parent.exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (mad.main, ["--preset", "demo", "--mixer", "transformer", "--steps", "2", "--device", "cpu"]),
+        (mad_reference.main, ["--layers", "lstm", "--tasks", "parity"]),
+        (c4.main, ["--preset", "tiny", "--device", "cpu"]),
+    ],
+)
+def test_a_dry_run_needs_no_folder_that_can_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, main: Callable[[list[str]], None], arguments: list[str]
+) -> None:
+    main([*arguments, "--dry-run", "--out", str(UNWRITABLE)])
+    printed = capsys.readouterr()
+    assert (printed.err, bool(printed.out)) == ("", True)
+
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--dry-run", "--out", str(file)])
+    assert capsys.readouterr().err == f"error: --out {file} is a file: name a folder\n"
 
 
 def test_the_nearest_folder_that_exists_decides_whether_results_can_be_written(tmp_path: Path) -> None:

@@ -114,11 +114,12 @@ class ReferenceOptions:
         if unknown := [name for name in self.rows if name not in experiment.rows]:
             raise ValueError(f"no row {unknown[0]!r} in {self.experiment}: choose from {', '.join(experiment.rows)}")
 
-        places = {"data": (str(self.data),), "tokenizer": str(self.tokenizer), "out": self.out / RUNS}
+        data = {"data": (str(self.data),), "tokenizer": str(self.tokenizer)}
+        shared = {**data, "out": self.out / RUNS, "dry_run": self.dry_run}
         return [
             Model(
                 name=name,
-                config=experiment.config(name, **places),
+                config=experiment.config(name, **shared),
                 options=dict(experiment.rows[name].options),
                 file=cell_file(self.folder / experiment.folder, name),
             )
@@ -152,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
-        check_out(options.out)
-        check_out(options.folder, "--folder")
+        check_out(options.out, writes=not options.dry_run)
+        check_out(options.folder, "--folder", writes=not options.dry_run)
         deadline = None if options.minutes is None else Deadline(options.minutes, began)
         find_files([str(options.data)])
         if not options.tokenizer.is_file():

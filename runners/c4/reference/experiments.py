@@ -47,15 +47,15 @@ class Experiment:
     folder: str
     rows: Mapping[str, Row]
 
-    def config(self, name: str, **places: Any) -> Config:
+    def config(self, name: str, **shared: Any) -> Config:
         """Return the configuration that all runs of a model share.
 
         Args:
             name: name of the model.
-            **places: fields of ``Config`` with the paths of data and results.
+            **shared: fields of ``Config`` that all models share: the paths of data and results, and whether to train.
         """
         row = self.rows[name]
-        return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **places)
+        return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **shared)
 
 
 def _ranking() -> dict[str, Row]:

@@ -362,6 +362,20 @@ def test_minutes_must_be_positive(command: list[str], tmp_path: Path, capsys: py
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize("option", ["--out", "--folder"])
+def test_a_dry_run_needs_no_folder_that_can_be_written(
+    command: list[str], capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    unwritable = [*command, option, "/proc/results"]
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(unwritable)
+    assert f"error: {option} /proc/results: nothing can be written into /proc (" in capsys.readouterr().err
+
+    reference.main([*unwritable, "--dry-run"])
+    assert "to train: at least 8 runs of 192 tokens" in capsys.readouterr().out
+
+
 def test_torchrun_is_refused_in_one_line(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,8 @@ def test_the_command_writes_the_overview_of_the_files_and_trains_nothing(
         for task in ("parity", "mqar"):
             write_cell(tmp_path, ENTRIES[name], task, read_cell(cell_file(FOLDER, ENTRIES[name], task)))
     capsys.readouterr()
-    command.main(["--overview", "--folder", str(tmp_path)])
+    nowhere = cell_file(tmp_path, ENTRIES["rt"], "parity") / "studies"  # below a file, where nothing can be written
+    command.main(["--overview", "--folder", str(tmp_path), "--out", str(nowhere)])
     said = capsys.readouterr().out.splitlines()
     assert said[1:] == [f"written: {tmp_path / name}" for name in ("overview.png", "overview.md")]
     text = (tmp_path / "overview.md").read_text()
