@@ -45,7 +45,7 @@ from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.tables import explain_divergence, print_summary
 from runners.mad.search.identity import identify
-from runners.mad.search.study import ForeignFolderError
+from runners.mad.search.study import ForeignFolderError, check_homes
 from runners.mad.search.workers import WorkerError
 from runners.mad.studies import look_into, train_studies, try_layers
 from runners.mad.training.loop import SECONDS_BETWEEN_CHECKPOINTS
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         experiments = plan_experiments(options, mixer_values, task_values, say)
         if options.dry_run:
+            check_homes(experiments, options.out, options.settings.storage)
             storage = existing_storage(options.settings.storage)
             device = find_devices(options.device)[0]
             print_forecast(

@@ -19,7 +19,7 @@ from runners.cli import LARGEST_LR
 from runners.mad.experiment import Experiment
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Metrics
-from runners.storage import Store, existing_storage, identity_of, is_url, params_of
+from runners.storage import IDENTITY, Store, existing_storage, identity_of, is_url, params_of
 
 LR_BOUNDS = (1e-8, LARGEST_LR)
 WEIGHT_DECAY_BOUNDS = (0.0, 10.0)
@@ -111,11 +111,18 @@ def _check_home(study: optuna.Study, folder: Path, is_database: bool) -> None:
         raise ForeignFolderError(f"study {study.study_name!r} belongs to the results folder {home}: give --out {home}")
 
     # The path of another machine may be the same.
-    if known.get("results_folder_identity") not in (None, identity_of(folder)):
+    identity, here = known.get("results_folder_identity"), identity_of(folder)
+    if identity in (None, here):
+        return
+    own = "share one results folder between the machines, or give a --storage of its own"
+    if here is None:
         raise ForeignFolderError(
-            f"study {study.study_name!r} keeps its runs in another folder than the {folder} of this machine: "
-            "share one results folder between the machines, or give a --storage of its own"
+            f"study {study.study_name!r} keeps its runs in the folder whose {IDENTITY} is {identity}, and {IDENTITY} is "
+            f"missing in {folder}: {own}; if the file was lost, write that line into it again"
         )
+    raise ForeignFolderError(
+        f"study {study.study_name!r} keeps its runs in another folder than the {folder} of this machine: {own}"
+    )
 
 
 def describe_study(study: optuna.Study, experiment: Experiment, store: Store) -> None:

@@ -95,6 +95,22 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
 
 
 @pytest.mark.usefixtures("undiagnosed")
+def test_it_refuses_a_results_folder_that_the_command_itself_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = ["--storage", f"sqlite:///{tmp_path}/studies.db"]
+    command = [*COMMAND, *storage, "--mixer", "transformer", "--lr", "1e-3", "--weight-decay", "0", "--out"]
+    mad.main([*command, str(tmp_path / "out")])
+    for words in ([], ["--dry-run"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match="2"):
+            mad.main([*command, str(tmp_path / "other"), *words])
+        printed = capsys.readouterr()
+        assert printed.err.endswith(f"belongs to the results folder {tmp_path}/out: give --out {tmp_path}/out\n")
+        assert "finished" not in printed.out
+
+
+@pytest.mark.usefixtures("undiagnosed")
 def test_it_says_what_stopped_runs_have_saved(
     dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -445,11 +445,18 @@ def test_a_study_notices_a_results_folder_of_its_path_on_another_machine(tmp_pat
     first = Store(out, url)
     open_study(experiment(), first)
     first.close()
+    identity = (out / "folder.id").read_text().strip()
     out.rename(kept)
 
     other = Store(out, url)
+    with pytest.raises(ForeignFolderError, match=rf"folder.id is {identity}, and folder.id is missing in {out}: share"):
+        open_study(experiment(), other)
+    out.mkdir(exist_ok=True)
+    (out / "folder.id").write_text("another\n")
     with pytest.raises(ForeignFolderError, match=r"keeps its runs in another folder than the .*: share"):
         open_study(experiment(), other)
+    (out / "folder.id").write_text(f"{identity}\n")  # as the first message says
+    open_study(experiment(), other)
     other.close()
 
     shutil.rmtree(out, ignore_errors=True)  # the journal's locks are not in it
