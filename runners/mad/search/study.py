@@ -117,8 +117,8 @@ def _check_home(study: optuna.Study, folder: Path, is_database: bool) -> None:
     own = "share one results folder between the machines, or give a --storage of its own"
     if here is None:
         raise ForeignFolderError(
-            f"study {study.study_name!r} keeps its runs in the folder whose {IDENTITY} is {identity}, and {IDENTITY} is "
-            f"missing in {folder}: {own}; if the file was lost, write that line into it again"
+            f"study {study.study_name!r} keeps its runs in the folder whose {IDENTITY} is {identity}, and {folder} has "
+            f"no {IDENTITY}: {own}; if the file was lost, write that line into it again"
         )
     raise ForeignFolderError(
         f"study {study.study_name!r} keeps its runs in another folder than the {folder} of this machine: {own}"

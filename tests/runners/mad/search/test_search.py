@@ -449,7 +449,7 @@ def test_a_study_notices_a_results_folder_of_its_path_on_another_machine(tmp_pat
     out.rename(kept)
 
     other = Store(out, url)
-    with pytest.raises(ForeignFolderError, match=rf"folder.id is {identity}, and folder.id is missing in {out}: share"):
+    with pytest.raises(ForeignFolderError, match=rf"folder.id is {identity}, and {out} has no folder.id: share"):
         open_study(experiment(), other)
     out.mkdir(exist_ok=True)
     (out / "folder.id").write_text("another\n")
