@@ -25,7 +25,7 @@ def study(
     task: str,
     *,
     preset: Literal["grid", "quick"] = "grid",
-    grid: Grid = Options.grid,
+    grid: Grid | None = None,
     lr: Sequence[float] | None = None,
     weight_decay: Sequence[float] | None = None,
     seeds: int | None = None,
@@ -61,7 +61,7 @@ def study(
         mixer: registered name, or ``package.module:Class``; ``__main__:Class`` in a notebook.
         task: registered name.
         preset: ``grid`` is the published protocol, ``quick`` a small setting of each task.
-        grid: ``paper`` or ``wide``.
+        grid: ``paper`` unless given, or ``wide``; excludes ``lr`` and the preset ``quick``, which have their own rates.
         lr: peak learning rates, in place of the grid's.
         weight_decay: weight decays, in place of the grid's.
         seeds: repetitions with seeds 0, 1, ….
@@ -105,6 +105,7 @@ def study(
         defaults = replace(defaults, steps=None)
 
     given: dict[str, Any] = {
+        "grid": grid,
         "lr": None if lr is None else tuple(lr),
         "weight_decay": None if weight_decay is None else tuple(weight_decay),
         "seeds": seeds,
@@ -120,7 +121,6 @@ def study(
         "mixer": (mixer,),
         "task": (task,),
         "difficulty": (difficulty,),
-        "grid": grid,
         "layers": layers,
         "short_convolution": short_convolution,
         "match": match,
@@ -135,7 +135,7 @@ def study(
     }
     find_mixer(mixer)  # its message on a class or a module is the better one
     options = replace(defaults, **converted(Options, values))
-    check_options(options)
+    check_options(options, grid_given=grid is not None)
     own = dict(mixer_options or {}), dict(task_options or {})
     experiments = plan_experiments(options, *own)
     rows_folder = reference_folder(options.reference)

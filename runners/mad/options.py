@@ -236,24 +236,31 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
     Raises:
         ValueError: an option is unknown, missing, or out of bounds; the message says what to do.
     """
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+
     # The preset, and options that exclude its defaults, decide how the rest is read.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", nargs="?", default="grid")
     preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
-    if "--list" in arguments:
+    if "--list" in flags:
         preset = replace(preset, mixer=("all",))
-    if any(argument.partition("=")[0] == "--epochs" for argument in arguments):
+    if "--epochs" in flags:
         preset = replace(preset, steps=None)
 
     options, nested = parse(Options, preset, arguments)
-    check_options(options)
+    check_options(options, grid_given="--grid" in flags)
     if options.list:
-        _check_list(arguments)
+        _check_list(flags)
     return options, nested["mixer"], nested["task"]
 
 
-def check_options(options: Options) -> None:
-    """Raise ValueError if an option is missing, out of bounds, or excluded by another option."""
+def check_options(options: Options, grid_given: bool) -> None:
+    """Raise ValueError if an option is missing, out of bounds, or excluded by another option.
+
+    Args:
+        options: the options.
+        grid_given: whether the grid was given, be it the default one.
+    """
     instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
     for name, preset in instead.items():
         if not getattr(options, name) and not (options.list and name == "task"):
@@ -276,7 +283,7 @@ def check_options(options: Options) -> None:
     options.tracking.check()
     if not options.list:
         check_out(options.out, writes=not options.dry_run)
-    if options.grid != Options.grid and options.lr:
+    if grid_given and options.lr:
         source = "--lr" if options.lr != PRESETS[options.preset][0].lr else f"--preset {options.preset}"
         raise ValueError(f"--grid {options.grid} has no effect beside the learning rates of {source}: give one")
     if options.list and options.dry_run:
@@ -287,9 +294,9 @@ def check_options(options: Options) -> None:
         raise ValueError("--epochs and --steps exclude each other: give one")
 
 
-def _check_list(arguments: Sequence[str]) -> None:
-    """Raise ValueError if one of the arguments is an option that the list of layers does not depend on."""
-    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+def _check_list(flags: Sequence[str]) -> None:
+    """Raise ValueError if one of the flags is an option that the list of layers does not depend on."""
+    for flag in flags:
         if flag.removeprefix("--").partition(".")[0].replace("-", "_") not in OF_THE_LIST:
             raise ValueError(f"{flag} has no effect on --list, which trains nothing: leave it out")
 

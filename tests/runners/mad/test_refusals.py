@@ -59,6 +59,12 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             "--grid wide has no effect beside the learning rates of --lr: give one",
         ),
         (["--mixer", "rt", "--preset", "quick", "--grid", "wide"], "the learning rates of --preset quick: give one"),
+        (["--mixer", "rt", "--preset", "quick", "--grid", "paper"], "the learning rates of --preset quick: give one"),
+        (["--preset", "demo", "--grid=paper"], "--grid paper has no effect beside the learning rates of --preset demo"),
+        (
+            ["--mixer", "rt", "--task", "parity", "--grid", "paper", "--lr", "1e-3"],
+            "--grid paper has no effect beside the learning rates of --lr: give one",
+        ),
         (
             ["--mixer", "rt", "--task", "parity", "--wandb-project", "mine"],
             "--wandb-project has no effect without --wandb online or --wandb offline: give one",

@@ -187,6 +187,7 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"mixer_options": {"heads": "2"}}, "heads: Input should be a valid integer, not '2'"),
         ({"task_options": {"length": 16.0}}, "length: Input should be a valid integer, not 16.0"),
         ({"lr": [100.0]}, "--lr 100 must lie between"),
+        ({"lr": [1e-3], "grid": "paper"}, "--grid paper has no effect beside the learning rates of --lr: give one"),
         ({"lr": 1e-3}, r"lr is a list: write lr=\[0.001\]"),
     ],
 )
