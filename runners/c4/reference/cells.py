@@ -57,7 +57,8 @@ ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("tokens", "parameters_without_embeddings"), int),
     "runs": list,
 }
-"""Types of the entries of a model's file that are read, by name; below those of a run."""
+"""Types of the entries of a model's file that are read, by name; below those of its corpus and of a run."""
+ENTRIES_OF_CORPUS: dict[str, Any] = {"name": str}
 ENTRIES_OF_RUN: dict[str, Any] = {
     "lr": float,
     "seed": int,
@@ -97,8 +98,9 @@ def read_cell(file: Path) -> Cell | None:
     if not file.exists():
         return None
 
-    cell: Cell = read_json(file)
+    cell: Cell = read_json(file, REMEDY)
     check_entries(file, cell, ENTRIES, REMEDY)
+    check_entries(file, cell["corpus"], ENTRIES_OF_CORPUS, REMEDY)
     for run in cell["runs"]:
         check_entries(file, run, ENTRIES_OF_RUN, REMEDY)
         if run["lr"] not in RATES:

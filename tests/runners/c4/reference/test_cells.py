@@ -146,6 +146,8 @@ def test_runs_that_do_not_name_the_code_of_their_evaluation_are_stale() -> None:
     [
         (lambda cell: 5, "it holds no named entries"),
         (lambda cell: {"my": "notes"}, "it lacks 'options'"),
+        (lambda cell: cell | {"corpus": {}}, "it lacks 'name'"),
+        (lambda cell: cell | {"corpus": {"name": 5}}, "'name' is '5'"),
         (lambda cell: cell | {"runs": "x"}, "'runs' is 'x'"),
         (lambda cell: cell | {"runs": [5]}, "it holds no named entries"),
         (lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]}, "'trajectory' is 'None'"),
@@ -163,3 +165,10 @@ def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path
         cells_of_layers.read_cell(file)
     assert f"transformer.json is damaged ({reason}" in str(raised.value)
     assert str(raised.value).endswith("): move it elsewhere, or delete it to train the model again")
+
+
+def test_a_truncated_file_is_an_error_with_the_same_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "transformer.json"
+    file.write_text(json.dumps(LANGUAGE_MODEL)[:-5])
+    with pytest.raises(DamagedFileError, match=r"\): move it elsewhere, or delete it to train the model again$"):
+        cells_of_layers.read_cell(file)
