@@ -48,6 +48,21 @@ class World:
             dist.barrier()
 
 
+def from_torchrun(variable: str, least: int) -> int:
+    """Return the number in an environment variable that ``torchrun`` sets; ``least`` without ``torchrun``.
+
+    Raises:
+        ValueError: the variable holds no whole number, or one below ``least``.
+    """
+    value = os.environ.get(variable, str(least))
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(
+            f"the environment variable {variable} is {value!r}, not a whole number of at least {least}: "
+            "unset it, or start the command with torchrun"
+        )
+    return int(value)
+
+
 @contextmanager
 def world(device: str) -> Iterator[World]:
     """Join the processes that ``torchrun`` started (https://docs.pytorch.org/docs/stable/elastic/run.html), if any.
@@ -56,12 +71,12 @@ def world(device: str) -> Iterator[World]:
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA if there is a GPU.
 
     Raises:
-        ValueError: ``cuda`` without a GPU, or fewer GPUs than processes on this machine.
+        ValueError: ``cuda`` without a GPU, fewer GPUs than processes on this machine, or a variable of ``torchrun``
+            with a bad value.
     """
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    size = int(os.environ.get("WORLD_SIZE", 1))
+    local, size = from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
 
     # Each process takes its own GPU.
     if on_gpu and local >= len(places):

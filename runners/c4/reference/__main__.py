@@ -27,7 +27,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -45,7 +44,7 @@ from runners.c4.corpus.convert import FOLDER_OF_TOKENIZER
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.corpus.sources import find_files
 from runners.c4.corpus.windows import Windows
-from runners.c4.distributed import World, world
+from runners.c4.distributed import World, from_torchrun, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.recall import RecallSplit, split_recall
 from runners.c4.pretraining import check, check_memory, corpus_name_of, corpus_of
@@ -150,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(markup=False)
     arguments = sys.argv[1:] if arguments is None else arguments
     with user_errors(ValueError, OSError):
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if from_torchrun("WORLD_SIZE", 1) > 1:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out, writes=not options.dry_run)

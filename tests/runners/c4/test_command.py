@@ -310,3 +310,22 @@ def test_only_training_says_after_ctrl_c_that_it_continues() -> None:
     assert not [line for line in lines.values() if "continues" in line or "checkpoint" in line]
     for arguments in ([], ["--layers", "6"], ["--data", "convert"]):
         assert "continues from the last checkpoint" in command.when_interrupted(arguments)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "least"), [("WORLD_SIZE", "abc", 1), ("WORLD_SIZE", "0", 1), ("LOCAL_RANK", "-1", 0)]
+)
+def test_a_bad_variable_of_torchrun_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    least: int,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")])
+    words = f"the environment variable {variable} is {value!r}, not a whole number of at least {least}"
+    assert capsys.readouterr().err == f"error: {words}: unset it, or start the command with torchrun\n"
+    assert not (tmp_path / "out").exists()
