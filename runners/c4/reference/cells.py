@@ -267,8 +267,14 @@ def train_place(
 
 
 def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:
-    """Return the gradient norm at each distance in the first validation windows, and half its 95% interval."""
-    tokens_ST = torch.from_numpy(windows.batch(0, min(SEQUENCES, len(windows))))
+    """Return the gradient norm at each distance in the first validation windows, and half its 95% interval.
+
+    A single window has no interval and is not measured.
+    """
+    count = min(SEQUENCES, len(windows))
+    if count < 2:
+        return {}
+    tokens_ST = torch.from_numpy(windows.batch(0, count))
     found = sizes_by_distance(model, tokens_ST, world.device)
     return {"gradient": found.gradient, "gradient_half_width": found.half_width}
 

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
+from mixers import MIXERS
 from runners.c4.__main__ import main
 from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
@@ -43,6 +44,20 @@ def test_the_sizes_are_those_of_the_whole_jacobian(mixer: str) -> None:
         torch.testing.assert_close(sizes_BPT[row], expected_TT[targets], rtol=1e-7, atol=1e-12)
         assert (sizes_BPT[row, 0, :2] > 0).all()
         assert (sizes_BPT[row, 0, 2:] == 0).all()  # nothing after the target
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mixer", sorted(MIXERS))
+def test_a_target_has_the_gradient_that_it_has_alone(mixer: str, device: str) -> None:
+    """Backward passes through one graph one after another: none may change what the next one reads."""
+    model = build(Config(mixer=mixer, width=32, mlp_width=48, heads=2, layers=2), {}, VOCAB).to(device)
+    model.requires_grad_(False)
+    tokens_BT = torch.randint(VOCAB, (3, 41), generator=torch.Generator().manual_seed(0)).to(device)
+    targets = [1, 20, 39]
+    _, sizes_BPT = gradient_sizes(model, tokens_BT, targets)
+    for p, target in enumerate(targets):
+        _, alone_B1T = gradient_sizes(model, tokens_BT, [target])
+        torch.testing.assert_close(sizes_BPT[:, p], alone_B1T[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_mean_at_a_distance_is_over_the_targets_that_have_it() -> None:

@@ -1,6 +1,7 @@
 """The runs of a reference language model: their losses, when they are stale, and damaged files."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,18 @@ def test_the_gradients_of_a_run_are_those_of_its_last_model_on_validation_text(t
     found = sizes_by_distance(model, tokens_ST, ALONE.device)
     assert done["gradient"] == found.gradient
     assert done["gradient_half_width"] == found.half_width
+
+
+def test_a_single_window_has_no_gradients(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their interval would be no number, which the file could not hold."""
+    config = configured(texts, tmp_path, lr=1e-3, seed=1)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    split = split_recall(corpus, windows, config.seq_len, config.seq_len)
+    monkeypatch.setattr(Windows, "__len__", lambda self: 1)
+    done = train_place((1e-3, 1), config, {}, corpus, split, ALONE, [])
+    assert "gradient" not in done
+    assert math.isfinite(done["validation_loss"])
 
 
 def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
