@@ -212,8 +212,9 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     The ratio of MLP width to model width is kept.
 
     Raises:
-        ValueError: The layer cannot be built, or no width within ``WIDEST`` meets the target to 2%. The message then
-            names the nearest width, its difference from the target, and options that may come nearer.
+        ValueError: The layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
+            meets the target to 2%. The message then names the nearest width, its difference from the target, and
+            options that may come nearer.
     """
 
     def scaled(width: int) -> Shape:
@@ -229,7 +230,10 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
 
     @cache
     def figure_at(width: int) -> int:
-        return count(figure, layer_class, config, scaled(width)) if builds(width) else 0
+        try:
+            return count(figure, layer_class, config, scaled(width)) if builds(width) else 0
+        except Exception as error:  # a user's layer may raise anything while it is counted
+            raise ValueError(f"at width {width}: {error}") from error
 
     def distance(width: int) -> float:
         return abs(figure_at(width) / target - 1)

@@ -26,7 +26,7 @@ from mixers.costs import (
     match,
     operations,
 )
-from mixers.parts import MLP
+from mixers.parts import MLP, MixerLayer
 from mixers.transformer import Transformer
 
 costs_module = sys.modules["mixers.costs"]  # of the package, ``costs`` is the function
@@ -289,6 +289,23 @@ def test_a_layer_that_cannot_be_built_at_any_width_says_why(heads: int) -> None:
     layer = MIXERS["transformer"]
     with pytest.raises(ValueError, match=f"heads: {heads} must divide the model width 8"):
         match("params", 1000, layer, layer.Config(heads=heads), Shape(width=8, mlp_width=32))
+
+
+class FourHeads(MixerLayer):
+    """Its heads are no option, so that a match may try widths that they do not divide."""
+
+    def mix(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(-1, (4, -1)).flatten(-2)
+
+
+def test_a_layer_that_fails_at_a_width_is_an_error_that_names_the_width() -> None:
+    shape = Shape(width=60, mlp_width=240)
+    target = round(1.08 * count("flops", FourHeads, FourHeads.Config(), shape))
+    with pytest.raises(ValueError, match=r"^at width \d+: ") as caught:
+        match("flops", target, FourHeads, FourHeads.Config(), shape)
+    width = int(str(caught.value).split()[2].rstrip(":"))
+    assert width % 4 != 0
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize("name", MIXERS)

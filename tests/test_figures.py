@@ -1,0 +1,69 @@
+"""The figures in README.md and results/LOG.md that rest on the reference results follow from their files."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from mixers import MIXERS
+from tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+QUANTILE = 2.7764451052
+"""Of Student's t with four degrees of freedom, for 95% intervals of five seeds."""
+FIGURE = re.compile(r"(\d\.\d{3,}) ± (\d\.\d{3,})")
+ROW = re.compile(r"^\| .*\]\(reference.*\|$", re.MULTILINE)
+
+
+@cache
+def cells() -> dict[tuple[str, str], dict[str, Any]]:
+    """Reference cells of the published protocol, by layer and task."""
+    found = [json.loads(path.read_text()) for path in REFERENCE.glob("*/*.json")]
+    return {(cell["layer"], cell["task"]): cell for cell in found if "task" in cell}
+
+
+def estimates(layer: str, task: str) -> list[tuple[float, float]]:
+    """Sequence and token accuracy of a cell on the test split: mean and half of the 95% interval over seeds."""
+    values = cells()[layer, task]["test"].values()
+    return [(fmean(seeds), QUANTILE * stdev(seeds) / len(seeds) ** 0.5) for seeds in values]
+
+
+def rounds_to(figure: re.Match[str], mean: float, half: float) -> bool:
+    """Whether the figure is the estimate, rounded to as many digits; a half may be rounded up or down."""
+    return all(
+        abs(float(text) - value) <= 0.5000001 * 0.1 ** (len(text) - 2)
+        for text, value in zip(figure.groups(), (mean, half), strict=True)
+    )
+
+
+def results_row(layer: str, task: str) -> list[str]:
+    """A layer's part of a row in README.md: accuracies and learning rate, with a star if that is the grid's largest."""
+    cell = cells()[layer, task]
+    rate = cell["points"][cell["chosen"]]["lr"]
+    accuracies = [f"{mean:.4f} ± {half:.4f}" for mean, half in estimates(layer, task)]
+    return [*accuracies, f"{rate:g}{'*' * (cell['edge'] == 'largest')}"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_results_in_the_readme_follow_from_the_cells(task: str) -> None:
+    expected = [f"`{task}`", *results_row("rt", task), *results_row("transformer", task)]
+    assert f"| {' | '.join(expected)} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_the_layers_that_have_all_tasks() -> None:
+    complete = sum(all((name, task) in cells() for task in TASKS) for name in MIXERS)
+    assert f"{complete} of the {len(MIXERS)} have" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_every_interval_in_the_log_is_that_of_a_cell() -> None:
+    """Of any cell: that it is the one of the layer before it is not checked."""
+    known = [estimate for key in cells() for estimate in estimates(*key)]
+    rows = ROW.findall((ROOT / "results" / "LOG.md").read_text(encoding="utf-8"))
+    found = [figure for row in rows for figure in FIGURE.finditer(row)]
+    assert len(found) > 100
+    assert [figure[0] for figure in found if not any(rounds_to(figure, *estimate) for estimate in known)] == []
