@@ -234,7 +234,7 @@ def train_models(
     """
     failed: list[str] = []
     config = models[0].config  # all models read the same text
-    with world("auto") as here, user_errors(ValueError, OSError):
+    with user_errors(ValueError, OSError), world("auto") as here:
         corpus = corpus_of(config, console)
         console.print(corpus.shortage(config.seq_len), soft_wrap=True)
         windows = Windows(corpus, "validation", config.seq_len, None)

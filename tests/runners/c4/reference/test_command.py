@@ -388,6 +388,16 @@ def test_torchrun_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_bad_rank_is_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "abc")
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(command)
+    assert capsys.readouterr().err.startswith("error: the environment variable RANK is 'abc', not a whole number")
+    assert not (tmp_path / "cells").exists()
+
+
 def of_another_corpus(cell: dict[str, Any]) -> dict[str, Any]:
     return cell | {"corpus": cell["corpus"] | {"name": "0123456789abcdef"}}
 
