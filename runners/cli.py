@@ -169,18 +169,25 @@ def check_out(out: Path, option: str = "--out", writes: bool = True) -> None:
     Raises:
         ValueError: it is a file, or the command writes and the nearest parent folder that exists takes no files.
     """
-    existing = out
     try:
         if out.exists() and not out.is_dir():
             raise ValueError(f"{option} {out} is a file: name a folder")
-        if not writes:
-            return
-        existing = next(place for place in (out, *out.parents) if place.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        reason = unwritable(out) if writes else None
     except OSError as error:
-        reason = f"nothing can be written into {existing} ({error.strerror})"
-        raise ValueError(f"{option} {out}: {reason}: name another folder") from error
+        reason = f"it cannot be read ({error.strerror})"
+    if reason is not None:
+        raise ValueError(f"{option} {out}: {reason}: name another folder")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return why no file can be written into ``folder``, which need not exist, or None; nothing is made."""
+    existing = folder
+    try:
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return f"nothing can be written into {existing} ({error.strerror})"
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from runners.cli import unwritable
 from runners.files import DamagedFileError, write_atomically
 from runners.journal import JOURNAL_HEAD, Journal
 
@@ -152,14 +153,36 @@ def params_of(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
+def check_writable(storage: str) -> None:
+    """Check that a storage in a file can be written; a database of another kind says so when it is opened.
+
+    Nothing is made.
+
+    Raises:
+        ValueError: the file takes no data, or its folder takes no files; locks lie beside it.
+    """
+    if (file := _file_of(storage)) is None:
+        return
+    reason = unwritable(file.parent)
+    if reason is None and file.exists() and not os.access(file, os.W_OK):
+        reason = "nothing can be written into it (Permission denied)"
+    if reason is not None:
+        raise ValueError(f"storage {storage}: {reason}: name another")
+
+
+def _file_of(storage: str) -> Path | None:
+    """Return the file of a journal or of an SQLite database; None if the storage is another database."""
+    name, _, _ = storage.removeprefix("sqlite:///").partition("?")
+    return None if is_url(name) else Path(name)
+
+
 def existing_storage(storage: str) -> BaseStorage | None:
     """A storage to read from, None where there is none; nothing is written.
 
     Raises:
         ValueError: the storage cannot be opened.
     """
-    name, _, _ = storage.removeprefix("sqlite:///").partition("?")
-    if not is_url(name) and not (file := Path(name)).exists():
+    if (file := _file_of(storage)) is not None and not file.exists():
         if storage.startswith("sqlite:") and not file.parent.is_dir():
             raise ValueError(f"cannot open storage {storage}: there is no folder {file.parent}")
         return None

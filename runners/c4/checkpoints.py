@@ -54,6 +54,12 @@ def newest(folder: Path) -> Path | None:
     return max(_all(folder), default=None)
 
 
+def steps_done(folder: Path) -> int:
+    """Return the number of steps of the newest checkpoint in a run's folder, by its name; 0 if it has none."""
+    path = newest(folder)
+    return 0 if path is None else int(path.stem.removeprefix("step-"))
+
+
 def load_newest(folder: Path, load: Callable[[Path], T], first: bool = True) -> T | None:
     """Load the newest intact checkpoint in a run's folder; print a line if a damaged one is skipped.
 

@@ -76,7 +76,7 @@ def world(device: str) -> Iterator[World]:
     """
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
-    local, size = from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
+    rank, local, size = from_torchrun("RANK", 0), from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
 
     # Each process takes its own GPU.
     if on_gpu and local >= len(places):
@@ -90,10 +90,10 @@ def world(device: str) -> Iterator[World]:
         yield World(rank=0, size=1, device=place)
         return
 
-    # Several processes form a group.
+    # Several processes form a group; PyTorch reads the same variables.
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     try:
-        yield World(rank=dist.get_rank(), size=size, device=place)
+        yield World(rank=rank, size=size, device=place)
     finally:
         dist.destroy_process_group()
 

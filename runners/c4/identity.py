@@ -8,7 +8,6 @@ from typing import Any
 
 from mixers.registry import find_mixer
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
 from runners.provenance import code_version
 
 INCIDENTAL = (
@@ -26,17 +25,17 @@ DECIDING = tuple(
 """Modules that decide a run's numbers; they count without their imports, for example those of the command line."""
 
 
-def run_folder(config: Config, options: dict[str, Any], corpus: Corpus) -> Path:
+def run_folder(config: Config, options: dict[str, Any], corpus: str) -> Path:
     """Return the folder of a run's files; another configuration or corpus has another folder.
 
     Args:
         config: configuration of the run.
         options: options of the layer that were set.
-        corpus: corpus of the run.
+        corpus: name of the folder of the run's corpus.
     """
     # The digest identifies the run; the rest of the name describes it to a reader.
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
-    identity = [values, options, corpus.folder.name]
+    identity = [values, options, corpus]
     digest = sha256(dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")

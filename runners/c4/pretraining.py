@@ -256,7 +256,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         plot_curves(_curves_on(corpus, config.out, console), chart)
 
     return Result(
-        folder=run_folder(config, options, corpus),
+        folder=run_folder(config, options, corpus.folder.name),
         validation_loss=result["validation_loss"],
         bytes_per_token=result["corpus"].get("bytes_per_token"),
         downstream=result.get("downstream", {}),

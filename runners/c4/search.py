@@ -62,7 +62,7 @@ def search(
                 continue
 
             # Train the point, unless another process is training it.
-            trial = _Trial(study, point, run_folder(point, options, corpus).name, store)
+            trial = _Trial(study, point, run_folder(point, options, corpus.folder.name).name, store)
             try:
                 results[point] = train(point, options, corpus, world, [*watchers, trial])
                 trial.tell(results[point])
@@ -107,7 +107,7 @@ def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], conso
 def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store) -> optuna.Study:
     """Open the study of a search, or create it."""
     # The study has the name of the first point's run folder, without the values in which the points differ.
-    name = run_folder(replace(config, lr=LRS[0], beta2=BETA2S[0], search=False), options, corpus).name
+    name = run_folder(replace(config, lr=LRS[0], beta2=BETA2S[0], search=False), options, corpus.folder.name).name
     kind = name.partition("-lr")[0]
     digest = name.rpartition("-")[2]
 

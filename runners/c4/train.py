@@ -45,7 +45,7 @@ def train(
         StoppedError: the process was asked to stop, during training or after it.
         ValueError: the downstream items cannot be read.
     """
-    folder = identity.run_folder(config, options, corpus)
+    folder = identity.run_folder(config, options, corpus.folder.name)
     items = {} if config.downstream is None else read_items(config.downstream)
 
     with _only_one(folder, world):

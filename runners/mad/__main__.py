@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_layers(plan_layers(options, mixer_values, say), console)
             return
         experiments = plan_experiments(options, mixer_values, task_values, say)
+        check_homes(experiments, options.out, options.settings.storage)
         if options.dry_run:
-            check_homes(experiments, options.out, options.settings.storage)
             storage = existing_storage(options.settings.storage)
             device = find_devices(options.device)[0]
             print_forecast(

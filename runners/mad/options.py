@@ -16,6 +16,7 @@ from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
 from runners.mad.studies import Settings
 from runners.mad.training.protocol import Protocol, Run
 from runners.nested_options import parse
+from runners.storage import check_writable
 from runners.tracking import Mode, Tracking
 
 Grid = Literal["paper", "wide"]
@@ -283,6 +284,8 @@ def check_options(options: Options, grid_given: bool) -> None:
     options.tracking.check()
     if not options.list:
         check_out(options.out, writes=not options.dry_run)
+    if not options.list and not options.dry_run:
+        check_writable(options.settings.storage)
     if grid_given and options.lr:
         source = "--lr" if options.lr != PRESETS[options.preset][0].lr else f"--preset {options.preset}"
         raise ValueError(f"--grid {options.grid} has no effect beside the learning rates of {source}: give one")

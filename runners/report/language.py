@@ -87,7 +87,6 @@ class Correlations:
 
     Attributes:
         score: a task, or the mean rank.
-        title: the score in words.
         layers: number of layers with both the score and a language model.
         layers_within: number of those that have a relative among them.
         families: number of their families.
@@ -97,7 +96,6 @@ class Correlations:
     """
 
     score: str
-    title: str
     layers: int
     layers_within: int
     families: int
@@ -148,12 +146,6 @@ def scores_of(board: Board, score: str, metric: str) -> dict[str, float]:
     return {cell.row: fmean(cell.values(metric) or [-math.inf]) for cell in cells}
 
 
-def title_of(board: Board, score: str, metric: str) -> str:
-    """Return a score in words: the mean rank is over the tasks that the layers have in common."""
-    ranks = _ranks(board, metric) if score == MEAN_RANK else None
-    return score if ranks is None else f"{MEAN_RANK} over {len(ranks.tasks)} task{'s' * (len(ranks.tasks) > 1)}"
-
-
 def _ranks(board: Board, metric: str) -> Ranks | None:
     """Return the mean ranks among the cells that count, so that a user's own study does not change them."""
     return mean_ranks(replace(board, cells=_counted_cells(board)), metric)
@@ -187,7 +179,6 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
     return [
         Correlations(
             score=score,
-            title=title_of(board, score, metric),
             layers=int((~np.isnan(scores_SL[s])).sum()),
             layers_within=int(compared(scores_SL[s], families_L).sum()),
             families=len(set(families_L[~np.isnan(scores_SL[s])].tolist())),
@@ -201,7 +192,7 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 
 def task_that_goes_with_the_loss(found: Sequence[Correlations]) -> str:
     """Return in words which task goes most with the validation loss between families, and which least."""
-    rhos = {row.title: row.between["total"] for row in found if row.score != MEAN_RANK}
+    rhos = {row.score: row.between["total"] for row in found if row.score != MEAN_RANK}
     by_strength = sorted((-abs(rho.value), title, rho) for title, rho in rhos.items() if rho)
     if len(by_strength) < 2:
         return ""

@@ -33,9 +33,10 @@ class Shown:
 
     Attributes:
         board: the board.
-        rows: labels of the rows that have cells, the best mean rank first.
+        rows: labels of the rows that have cells, the best mean rank first, then those with the most tasks.
         untrained: labels of the other rows.
-        ranks: mean ranks by metric; None if the layers have no task in common.
+        ranks: mean ranks by metric; None if fewer than two layers have all tasks.
+        counts: number of tasks on which each row is ranked.
         of_tasks: rank of each row on each task, by metric and task.
         limits: ceiling and chance of each task; None if no cell holds them.
         pictures: the pictures.
@@ -45,6 +46,7 @@ class Shown:
     rows: Sequence[str]
     untrained: Sequence[str]
     ranks: Mapping[str, Ranks | None]
+    counts: Mapping[str, int]
     of_tasks: Mapping[str, Mapping[str, Mapping[str, int]]]
     limits: Mapping[str, Any]
     pictures: Sequence[Picture]
@@ -115,6 +117,7 @@ def show(board: Board, pictures: Sequence[Picture]) -> Shown:
         rows=order,
         untrained=[row for row in board.rows if row not in known],
         ranks=ranks,
+        counts=Counter(cell.row for cell in ranked),
         of_tasks=of_tasks,
         limits={task: limits(board, task) for task in TASKS},
         pictures=pictures,

@@ -1,13 +1,12 @@
 """Mean ranks of layers with bootstrap intervals.
 
-Mean ranks are comparable only among layers with the same tasks. While results are missing, the mean is over the largest
-complete block: a set of at least three tasks and a set of layers, so that each layer is trained on each task, with the
-most pairwise comparisons of layers on tasks. When every layer has every task, the block contains all of them.
+Mean ranks are comparable only among layers with the same tasks. Layers that are trained on all tasks are therefore
+ranked among themselves, over all tasks. A layer that lacks tasks has no mean rank. ``runners.mad.reference.overview``
+has the same rule.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +17,23 @@ from tasks import TASKS
 RESAMPLES = 2000
 """Number of bootstrap samples."""
 SEED = 0
-LEAST = 3
-"""Least number of tasks of a block, if such a block exists: a mean over one or two tasks says little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Mean ranks of a block.
+    """Mean ranks of the complete layers.
 
     Attributes:
-        tasks: tasks of the block.
         means: mean rank by row; 1 is the best.
         intervals: 95% interval by row: percentiles of the mean rank over resampled tasks and seeds.
     """
 
-    tasks: list[str]
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
 
 
 def mean_ranks(board: Board, metric: str) -> Ranks | None:
-    """Rank the layers of a board's largest complete block; return None if no two layers share a task.
+    """Rank the layers of a board that have all tasks; return None if fewer than two have.
 
     Variants, and cells that differ from the board's protocol, are not ranked. Layers with equal means share the smaller
     rank. A layer whose grid points all diverged is last.
@@ -48,7 +43,8 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
         metric: ``sequence`` or ``token``.
     """
     cells = {place: cell for place, cell in board.cells.items() if cell.kind != "variant" and not cell.differs}
-    tasks, rows = largest_block(cells)
+    tasks = list(TASKS)
+    rows = [row for row in dict.fromkeys(row for row, _ in cells) if all((row, task) in cells for task in tasks)]
     if len(rows) < 2:
         return None
     values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
@@ -68,29 +64,9 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
     lows, highs = np.percentile(resampled_BL, [2.5, 97.5], axis=0)
 
     return Ranks(
-        tasks=tasks,
         means=dict(zip(rows, observed.tolist(), strict=True)),
         intervals={row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)},
     )
-
-
-def largest_block(cells: dict[tuple[str, str], Cell]) -> tuple[list[str], list[str]]:
-    """Return the tasks and rows of the block with the most comparisons; of equal blocks, the one with the most tasks.
-
-    A block of fewer than ``LEAST`` tasks is chosen only if no block with more tasks has two layers.
-    """
-    trained = [task for task in TASKS if any(task == other for _, other in cells)]
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    best: tuple[int, list[str], list[str]] = (0, [], [])
-    for size in range(len(trained), 0, -1):
-        if size < LEAST and best[0]:
-            break
-        for tasks in combinations(trained, size):
-            whole = [row for row in rows if all((row, task) in cells for task in tasks)]
-            comparisons = size * len(whole) * (len(whole) - 1) // 2
-            if comparisons > best[0]:
-                best = (comparisons, list(tasks), whole)
-    return best[1], best[2]
 
 
 def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:

@@ -18,8 +18,8 @@ The figures of a model are kept in a small file below ``results/reference/langua
 run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
 finished run are deleted. On several GPUs, one process per GPU takes models. Several commands may share both folders:
 each model is trained by one of them. With ``--minutes``, a run is left for another time if it is expected to end too
-late; a run whose time is not known begins. An error in a model is one line; the other models are trained, and the
-command ends with status 1.
+late. A stopped run counts for its remaining steps; a run whose time is not known begins. An error in a model is one
+line; the other models are trained, and the command ends with status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -61,7 +61,7 @@ from runners.c4.reference.cells import (
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
-from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on
+from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
 from runners.c4.reference.staleness import check_cell, is_stale
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
@@ -163,8 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check(model.config, model.options, ())
         cells = {model.name: read_cell(model.file) for model in models}
         if not is_worker():
-            check_files(cells, models)
-            print_state(cells, models, options, partial(console.print, soft_wrap=True))
+            corpus = corpus_name_of(models[0].config)  # all models read the same text
+            check_files(cells, models, corpus)
+            print_state(cells, models, corpus, options, partial(console.print, soft_wrap=True))
     missing = [model for model in models if (cell := cells[model.name]) is None or next_place(cell["runs"]) is not None]
     if options.dry_run or not missing:
         return
@@ -180,21 +181,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model]) -> None:
+def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str) -> None:
     """Check that today's command can add to the files of all models.
 
     Raises:
         ValueError: a file belongs to another corpus or other settings, or is unfinished and stale.
     """
-    corpus = corpus_name_of(models[0].config)  # all models read the same text
     for model in models:
         if (cell := cells[model.name]) is not None:
             check_cell(cell, model.config, model.options, corpus, model.file)
 
 
-def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], options: ReferenceOptions, say: Say) -> None:
+def print_state(
+    cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str, options: ReferenceOptions, say: Say
+) -> None:
     """Print which models are finished, the least number of runs that the others need, and the time on this device."""
-    left = {name: runs_left(cell["runs"] if cell else []) for name, cell in cells.items()}
+    done = {name: cell["runs"] if cell else [] for name, cell in cells.items()}
+    left = {name: runs_left(runs) for name, runs in done.items()}
     finished = sum(count == 0 for count in left.values())
     say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
     for model in models:
@@ -217,7 +220,10 @@ def print_state(cells: Mapping[str, Cell | None], models: Sequence[Model], optio
         say("time: not known before a first run is finished on this device")
         return
 
-    works = [count * seconds_of_run(name, known) for name, count in left.items()]
+    works = [
+        seconds_of_run(model.name, known) * work_left(done[model.name], model.config, model.options, corpus)
+        for model in models
+    ]
     unknown = [name for name, count in left.items() if count and name not in known]
     guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
     where = f" on {len(devices)} GPUs" if len(devices) > 1 else ""
@@ -234,7 +240,7 @@ def train_models(
     """
     failed: list[str] = []
     config = models[0].config  # all models read the same text
-    with world("auto") as here, user_errors(ValueError, OSError):
+    with user_errors(ValueError, OSError), world("auto") as here:
         corpus = corpus_of(config, console)
         console.print(corpus.shortage(config.seq_len), soft_wrap=True)
         windows = Windows(corpus, "validation", config.seq_len, None)
@@ -272,7 +278,8 @@ def train_if_free(
             while (place := next_place(cell["runs"])) is not None:
                 if deadline is not None:
                     known = seconds_of_runs(file.parent, device_name(here.device))
-                    if not deadline.allows(seconds_of_run(model.name, known)):
+                    share = share_left(place, config, model.options, corpus.folder.name)
+                    if not deadline.allows(share * seconds_of_run(model.name, known)):
                         return
                 check_memory(config, model.options, here)
                 with closing(Bar(console)) as bar:

@@ -232,7 +232,7 @@ def train_place(
     gc.collect()
 
     config = replace(config, lr=place[0], seed=place[1])
-    folder = run_folder(config, options, corpus)
+    folder = run_folder(config, options, corpus.folder.name)
     described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
     described |= {"code": run_code(config), "unrehearsed_code": unrehearsed_code()}
     described |= {"trajectory": trajectory(config, options)}
@@ -295,4 +295,4 @@ def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dic
         corpus: data of the runs.
     """
     for run in runs:
-        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus))
+        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name))

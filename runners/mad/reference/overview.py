@@ -4,6 +4,7 @@
 accuracy against the length of its blocks. Cells without a file are "not run yet".
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -58,9 +59,10 @@ def overview_page(found: Found, command: str) -> str:
         "over seeds ± half the 95% interval.",
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
-        "The rank of each layer on each task, by mean accuracy, among the layers that have been run on it; equal means "
-        "share a rank. The mean rank is over the tasks on which all of these layers have been run.",
         ranking_table(found),
+        f"Layers that have been run on all {len(TASKS)} tasks are ranked among themselves, on each task by mean "
+        "accuracy; equal means share a rank. The mean rank is over all tasks. Layers that lack tasks stand below, "
+        "without a mean rank; their rank on a task is the place that they would take among the complete layers.",
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
         "exceeds the interval of RT.",
@@ -75,25 +77,26 @@ def overview_page(found: Found, command: str) -> str:
 
 
 def ranking_table(found: Found) -> str:
-    """Return the ranks of the registered layers on each task."""
+    """Return the ranks of the registered layers on each task: complete layers by mean rank, then incomplete ones."""
     names = [entry.name for entry in LAYERS if any((entry.name, task) in found for task in TASKS)]
-    ranks: dict[tuple[str, str], int] = {}
-    for task in TASKS:
-        present = {id(found[name, task]): name for name in names if (name, task) in found}
-        order = ranked([found[name, task] for name in present.values()])
-        ranks |= {(present[id(standing)], task): rank for rank, standing in order}
+    known = {name: [task for task in TASKS if (name, task) in found] for name in names}
+    complete = [name for name in names if len(known[name]) == len(TASKS)]
 
-    # Means of ranks among the same layers only.
-    common = [task for task in TASKS if all((name, task) in ranks for name in names)]
-    means = {name: fmean(ranks[name, task] for task in common) for name in names} if common else {}
+    # The place of each layer among the complete ones.
+    ranks: dict[tuple[str, str], int] = {}
+    for name in names if complete else ():
+        for task in known[name]:
+            own = found[name, task]
+            others = [found[other, task] for other in complete if other != name]
+            ranks[name, task] = next(rank for rank, standing in ranked([own, *others]) if standing is own)
+
+    means = {name: fmean(ranks[name, task] for task in TASKS) for name in complete}
     rows = []
-    for name in sorted(names, key=lambda name: means.get(name, 0.0)):
-        known = [task for task in TASKS if (name, task) in ranks]
-        cells = {task: f"{ranks[name, task]}{_mark(found[name, task])}" for task in known}
-        mean = f"{means[name]:.1f}" if name in means else "–"
+    for name in sorted(names, key=lambda name: (means.get(name, math.inf), -len(known[name]))):
+        cells = {task: f"{ranks.get((name, task), '–')}{_mark(found[name, task])}" for task in known[name]}
+        mean = f"{means[name]:.1f}" if name in means else f"{len(known[name])} of {len(TASKS)} tasks"
         rows.append([f"`{name}`", mean, *(cells.get(task, NOT_RUN) for task in TASKS)])
-    tasks = f" ({len(common)} task{'s' * (len(common) != 1)})" if len(common) < len(TASKS) else ""
-    table = markdown(["layer", f"mean rank{tasks}", *(f"`{task}`" for task in TASKS)], rows)
+    table = markdown(["layer", "mean rank", *(f"`{task}`" for task in TASKS)], rows)
 
     absent = [f"`{entry.name}`" for entry in LAYERS if entry.name not in names]
     return f"{table}\n\n{NOT_RUN.capitalize()} on any task: {', '.join(absent)}." if absent else table

@@ -65,7 +65,7 @@ def run(config: Config, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
 
 
 def folder_of(config: Config) -> Path:
-    return run_folder(config, {}, corpus_of(config))
+    return run_folder(config, {}, corpus_of(config).folder.name)
 
 
 def losses(config: Config) -> list[float]:

@@ -313,7 +313,8 @@ def test_only_training_says_after_ctrl_c_that_it_continues() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "least"), [("WORLD_SIZE", "abc", 1), ("WORLD_SIZE", "0", 1), ("LOCAL_RANK", "-1", 0)]
+    ("variable", "value", "least"),
+    [("WORLD_SIZE", "abc", 1), ("WORLD_SIZE", "0", 1), ("LOCAL_RANK", "-1", 0), ("RANK", "abc", 0), ("RANK", "-1", 0)],
 )
 def test_a_bad_variable_of_torchrun_is_named(
     monkeypatch: pytest.MonkeyPatch,

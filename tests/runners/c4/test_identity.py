@@ -49,7 +49,7 @@ def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does(texts: Path,
     config = configured(texts, tmp_path)
     other = replace(config, recompute=True, data=(f"{texts}/",), micro_batch_size=1, checkpoint_every=7)
     assert folder_of(other) == folder_of(config)
-    corpus = corpus_of(config)
+    corpus = corpus_of(config).folder.name
 
     def name(**changes: Any) -> str:
         return run_folder(replace(config, **changes), {}, corpus).name

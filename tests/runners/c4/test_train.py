@@ -128,7 +128,7 @@ def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(text
     config = configured(texts, tmp_path, steps=2, validation_tokens=65)
     corpus = prepare(tmp_path, config.data, config.tokenizer, 97, 400, Console(quiet=True))
     result = train(config, {}, corpus, ALONE, [])
-    model, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus))
+    model, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus.folder.name))
     with gzip.open(texts / "c4-validation.json.gz", "rt") as file:
         documents = [json.loads(line)["text"] for line in file]
     end = tokenizer.token_to_id("</s>")
@@ -266,7 +266,7 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
         config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
-        curves.append([train(config, {}, corpus, world, []), read_curve(run_folder(config, {}, corpus))])
+        curves.append([train(config, {}, corpus, world, []), read_curve(run_folder(config, {}, corpus.folder.name))])
     (one, rows), (other, others) = curves
     np.testing.assert_allclose([row.loss for row in others], [row.loss for row in rows], rtol=0, atol=0.02)
     assert abs(one["validation_loss"] - other["validation_loss"]) < 0.02

@@ -101,6 +101,38 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         assert list(tmp_path.iterdir()) == [results]
 
 
+@pytest.mark.parametrize(
+    ("storage", "reason"),
+    [
+        (
+            "sqlite:///{}/file/studies.db",
+            "storage {} nothing can be written into {}/file (Not a directory): name another",
+        ),
+        ("{}/file/studies.journal", "storage {} nothing can be written into {}/file (Not a directory): name another"),
+        ("sqlite:///{}/none/studies.db", "cannot open storage {} there is no folder {}/none"),
+        ("sqlite:///{}/file?timeout=5", "cannot open storage {}"),
+    ],
+    ids=["database", "journal", "no folder", "broken"],
+)
+def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str, reason: str
+) -> None:
+    monkeypatch.setattr(mad, "announce", lambda *_: pytest.fail("times steps"))
+    (tmp_path / "file").write_bytes(b"neither a folder nor a database" * 100)
+    url = storage.format(tmp_path)
+    message = refused("--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--storage", url)
+    assert message.startswith(f"error: {reason.format(f'{url}:', tmp_path)}")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_storage_without_permission_to_write_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    storage = tmp_path / "studies.journal"
+    storage.touch(mode=0o400)
+    message = refused("--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--storage", str(storage))
+    assert message == f"error: storage {storage}: nothing can be written into it (Permission denied): name another\n"
+
+
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("kind", ["database", "journal"])
 def test_a_storage_of_another_folder_s_studies_is_refused_before_a_folder_is_made(

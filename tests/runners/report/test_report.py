@@ -6,7 +6,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib import rc_context
@@ -21,10 +20,11 @@ from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST
 from runners.report.pictures.lengths import position_picture
-from runners.report.ranks import largest_block, mean_ranks
+from runners.report.ranks import mean_ranks
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
 from runners.report.svg import INK, STYLE, name_lines, panel
+from tasks import TASKS
 from tests.runners.mad.commands import planned
 from tests.runners.report.made_up import use, write_cell, write_study
 
@@ -203,26 +203,32 @@ def test_a_study_that_no_board_has_is_refused_in_one_line(
     assert not (results / "report").exists()
 
 
-def test_ranks_are_over_the_largest_block_without_gaps(results: Path) -> None:
+def test_mean_ranks_are_over_all_tasks_among_the_layers_that_have_them_all(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mean_ranks(board_of(results), "token") is None
+    main(["--out", str(results)])
+    page = (results / "report" / "index.html").read_text()
+    assert "No mean rank: fewer than two layers are trained on all 10 tasks." in page
+
+    for task in TASKS:
+        write_cell(results, "gla", task, [0.7, 0.7])
+        write_cell(results, "lstm", task, [0.8 if task == "mqar" else 0.6] * 2)
     ranks = mean_ranks(board_of(results), "token")
     assert ranks is not None
-    assert ranks.tasks == ["memorization", "parity"]
-    assert ranks.means == {"rt": 1.0, "transformer": 2.5, "deltanet": 2.5}
-    assert ranks.intervals["rt"] == (1.0, 1.0)
-    low, high = ranks.intervals["deltanet"]
-    assert (low, high) == (2.0, 3.0)
+    assert ranks.means == pytest.approx({"gla": 1.1, "lstm": 1.9})
+    low, high = ranks.intervals["gla"]
+    assert 1.0 == low < 1.1 < high < 1.9
 
-
-def test_a_block_has_the_most_comparisons_and_three_tasks_if_it_can() -> None:
-    wide: Any = {("a", "parity"): 1, ("b", "parity"): 1, ("c", "parity"): 1}
-    deep: Any = {("a", "copying"): 1, ("b", "copying"): 1}
-    assert largest_block({**wide, **deep}) == (["copying", "parity"], ["a", "b"])
-    assert largest_block({**wide, **deep, ("a", "mqar"): 1, ("b", "mqar"): 1})[1] == ["a", "b"]
-
-    # Four layers on three tasks are more comparisons than two layers on five.
-    three: Any = {(row, task): 1 for row in "abcd" for task in ("parity", "copying", "mqar")}
-    five: Any = {(row, task): 1 for row in "ab" for task in ("compression", "memorization")}
-    assert largest_block({**three, **five}) == (["copying", "mqar", "parity"], ["a", "b", "c", "d"])
+    # The others stand below, with the number of their tasks.
+    main(["--out", str(results)])
+    page = (results / "report" / "index.html").read_text()
+    found = re.findall(
+        r'data-layer="([\w-]+)".*?<td class="rank"[^>]*>\s*<span class="sequence">(.*?)<', page, re.DOTALL
+    )
+    assert found[:3] == [("gla", "1.1"), ("lstm", "1.9"), ("rt", "3 of 10 tasks")]
+    assert dict(found[3:]) == {"transformer": "2 of 10 tasks", "deltanet": "2 of 10 tasks"}
+    assert "accuracy among the 2 layers that are trained on all 10 tasks, over all of these" in page
 
 
 def test_verdicts_follow_the_cells(results: Path) -> None:

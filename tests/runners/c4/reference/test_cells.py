@@ -37,7 +37,7 @@ def test_the_gradients_of_a_run_are_those_of_its_last_model_on_validation_text(t
     split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
     done = train_place((1e-3, 1), config, {}, corpus, split, ALONE, [])
 
-    model, _ = load_model(run_folder(config, {}, corpus))
+    model, _ = load_model(run_folder(config, {}, corpus.folder.name))
     assert len(windows) < SEQUENCES
     tokens_ST = torch.from_numpy(windows.batch(0, len(windows)))
     found = sizes_by_distance(model, tokens_ST, ALONE.device)
@@ -65,7 +65,7 @@ def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: P
     split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
     train_place((1e-3, 0), config, {}, corpus, split, ALONE, [])
 
-    last = newest(run_folder(config, {}, corpus))
+    last = newest(run_folder(config, {}, corpus.folder.name))
     assert last is not None
     last.write_bytes(last.read_bytes()[:-1])
     with pytest.raises(DamagedFileError, match=r"step-00000008.safetensors is damaged"):

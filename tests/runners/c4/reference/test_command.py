@@ -355,6 +355,44 @@ def test_within_minutes_only_runs_begin_that_are_expected_to_end_in_time(
     assert f"not finished: gla, transformer ({reasons})" in capsys.readouterr().err
 
 
+def test_a_stopped_run_counts_for_its_remaining_steps(
+    trained: dict[str, Any],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Three runs of 240 s are left, the first of which is stopped after 2 of its 4 steps: 600 s in all."""
+    command = [*command[:3], "transformer", *command[5:]]
+    file = tmp_path / "cells" / "transformer.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(timed(unfinished(trained), 210.0)))
+    at_step_3 = At(3, interrupt)
+    monkeypatch.setattr(at_step_3, "close", lambda: None, raising=False)
+    monkeypatch.setattr(reference, "Bar", lambda _: at_step_3)
+    with pytest.raises(Interruption):
+        reference.main(command)
+    (checkpoint,) = (tmp_path / "out" / RUNS / "c4").glob("*/checkpoints/*")
+    assert checkpoint.stem == "step-00000002"
+
+    capsys.readouterr()
+    reference.main([*command, "--dry-run"])
+    assert "time: about 10 min as the finished runs took" in capsys.readouterr().out
+
+    # The other half of the run takes 2 minutes, with 30 s beside training; a whole one would take 4.5 minutes.
+    begun: list[str] = []
+
+    def train(*_: object) -> dict[str, Any]:
+        begun.append(minutes)
+        raise RunError("stopped by the test")
+
+    monkeypatch.setattr(reference, "train_place", train)
+    for minutes in ("2", "3"):
+        with contextlib.suppress(SystemExit):  # as the run is stopped
+            reference.main([*command, "--minutes", minutes])
+    assert begun == ["3"]
+
+
 def test_minutes_must_be_positive(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         reference.main([*command, "--minutes", "0"])
@@ -386,6 +424,16 @@ def test_torchrun_is_refused_in_one_line(
     line = "error: run this command without torchrun: it starts one process per GPU by itself\n"
     assert capsys.readouterr().err == line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_rank_is_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "abc")
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(command)
+    assert capsys.readouterr().err.startswith("error: the environment variable RANK is 'abc', not a whole number")
+    assert not (tmp_path / "cells").exists()
 
 
 def of_another_corpus(cell: dict[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,23 @@ def test_finished_cells_show_the_pace_of_the_machine(monkeypatch: pytest.MonkeyP
     assert [left.allows(duration.seconds) for duration in durations] == [False, False, False]
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs a file system that takes no files")
+def test_a_folder_that_takes_no_cells_is_refused_before_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--layers", "rt", "--tasks", "parity", "--folder", "/proc/cells", "--out", str(tmp_path / "out")]
+    for words in ([], ["--overview"]):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([*arguments, *words])
+        printed = capsys.readouterr()
+        assert printed.err.startswith("error: --folder /proc/cells: nothing can be written into /proc (")
+        assert printed.out == ""
+
+    command.main([*arguments, "--dry-run"])
+    assert "0 of 1 cells are in /proc/cells" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in ((["--layers", "nope"], "no row 'nope'"), (["--tasks", "nope"], "no task 'nope'")):
         with pytest.raises(SystemExit, match="2"):

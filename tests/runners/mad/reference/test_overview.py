@@ -65,25 +65,33 @@ def test_what_has_no_file_is_not_run_yet() -> None:
     assert blocks["mqar"] == ["not run yet"] * 3
 
 
-def test_the_mean_rank_is_over_the_tasks_that_all_layers_have_and_leaves_out_variants() -> None:
+def test_complete_layers_are_ranked_among_themselves_and_the_others_stand_below() -> None:
     found = {("gla", task): standing("gla", 0.5) for task in TASKS}
     found |= {("lstm", task): standing("lstm", 0.75 if task == "mqar" else 0.5) for task in TASKS}
     found |= {("rt", task): standing("rt", 0.6) for task in ("parity", "mqar")}
-    found |= {("rt-block-4", "parity"): standing("rt-block-4", 1.0)}
+    found |= {("lru", task): standing("lru", 0.55) for task in ("parity", "mqar", "copying")}
+    found |= {("rt-block-4", task): standing("rt-block-4", 1.0) for task in TASKS}
     table, absent = ranking_table(found).split("\n\n")
-    assert "mean rank (2 tasks)" in table.splitlines()[0]
-    parity, mqar, copying = [list(TASKS).index(task) for task in ("parity", "mqar", "copying")]
-    lstm, rt, gla = sorted(cells_of(table), key=lambda row: ["lstm", "rt", "gla"].index(row[0]))
-    assert [row[0] for row in cells_of(table)][-1] == "gla"
-    assert (lstm[1], rt[1], gla[1]) == ("1.5", "1.5", "2.5")
-    assert [row[2 + parity] for row in (lstm, rt, gla)] == ["2", "1", "2"]
-    assert [row[2 + mqar] for row in (lstm, rt, gla)] == ["1", "2", "3"]
-    assert [row[2 + copying] for row in (lstm, rt, gla)] == ["1", "not run yet", "1"]
+    assert table.startswith("| layer | mean rank | ")
+    rows = {row[0]: row[1:] for row in cells_of(table)}
+    assert list(rows) == ["lstm", "gla", "lru", "rt"]
+    assert [row[0] for row in rows.values()] == ["1.0", "1.1", "3 of 10 tasks", "2 of 10 tasks"]
+    of_tasks = {task: [row[1 + n] for row in rows.values()] for n, task in enumerate(TASKS)}
+    assert of_tasks["mqar"] == ["1", "2", "2", "2"]  # below the LSTM, above GLA
+    assert of_tasks["parity"] == ["1", "1", "1", "1"]
+    assert of_tasks["copying"] == ["1", "1", "1", "not run yet"]
     assert "`mamba`" in absent
     assert "`gla`" not in absent
 
-    del found["rt", "parity"], found["rt", "mqar"]
-    assert "| mean rank |" in ranking_table(found).splitlines()[0]
+
+def test_without_a_complete_layer_there_are_no_ranks() -> None:
+    found = {("rt", "parity"): standing("rt", 0.6), ("gla", "parity"): standing("gla (stale)", 0.5)}
+    rows = {row[0]: row[1:] for row in cells_of(ranking_table(found).partition("\n\n")[0])}
+    parity = 1 + list(TASKS).index("parity")
+    assert {name: (row[0], row[parity]) for name, row in rows.items()} == {
+        "rt": ("1 of 10 tasks", "–"),
+        "gla": ("1 of 10 tasks", "– (stale)"),
+    }
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
@@ -111,7 +119,7 @@ def test_the_command_writes_the_overview_of_the_files_and_trains_nothing(
     said = capsys.readouterr().out.splitlines()
     assert said[1:] == [f"written: {tmp_path / name}" for name in ("overview.png", "overview.md")]
     text = (tmp_path / "overview.md").read_text()
-    assert "1 (stale) |" in text
+    assert "– (stale) |" in text
     assert "Stale: trained on other data" in text
     assert "`python -m runners.mad.reference`" in text
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
