@@ -19,6 +19,7 @@ from runners.mad.results.standings import Standing
 from tasks import TASKS
 
 NOT_RUN = "not run yet"
+NOT_SOLVED = "neither solves it"
 DEPTHS = ("transformer", "transformer-2-layers", "transformer-3-layers", "transformer-4-layers")
 """Rows with 1, 2, … Transformer layers."""
 BLOCKS = {1: "rt", 4: "rt-block-4", 16: "rt-block-16"}
@@ -65,7 +66,8 @@ def overview_page(found: Found, command: str) -> str:
         "without a mean rank; their rank on a task is the place that they would take among the complete layers.",
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
-        "exceeds the interval of RT.",
+        "exceeds the interval of RT. Where neither RT nor these layers answer a single whole test sequence, the table "
+        "says so instead.",
         depth_table(found),
         "## Blocks",
         "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
@@ -116,12 +118,14 @@ def effective_depth(found: Found, task: str) -> str:
     """Return in words how many Transformer layers one RT layer is worth on a task."""
     if ("rt", task) not in found:
         return NOT_RUN
-    least, _ = interval(found["rt", task])
+    rt = found["rt", task]
+    least, _ = interval(rt)
     for n, name in enumerate(DEPTHS, 1):
         if (name, task) not in found:
             return NOT_RUN
-        if interval(found[name, task])[1] >= least:
-            return str(n)
+        transformer = found[name, task]
+        if interval(transformer)[1] >= least:
+            return str(n) if _solves_some(rt) or _solves_some(transformer) else NOT_SOLVED
     return f"more than {len(DEPTHS)}"
 
 
@@ -144,6 +148,12 @@ def _accuracy(found: Found, name: str, task: str) -> str:
     standing = found[name, task]
     estimate = standing.accuracy("token")
     return ("diverged" if estimate is None else estimate.text()) + _mark(standing)
+
+
+def _solves_some(standing: Standing) -> bool:
+    """Return whether a layer answers at least one test sequence without an error, with any seed."""
+    estimate = standing.accuracy("sequence")
+    return estimate is not None and estimate.mean > 0
 
 
 def _mark(standing: Standing) -> str:

@@ -1,5 +1,6 @@
 """The overview of the reference results: ranking, effective depth, blocks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from runners.mad.reference.cells import (
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.overview import block_table, depth_table, effective_depth, overview_page, ranking_table
 from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Estimate
 from tasks import TASKS
 from tests.runners.mad.results.test_ranking import standing
 
@@ -35,6 +37,12 @@ def of_depths(task: str, rt: float, *transformers: float) -> dict[tuple[str, str
     return {("rt", task): standing("rt", rt, 0.02), **found}
 
 
+def with_sequences(standing: Standing, mean: float) -> Standing:
+    """The standing with another accuracy by whole sequences."""
+    assert standing.test is not None
+    return replace(standing, test={**standing.test, "test_sequence_accuracy": Estimate(mean=mean, half_width=0.0)})
+
+
 @pytest.mark.parametrize(
     ("accuracies", "depth"),
     [
@@ -49,6 +57,17 @@ def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
     accuracies: tuple[float, ...], depth: str
 ) -> None:
     assert effective_depth(of_depths("parity", *accuracies), "parity") == depth
+
+
+def test_a_task_of_which_neither_answers_a_sequence_has_no_effective_depth() -> None:
+    """Equal accuracies of layers that learn nothing do not make them worth each other."""
+    place = (DEPTHS[2], "parity")
+    some = of_depths("parity", 0.11, 0.05, 0.11)
+    assert effective_depth(some, "parity") == "2"
+
+    nothing = {place: with_sequences(found, 0.0) for place, found in some.items()}
+    assert effective_depth(nothing, "parity") == "neither solves it"
+    assert effective_depth(nothing | {place: with_sequences(some[place], 1e-4)}, "parity") == "2"
 
 
 def test_what_has_no_file_is_not_run_yet() -> None:
