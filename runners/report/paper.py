@@ -88,7 +88,7 @@ class Evidence:
     def names(self) -> dict[str, Any]:
         """Return the functions and records of the templates by name."""
         methods = (
-            *("acc", "both", "early", "order", "ahead", "synthetic", "recurrence", "depth", "worth", "ablation"),
+            *("acc", "both", "early", "order", "ahead", "synthetic", "recurrence", "depth", "worth"),
             *("blocks", "seconds", "parameters"),
         )
         return {
@@ -190,15 +190,6 @@ class Evidence:
         if not ahead:
             return "not shown"
         return "agrees" if all(ahead) else "partly" if any(ahead) else "differs"
-
-    def ablation(self) -> Verdict:
-        """Return whether RT without the norm on persistent pairs is behind RT on the tasks that both are trained on."""
-        pairs = [(self.standing("rt", task), self.standing("rt-no-persistent-norm", task)) for task in TASKS]
-        known = [(interval(rt), interval(without)) for rt, without in pairs if rt and without]
-        behind = [rt[0] > without[1] for rt, without in known]
-        if not behind:
-            return "not shown"
-        return "agrees" if all(behind) else "partly" if any(behind) else "differs"
 
     def blocks(self) -> Verdict:
         """Return whether accuracies of longer blocks exist; the paper does not say whether they should be lower."""

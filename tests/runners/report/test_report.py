@@ -235,20 +235,17 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     evidence = Evidence(board_of(results), Records(results / "published"), {})
     assert evidence.ahead("parity", "token") == "agrees"
     assert evidence.ahead("mqar", "token") == "not shown"
-    assert evidence.ablation() == "not shown"
     assert evidence.blocks() == "not shown"
     assert evidence.recurrence() == "partly"  # parity alone is trained
     assert (evidence.depth(), evidence.worth("parity")) == ("agrees", "not trained")
     assert evidence.acc("transformer", "copying", "token") == "not trained"
 
     write_cell(results, "transformer", "parity", [1.0, 1.0])
-    write_cell(results, "rt-no-persistent-norm", "parity", [0.5, 0.5], mixer="rt")
     write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
     evidence = Evidence(board_of(results), Records(results / "published"), {})
     assert evidence.ahead("parity", "token") == "differs"
     assert evidence.recurrence() == "differs"
     assert (evidence.depth(), evidence.worth("parity")) == ("not shown", "1")
-    assert evidence.ablation() == "agrees"
     assert evidence.blocks() == "partly"
 
 
