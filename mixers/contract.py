@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
@@ -23,8 +23,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
 CLOSED = 1e-2
 """Parameters this small hide faults in what they multiply, for example a gate or an output map that starts at zero."""
-NO_VMAP_RULE = (nn.RNNBase, nn.LSTMCell)
-"""Modules that ``torch.func.vmap`` cannot run: nn.LSTM, nn.GRU, nn.RNN and nn.LSTMCell (seen with PyTorch 2.13)."""
 
 
 def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]) -> None:
@@ -82,20 +80,6 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
     if closed:
         _check_outputs(mixer, layer, device, positions, draw)
-
-
-def explain_vmap_error(model: nn.Module) -> str:
-    """Return why a model may fail under ``torch.func.vmap``: the rules, and its modules that break them."""
-    refused = [
-        f"nn.{type(module).__name__} ({name})"
-        for name, module in model.named_modules()
-        if isinstance(module, NO_VMAP_RULE)
-    ]
-    sentences = ["All runs are trained at once by torch.func.vmap."]
-    if refused:
-        sentences.append(f"vmap has no rule for {', '.join(refused)}: write out its gates, as mixers/ops/lstm.py does.")
-    sentences.append("CONTRIBUTING.md says what a layer may do.")
-    return " ".join(sentences)
 
 
 def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> None:

@@ -21,10 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.base import ContractError, Shape
-from mixers.contract import NO_VMAP_RULE, check_layer, explain_vmap_error
+from mixers.contract import check_layer
 from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
+from mixers.vmap_errors import NO_VMAP_RULE
 from runners.mad import __main__ as mad
 from runners.mad import studies
 from runners.provenance import code_version
@@ -184,7 +185,7 @@ def test_so_is_what_its_backward_pass_raises() -> None:
 
 
 def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     class Recomputed(Transformer):
         def forward(self, x_BTD: Tensor) -> Tensor:
@@ -192,12 +193,10 @@ def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
             return z_BTD
 
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Recomputed))
-    command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", "--out"]
     for more in ([], ["--dry-run"]):
-        with pytest.raises(RuntimeError, match="vmap") as caught:
-            mad.main([*command, str(tmp_path / "out"), *more])
-        assert caught.value.__notes__[-1].startswith("while mixer 'layers_of_others:L' was called for all runs at once")
-        assert not (tmp_path / "out").exists()
+        error = refused(*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", *more)
+        assert error.startswith("error: mixer Recomputed cannot be computed for all runs at once: ")
+        assert "recompute nothing by torch.utils.checkpoint" in error
 
 
 def test_outputs_that_are_not_finite_are_left_to_training() -> None:
@@ -298,13 +297,6 @@ def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pyt
     assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
 
 
-def test_an_error_of_vmap_names_the_module_that_has_no_rule() -> None:
-    layer = of_others()
-    assert "nn." not in explain_vmap_error(layer)
-    layer.cells = torch.nn.ModuleList([torch.nn.GRU(4, 4), torch.nn.GRUCell(4, 4)])
-    assert "vmap has no rule for nn.GRU (cells.0): write out its gates" in explain_vmap_error(layer)
-
-
 class WithLSTM(Transformer):
     """A layer that holds a module of PyTorch without a rule for vmap."""
 
@@ -322,16 +314,13 @@ class WithLSTM(Transformer):
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_the_error_before_training_names_that_module(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], more: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=WithLSTM))
-    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--out", str(tmp_path / "out")]
-    with pytest.raises(RuntimeError, match="Batching rule not implemented") as caught:
-        mad.main([*command, *more])
-    rules, name = caught.value.__notes__
-    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in rules
-    assert name == "while mixer 'layers_of_others:L' was called for all runs at once, as in training"
-    assert not (tmp_path / "out").exists()
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", *more)
+    assert error.startswith("error: mixer WithLSTM cannot be computed for all runs at once: ")
+    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in error
+    assert "Batching rule not implemented" in error
 
 
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
