@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.base import ContractError, Shape
-from mixers.contract import check_layer
+from mixers.contract import check_layer, warn_unused
 from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
@@ -207,7 +207,7 @@ def test_outputs_that_are_not_finite_are_left_to_training() -> None:
 @pytest.mark.parametrize("name", MIXERS)
 def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU)
+    assert check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU) == []
     assert caplog.messages == []
 
 
@@ -477,9 +477,42 @@ def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureF
     layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
     layer.spare = torch.nn.Linear(16, 16)
     for _task in range(2):
-        check_layer("other", layer, CPU)
+        warn_unused("other", check_layer("other", layer, CPU))
     names = "fixed, spare.weight, spare.bias"
     assert caplog.messages == [f"mixer 'other': no gradient reaches {names}, which count as parameters all the same"]
+
+
+class Spare(nn.Module):
+    """A module with a parameter that it does not use."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(dim))
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD
+
+
+class SpareBranching(Spare):
+    """It cannot be computed for several runs at once."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) if x_BTD.sum() < torch.inf else x_BTD
+
+
+def test_one_parameter_that_gets_no_gradient_is_said_once_the_layer_has_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
+) -> None:
+    """Before an error of the same layer, or of another one, it would mislead."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=SpareBranching))
+    for mixers in (["layers_of_others:B"], ["layers_of_others:A", "layers_of_others:B"]):
+        assert "mixer SpareBranching cannot be computed" in refused(*COMMAND, "--mixer", *mixers)
+        assert caplog.messages == []
+    mad.main([*COMMAND, "--mixer", "layers_of_others:A", "--dry-run", "--out", str(tmp_path / "out")])
+    said = "mixer 'layers_of_others:A': no gradient reaches mixer.a, which counts as a parameter all the same"
+    assert said in caplog.messages
 
 
 class Usual(Transformer):
