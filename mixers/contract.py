@@ -4,12 +4,12 @@ They find faults that make results wrong without an error: outputs that depend o
 steps that differ from the parallel form, and parameters that are not trained.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixers.base import ContractError, Layer, log_once
 from mixers.ops.numerics import product_autocast, product_precision
@@ -23,11 +23,11 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
 CLOSED = 1e-2
 """Parameters this small hide faults in what they multiply, for example a gate or an output map that starts at zero."""
-NO_VMAP_RULE = (nn.RNNBase, nn.LSTMCell)
-"""Modules that ``torch.func.vmap`` cannot run: nn.LSTM, nn.GRU, nn.RNN and nn.LSTMCell (seen with PyTorch 2.13)."""
 
 
-def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]) -> None:
+def check_foreign(
+    mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]
+) -> list[str]:
     """Call ``check_layer`` for a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
 
     Args:
@@ -35,23 +35,35 @@ def check_foreign(mixer: str, build: Callable[[], Layer], device: torch.device, 
         build: Builds the layer.
         device: Device on which the layer is called.
         positions: Returns the length of the sequences to train on.
+
+    Returns:
+        Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
     """
-    if ":" in mixer:
-        check_layer(mixer, build(), device, positions())
+    return check_layer(mixer, build(), device, positions()) if ":" in mixer else []
+
+
+def warn_unused(mixer: str, names: Sequence[str]) -> None:
+    """Warn of the parameters ``names`` that no gradient reaches, once the layer has passed all other checks."""
+    if names:
+        counted = "counts as a parameter" if len(names) == 1 else "count as parameters"
+        log_once(f"mixer {mixer!r}: no gradient reaches {', '.join(names)}, which {counted} all the same")
 
 
 @torch.no_grad()
-def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int = POSITIONS) -> None:
+def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int = POSITIONS) -> list[str]:
     """Call a layer several times on two sequences, in the precision of training.
 
     The layer is checked as it is, then again with random values for parameters close to zero, so it must not be used
-    afterwards. Outputs that are not finite are left to training. Parameters without a gradient give a warning.
+    afterwards. Outputs that are not finite are left to training.
 
     Args:
         mixer: Name of the layer in messages.
         layer: The layer, whose parameters may be overwritten.
         device: Device on which it is called.
         positions: Length of the sequences.
+
+    Returns:
+        Names of parameters that no gradient reaches.
 
     Raises:
         ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
@@ -73,8 +85,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
     draw, layer = torch.Generator().manual_seed(0), layer.to(device)
     _check_outputs(mixer, layer, device, positions, draw)
-    if unused := _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device)):
-        log_once(f"mixer {mixer!r}: no gradient reaches {', '.join(unused)}, which count as parameters all the same")
+    unused = _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device))
 
     # Open the gates that start closed, and check again.
     closed = [p for p in layer.parameters() if p.numel() and p.abs().max() < CLOSED]
@@ -82,20 +93,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
     if closed:
         _check_outputs(mixer, layer, device, positions, draw)
-
-
-def explain_vmap_error(model: nn.Module) -> str:
-    """Return why a model may fail under ``torch.func.vmap``: the rules, and its modules that break them."""
-    refused = [
-        f"nn.{type(module).__name__} ({name})"
-        for name, module in model.named_modules()
-        if isinstance(module, NO_VMAP_RULE)
-    ]
-    sentences = ["All runs are trained at once by torch.func.vmap."]
-    if refused:
-        sentences.append(f"vmap has no rule for {', '.join(refused)}: write out its gates, as mixers/ops/lstm.py does.")
-    sentences.append("CONTRIBUTING.md says what a layer may do.")
-    return " ".join(sentences)
+    return unused
 
 
 def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> None:

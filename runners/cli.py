@@ -35,7 +35,8 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
     """Run a program and turn interruptions into exit statuses; with ``--version`` print its version instead.
 
     Ctrl-C prints ``interrupted``. An orderly stop prints the step at which training stopped. A closed pipe, as of
-    ``| head``, prints nothing. An error in a user's code prints one line, with its place and a file with the traceback.
+    ``| head``, prints nothing. An error in a user's code prints one line, with its place and a file with the traceback,
+    and ends with status 2, as other errors that the user can correct.
 
     Args:
         main: the program.
@@ -92,11 +93,10 @@ def _run(main: Callable[[], None]) -> None:
         if isinstance(error, SystemExit) and not is_raised_by_user(error):
             raise
         if origin(error) is not None:
-            print(f"error: {_unexpected(error)}", file=sys.stderr)
-        elif lacks_memory(error):
-            print(f"stopped: {_unexpected(error)}", file=sys.stderr)
-        else:
+            fail(_unexpected(error))
+        if not lacks_memory(error):
             raise
+        print(f"stopped: {_unexpected(error)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from mixers.contract import check_foreign
+from mixers.contract import check_foreign, warn_unused
 from runners.c4 import export
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
@@ -129,7 +129,10 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
 
     # If its activations could be counted, the layer runs without a GPU.
     if ACTIVATIONS in found.memory:
-        check_foreign(config.mixer, lambda: build_layer(config, options), torch.device("cpu"), lambda: config.seq_len)
+        unused = check_foreign(
+            config.mixer, lambda: build_layer(config, options), torch.device("cpu"), lambda: config.seq_len
+        )
+        warn_unused(config.mixer, unused)
 
     console.print(describe(found, config))
     if config.search:

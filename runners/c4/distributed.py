@@ -77,6 +77,12 @@ def world(device: str) -> Iterator[World]:
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
     rank, local, size = from_torchrun("RANK", 0), from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
+    for variable, index in (("RANK", rank), ("LOCAL_RANK", local)):
+        if index >= size:
+            raise ValueError(
+                f"the environment variable {variable} is {index}, but processes are counted from 0, and WORLD_SIZE is "
+                f"{size}: unset both, or start the command with torchrun"
+            )
 
     # Each process takes its own GPU.
     if on_gpu and local >= len(places):

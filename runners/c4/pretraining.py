@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from mixers.base import Layer
-from mixers.contract import check_foreign
+from mixers.contract import check_foreign, warn_unused
 from mixers.models import LanguageModel
 from mixers.registry import building, find_mixer
 from runners.c4.checkpoints import load_model
@@ -229,7 +229,8 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     require_shared(config.out, world)
     if world.is_first:
         check_login(config.wandb)
-    check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
+    unused = check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
+    warn_unused(config.mixer, unused)
 
     corpus = corpus_of(config, console)
     if shortage := corpus.shortage(config.seq_len):

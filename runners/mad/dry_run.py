@@ -105,7 +105,7 @@ def print_forecast(
 ) -> None:
     """Print one row per layer under each task, then the total cost and duration of the unfinished runs.
 
-    A layer whose FLOPs cannot be counted on the CPU is tried on the device afterwards, because it may need a GPU.
+    The layers are tried first, so that an error of one of them stands alone.
 
     Args:
         experiments: experiments of the command.
@@ -125,8 +125,10 @@ def print_forecast(
     for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
         table.add_column(heading, justify="right")
 
-    known, found, works, uncounted, tried = [], [], [], [], set()
-    with console.status("counting") as status:
+    known, found, works = [], [], []
+    with console.status("trying the layers") as status:
+        _try_layers(experiments, device)
+
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.label} on {experiment.task}, {i + 1} of {len(experiments)}")
             if storage is not None:
@@ -134,12 +136,6 @@ def print_forecast(
             known.append(experiment)
             found.append(forecast(experiment, grid, storage, folder))
             works.append(work_left(experiment, grid, more_seeds, storage, folder))
-            if (setting := _setting(experiment)) not in tried:
-                tried.add(setting)
-                if found[-1].flops is None:
-                    uncounted.append(experiment)
-                else:
-                    try_layers([experiment], torch.device("cpu"))
 
         status.update(f"timing steps, for {clock.left:.0f} seconds at most")
         durations = clock.durations(known, works)
@@ -166,7 +162,17 @@ def print_forecast(
         console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
     if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
         console.print(f"time: {text}", soft_wrap=True)
-    try_layers(uncounted, device)
+
+
+def _try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
+    """Try each layer once per setting on the CPU, or on the device if one fails there, because it may need a GPU."""
+    distinct = [*{_setting(experiment): experiment for experiment in experiments}.values()]
+    try:
+        try_layers(distinct, torch.device("cpu"))
+    except Exception:  # a user's layer may raise anything
+        if device.type == "cpu":
+            raise
+        try_layers(distinct, device)
 
 
 def _setting(experiment: Experiment) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from mixers.base import Layer, Shape, switch, switched_off
 from mixers.models import BACKBONES, Backbone
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import mixer_label, with_short_convolution
+from mixers.vmap_errors import explaining_vmap
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
@@ -194,9 +195,8 @@ def call_as_in_training(
         device: device on which the model is called.
 
     Raises:
-        ContractError: the model's buffers depend on the seed.
-        Exception: errors of the layer's own code, with a note that names the mixer. Errors of ``torch.func.vmap`` have
-            a second note with its rules (``Ensemble.logits``).
+        ContractError: the model's buffers depend on the seed, or it cannot be computed for several runs at once.
+        Exception: errors of the layer's own code, with a note that names the mixer.
     """
     foreign = experiment.mixer not in MIXERS
     two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
@@ -204,7 +204,7 @@ def call_as_in_training(
 
     # Both passes for a layer from outside; the tests cover the backward passes of the others.
     try:
-        with torch.set_grad_enabled(foreign):
+        with torch.set_grad_enabled(foreign), explaining_vmap(ensemble.model):
             params_RP = ensemble.params_RP.requires_grad_(foreign)
             tokens_RBT = torch.zeros(2, 1, positions, dtype=torch.int64, device=device)
             logits_RBTV = ensemble.logits(params_RP, tokens_RBT)

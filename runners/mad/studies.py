@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mixers.contract import POSITIONS, check_foreign
+from mixers.contract import POSITIONS, check_foreign, warn_unused
 from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
@@ -72,13 +72,19 @@ class Settings:
 def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
     """Call each experiment's model as training will, before the first is trained, which may take hours.
 
+    Warnings about parameters follow once all layers have passed.
+
     Raises:
         ContractError: a layer from outside does not do what the trainer takes for granted.
     """
+    unused = []
     for experiment in experiments:
         positions = partial(_positions, experiment)
-        check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions)
+        unused.append(check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions))
         call_as_in_training(experiment, experiment.build, min(POSITIONS, positions()), device)
+
+    for experiment, names in zip(experiments, unused, strict=True):
+        warn_unused(experiment.mixer, names)
 
 
 def train_studies(

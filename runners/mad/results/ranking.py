@@ -5,7 +5,7 @@ whose grid points all diverged is last.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,11 @@ from rich.table import Table
 from mixers.costs import FOOTNOTE, HEADINGS, short
 from runners.mad.results.standings import Standing, by_layer
 from runners.mad.results.tables import fits, print_intervals, print_protocols
+
+LISTED = 4
+"""Largest number of layers that a sentence names one by one."""
+NEAREST = 3
+"""Number of layers that it names of more."""
 
 Interval = tuple[float, float]
 
@@ -36,24 +41,26 @@ def interval(standing: Standing) -> Interval:
 def sentence(own: Standing, standings: Sequence[Standing]) -> str:
     """Return a sentence with the rank of a layer, and the layers from which it differs.
 
+    Of more than ``LISTED`` layers it gives the number, and the names of the ``NEAREST`` in rank.
+
     Args:
         own: the layer, one of ``standings``.
         standings: all layers of the ranking.
     """
     order = ranked(standings)
-    (rank,) = (rank for rank, s in order if s is own)
-    others = [s for _, s in order if s is not own]
+    ((at, rank),) = ((place, rank) for place, (rank, s) in enumerate(order) if s is own)
+    others = {place - at: s for place, (_, s) in enumerate(order) if s is not own}
     low, high = interval(own)
 
-    # Layers that are worse, not different, and better.
-    behind = [s.mixer for s in others if interval(s)[1] < low]
-    beside = [s.mixer for s in others if interval(s)[1] >= low and interval(s)[0] <= high]
-    before = [s.mixer for s in others if interval(s)[0] > high]
+    # Layers that are worse, not different, and better, by their distance in rank.
+    behind = {d: s.mixer for d, s in others.items() if interval(s)[1] < low}
+    beside = {d: s.mixer for d, s in others.items() if interval(s)[1] >= low and interval(s)[0] <= high}
+    before = {d: s.mixer for d, s in others.items() if interval(s)[0] > high}
 
     parts = [
-        f"ahead of {', '.join(behind)} outside the intervals" if behind else "",
-        f"within the intervals of {', '.join(beside)}" if beside else "",
-        f"behind {', '.join(before)} outside the intervals" if before else "",
+        f"ahead of {_names(behind)} outside the intervals" if behind else "",
+        f"within the intervals of {_names(beside)}" if beside else "",
+        f"behind {_names(before)} outside the intervals" if before else "",
     ]
     level = sum(other == rank for other, _ in order) - 1
     others_level = f", level with {level} other{'s' * (level > 1)}," if level else ""
@@ -109,6 +116,14 @@ def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]]
 
 def _label(standing: Standing, own: Collection[Standing]) -> str:
     return ("→ " if standing in own else "  ") + standing.mixer
+
+
+def _names(mixers: Mapping[int, str]) -> str:
+    """Return the names of layers, or the number of many and the nearest; keys are distances in rank, ascending."""
+    if len(mixers) <= LISTED:
+        return ", ".join(mixers.values())
+    nearest = sorted(sorted(mixers, key=abs)[:NEAREST])
+    return f"{len(mixers)} layers (nearest: {', '.join(mixers[d] for d in nearest)})"
 
 
 def _mean(standing: Standing) -> float:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from mixers.base import ContractError, decayed
-from mixers.contract import explain_vmap_error
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
+from mixers.vmap_errors import explaining_vmap
 from runners.device import keep_freed_memory
 from runners.mad.training.compiled import Step, compiled
 from runners.mad.training.loss import mean_cross_entropy
@@ -93,8 +93,7 @@ class Ensemble:
         """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.
 
         Raises:
-            RuntimeError: the layer cannot be computed for all runs at once; a note names the rules, and modules
-                that ``torch.func.vmap`` cannot run.
+            ContractError: the layer cannot be computed for all runs at once.
         """
 
         def logits_of_one_run(params: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
@@ -104,13 +103,8 @@ class Ensemble:
         # Kernels read gains without gaps: a copy here serves all of them.
         params = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()}
         tokens_axis = 0 if tokens.ndim == 3 else None
-        try:
-            with product_autocast(self.device):
-                logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(params, tokens)
-        except RuntimeError as error:
-            if any(sign in str(error) for sign in ("vmap", "Batching rule")):
-                error.add_note(explain_vmap_error(self.model))
-            raise
+        with explaining_vmap(self.model), product_autocast(self.device):
+            logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(params, tokens)
         return logits
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:

@@ -330,3 +330,31 @@ def test_a_bad_variable_of_torchrun_is_named(
     words = f"the environment variable {variable} is {value!r}, not a whole number of at least {least}"
     assert capsys.readouterr().err == f"error: {words}: unset it, or start the command with torchrun\n"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "index", "size"),
+    [("RANK", "5", "2"), ("RANK", "2", "2"), ("LOCAL_RANK", "2", "2"), ("RANK", "1", None)],
+)
+def test_a_rank_that_is_not_below_the_number_of_processes_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    index: str,
+    size: str | None,
+) -> None:
+    """PyTorch would wait for the other processes until its timeout."""
+
+    def join(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("the process has begun to wait for others")
+
+    monkeypatch.setattr("torch.distributed.init_process_group", join)
+    monkeypatch.setenv(variable, index)
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")])
+    words = f"the environment variable {variable} is {index}, but processes are counted from 0, and WORLD_SIZE is"
+    assert capsys.readouterr().err == f"error: {words} {size or 1}: unset both, or start the command with torchrun\n"
+    assert not (tmp_path / "out").exists()

@@ -21,10 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.base import ContractError, Shape
-from mixers.contract import NO_VMAP_RULE, check_layer, explain_vmap_error
+from mixers.contract import check_layer, warn_unused
 from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
+from mixers.vmap_errors import NO_VMAP_RULE
 from runners.mad import __main__ as mad
 from runners.mad import studies
 from runners.provenance import code_version
@@ -61,9 +62,6 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "float64": (lambda z: z.double(), "it returned torch.float64"),
 }
 
-UNCOUNTED = ("narrower", "two", "nothing", "float64")
-"""Layers whose operations cannot be counted, for which a dry run has a question mark."""
-
 
 def faulty(fault: Callable[[Tensor], Any]) -> type[Faulty]:
     return type("L", (Faulty,), {"fault": staticmethod(fault)})
@@ -76,9 +74,9 @@ def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
     fault, message = FAULTS[name]
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=faulty(fault)))
     command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2"]
-    assert message in refused(*command)
-    if name not in UNCOUNTED:
-        assert message in refused(*command, "--dry-run")
+    in_training, in_dry_run = refused(*command), refused(*command, "--dry-run")
+    assert message in in_training
+    assert in_dry_run == in_training
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_so_is_what_its_backward_pass_raises() -> None:
 
 
 def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     class Recomputed(Transformer):
         def forward(self, x_BTD: Tensor) -> Tensor:
@@ -192,12 +190,10 @@ def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
             return z_BTD
 
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Recomputed))
-    command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", "--out"]
     for more in ([], ["--dry-run"]):
-        with pytest.raises(RuntimeError, match="vmap") as caught:
-            mad.main([*command, str(tmp_path / "out"), *more])
-        assert caught.value.__notes__[-1].startswith("while mixer 'layers_of_others:L' was called for all runs at once")
-        assert not (tmp_path / "out").exists()
+        error = refused(*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", *more)
+        assert error.startswith("error: mixer Recomputed cannot be computed for all runs at once: ")
+        assert "recompute nothing by torch.utils.checkpoint" in error
 
 
 def test_outputs_that_are_not_finite_are_left_to_training() -> None:
@@ -208,7 +204,7 @@ def test_outputs_that_are_not_finite_are_left_to_training() -> None:
 @pytest.mark.parametrize("name", MIXERS)
 def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU)
+    assert check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), CPU) == []
     assert caplog.messages == []
 
 
@@ -298,13 +294,6 @@ def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pyt
     assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
 
 
-def test_an_error_of_vmap_names_the_module_that_has_no_rule() -> None:
-    layer = of_others()
-    assert "nn." not in explain_vmap_error(layer)
-    layer.cells = torch.nn.ModuleList([torch.nn.GRU(4, 4), torch.nn.GRUCell(4, 4)])
-    assert "vmap has no rule for nn.GRU (cells.0): write out its gates" in explain_vmap_error(layer)
-
-
 class WithLSTM(Transformer):
     """A layer that holds a module of PyTorch without a rule for vmap."""
 
@@ -322,16 +311,13 @@ class WithLSTM(Transformer):
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_the_error_before_training_names_that_module(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], more: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=WithLSTM))
-    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--out", str(tmp_path / "out")]
-    with pytest.raises(RuntimeError, match="Batching rule not implemented") as caught:
-        mad.main([*command, *more])
-    rules, name = caught.value.__notes__
-    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in rules
-    assert name == "while mixer 'layers_of_others:L' was called for all runs at once, as in training"
-    assert not (tmp_path / "out").exists()
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", *more)
+    assert error.startswith("error: mixer WithLSTM cannot be computed for all runs at once: ")
+    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in error
+    assert "Batching rule not implemented" in error
 
 
 WRITES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -488,9 +474,42 @@ def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureF
     layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
     layer.spare = torch.nn.Linear(16, 16)
     for _task in range(2):
-        check_layer("other", layer, CPU)
+        warn_unused("other", check_layer("other", layer, CPU))
     names = "fixed, spare.weight, spare.bias"
     assert caplog.messages == [f"mixer 'other': no gradient reaches {names}, which count as parameters all the same"]
+
+
+class Spare(nn.Module):
+    """A module with a parameter that it does not use."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(dim))
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD
+
+
+class SpareBranching(Spare):
+    """It cannot be computed for several runs at once."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) if x_BTD.sum() < torch.inf else x_BTD
+
+
+def test_one_parameter_that_gets_no_gradient_is_said_once_the_layer_has_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
+) -> None:
+    """Before an error of the same layer, or of another one, it would mislead."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=SpareBranching))
+    for mixers in (["layers_of_others:B"], ["layers_of_others:A", "layers_of_others:B"]):
+        assert "mixer SpareBranching cannot be computed" in refused(*COMMAND, "--mixer", *mixers)
+        assert caplog.messages == []
+    mad.main([*COMMAND, "--mixer", "layers_of_others:A", "--dry-run", "--out", str(tmp_path / "out")])
+    said = "mixer 'layers_of_others:A': no gradient reaches mixer.a, which counts as a parameter all the same"
+    assert said in caplog.messages
 
 
 class Usual(Transformer):

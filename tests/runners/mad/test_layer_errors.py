@@ -52,6 +52,7 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -60,13 +61,22 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_error_of_a_users_layer_is_one_line_with_its_place_and_a_file_with_its_traceback(
-    layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+    layers: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    message: str,
+    more: list[str],
 ) -> None:
-    command = [*SMALL, "--mixer", f"layers_that_fail:{name}", "--out", str(tmp_path / "out")]
+    """It stands alone: no table with gaps and no warning come before it."""
+    command = [*SMALL, "--mixer", "transformer", f"layers_that_fail:{name}", "--out", str(tmp_path / "out"), *more]
     with pytest.raises(SystemExit) as end:
         run_command(lambda: mad.main(command), "interrupted")
-    assert end.value.code == 1
-    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert caplog.messages == []
+    printed, error = capsys.readouterr()
+    assert printed == ""
     assert error.startswith("error: " + message.format(file=layers))
     assert f"mixer 'layers_that_fail:{name}'" in error
     assert error.count("\n") == 1
@@ -85,7 +95,7 @@ def test_a_layer_that_ends_the_program_is_one_line(
     command = [*SMALL, "--mixer", "layers_that_fail:Exits", "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit) as end:
         run_command(lambda: mad.main(command), "interrupted")
-    assert end.value.code == 1
+    assert end.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {layers}:16, in Exits.forward(x (2, 40, 16)): SystemExit: 0; traceback: ")
     Path(error.rpartition("traceback: ")[2].strip()).unlink()

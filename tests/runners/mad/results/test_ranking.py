@@ -53,6 +53,29 @@ def test_intervals_that_touch_do_not_tell_layers_apart() -> None:
     )
 
 
+def test_many_layers_are_a_number_and_the_nearest_in_rank() -> None:
+    own = standing("mine", 0.5, 0.02)
+    better = [standing(f"better-{i}", 0.6 + 0.01 * i) for i in range(5)]
+    close = [standing(f"close-{i}", 0.485 + 0.01 * i) for i in range(4)]
+    worse = [standing(f"worse-{i}", 0.4 - 0.01 * i) for i in range(6)]
+    assert sentence(own, [*worse, *close, own, *better]) == (
+        "mine is 8th of 16 on parity: ahead of 6 layers (nearest: worse-0, worse-1, worse-2) outside the intervals; "
+        "within the intervals of close-3, close-2, close-1, close-0; "
+        "behind 5 layers (nearest: better-2, better-1, better-0) outside the intervals"
+    )
+    close.append(standing("close-4", 0.52))
+    assert "; within the intervals of 5 layers (nearest: close-3, close-2, close-1); " in sentence(
+        own, [*worse, *close, own, *better]
+    )
+
+
+def test_of_many_layers_that_diverged_as_it_did_the_nearest_are_named_too() -> None:
+    layers = [standing(name, None) for name in "abcdef"]
+    assert sentence(layers[5], layers) == (
+        "f is 1st of 6, level with 5 others, on parity: within the intervals of 5 layers (nearest: c, d, e)"
+    )
+
+
 def test_equal_means_share_the_smaller_rank() -> None:
     layers = [standing("a", 0.5), standing("b", 1.0), standing("c", 1.0), standing("d", None), standing("e", None)]
     assert [(rank, s.mixer) for rank, s in ranked(layers)] == [(1, "b"), (1, "c"), (3, "a"), (4, "d"), (4, "e")]

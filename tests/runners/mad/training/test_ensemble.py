@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mixers import MIXERS
 from mixers.attention_layer import AttentionLayer
-from mixers.base import Shape
+from mixers.base import ContractError, Shape
 from mixers.models import Backbone, LanguageModel
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
@@ -160,9 +160,10 @@ class Gated(Transformer):
 def test_a_layer_that_cannot_be_stacked_is_told_the_rule(layer: type[Transformer], message: str) -> None:
     config = layer.Config(heads=2)
     runs = Ensemble(lambda: LanguageModel(layer, config, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu"))
-    with pytest.raises(RuntimeError, match=message) as caught:
+    with pytest.raises(ContractError, match=message) as caught:
         runs.train_step(*batches(len(RUNS))[0])
-    assert "CONTRIBUTING" in caught.value.__notes__[0]
+    assert "CONTRIBUTING" in str(caught.value)
+    assert f"{__file__}:" in str(caught.value)
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
