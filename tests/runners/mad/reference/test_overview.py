@@ -123,6 +123,15 @@ def test_without_a_complete_layer_there_are_no_ranks() -> None:
     }
 
 
+def test_a_single_complete_layer_is_not_ranked() -> None:
+    """The report needs two, too."""
+    found = {("rt", task): standing("rt", 0.6) for task in TASKS} | {("gla", "parity"): standing("gla", 0.5)}
+    rows = {row[0]: row[1:] for row in cells_of(ranking_table(found).partition("\n\n")[0])}
+    assert rows["rt"] == ["10 of 10 tasks", *["–"] * len(TASKS)]
+    assert rows["gla"][0] == "1 of 10 tasks"
+    assert set(rows["gla"][1:]) == {"–", "not run yet"}
+
+
 @pytest.mark.parametrize("preset", ["full", "quick"])
 def test_the_stored_overview_is_that_of_the_stored_cells(preset: ProtocolName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False for _ in cells])
