@@ -77,6 +77,8 @@ def world(device: str) -> Iterator[World]:
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
     rank, local, size = from_torchrun("RANK", 0), from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
+    if size > 1 and rank >= size:
+        raise ValueError(f"RANK is {rank} and WORLD_SIZE is {size}: unset both, or start the command with torchrun")
 
     # Each process takes its own GPU.
     if on_gpu and local >= len(places):

@@ -14,7 +14,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 from mixers.base import Shape  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
-from runners.c4 import checkpoints  # noqa: E402
+from runners.c4 import checkpoints, distributed  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
 from runners.c4.corpus import convert  # noqa: E402
 from runners.cli import run_command  # noqa: E402
@@ -330,3 +330,12 @@ def test_a_bad_variable_of_torchrun_is_named(
     words = f"the environment variable {variable} is {value!r}, not a whole number of at least {least}"
     assert capsys.readouterr().err == f"error: {words}: unset it, or start the command with torchrun\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_beyond_the_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would wait for the other processes."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail("waits for others"))
+    with pytest.raises(ValueError, match=r"^RANK is 2 and WORLD_SIZE is 2: "), distributed.world("cpu"):
+        pass
