@@ -228,7 +228,7 @@ def test_mean_ranks_are_over_all_tasks_among_the_layers_that_have_them_all(
     )
     assert found[:3] == [("gla", "1.1"), ("lstm", "1.9"), ("rt", "3 of 10 tasks")]
     assert dict(found[3:]) == {"transformer": "2 of 10 tasks", "deltanet": "2 of 10 tasks"}
-    assert "accuracy among the 2 layers that are trained on all 10 tasks, over all of these" in page
+    assert "accuracy among the 2 layers that are trained on all 10 tasks, over these tasks, with" in page
 
 
 def test_layers_with_the_same_accuracies_in_another_order_of_seeds_share_a_rank(results: Path) -> None:
