@@ -159,10 +159,11 @@ def check_writable(storage: str) -> None:
     Nothing is made.
 
     Raises:
-        ValueError: the file takes no data, or its folder takes no files; locks lie beside it.
+        ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there.
     """
     if (file := _file_of(storage)) is None:
         return
+    file = Path(os.path.realpath(file))
     reason = unwritable(file.parent)
     if reason is None and file.exists() and not os.access(file, os.W_OK):
         reason = "nothing can be written into it (Permission denied)"

@@ -7,6 +7,7 @@ has the same rule.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
     values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
 
     # Mean ranks of the layers (L) over the tasks (T).
-    means_LT = np.array([[np.mean(seeds) for seeds in of_row] for of_row in values])
+    means_LT = np.array([[fmean(seeds) for seeds in of_row] for of_row in values])
     observed = _ranks(means_LT[None])[0].mean(axis=1)
 
     # B bootstrap samples of the seeds, then of the tasks.
@@ -71,7 +72,7 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
 
 def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:
     """Return the rank of each row among the cells of a task."""
-    means = {cell.row: float(np.mean(cell.values(metric) or [-np.inf])) for cell in cells}
+    means = {cell.row: fmean(cell.values(metric) or [-np.inf]) for cell in cells}
     return {row: 1 + sum(other > mean for other in means.values()) for row, mean in means.items()}
 
 

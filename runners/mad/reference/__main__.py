@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out, writes=not (options.dry_run or options.overview))
-        check_out(options.folder, "--folder", writes=not options.dry_run)
+        check_out(options.cells, "--folder", writes=not options.dry_run)
         deadline = None if options.minutes is None else Deadline(options.minutes, began)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
         there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]

@@ -61,13 +61,14 @@ def overview_page(found: Found, command: str) -> str:
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
         ranking_table(found),
-        f"Layers that have been run on all {len(TASKS)} tasks are ranked among themselves, on each task by mean "
-        "accuracy; equal means share a rank. The mean rank is over all tasks. Layers that lack tasks stand below, "
-        "without a mean rank; their rank on a task is the place that they would take among the complete layers.",
+        f"If at least two layers have been run on all {len(TASKS)} tasks, they are ranked among themselves, on each "
+        "task by mean accuracy; equal means share a rank. The mean rank is over all tasks. Layers that lack tasks "
+        "stand below, without a mean rank; their rank on a task is the place that they would take among the complete "
+        "layers.",
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
-        "exceeds the interval of RT. Where neither RT nor these layers answer a single whole test sequence, the table "
-        "says so instead.",
+        "exceeds the interval of RT. Where neither RT nor a Transformer with up to that number of layers answers a "
+        "single whole test sequence, the table says so instead.",
         depth_table(found),
         "## Blocks",
         "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
@@ -79,10 +80,15 @@ def overview_page(found: Found, command: str) -> str:
 
 
 def ranking_table(found: Found) -> str:
-    """Return the ranks of the registered layers on each task: complete layers by mean rank, then incomplete ones."""
+    """Return the ranks of the registered layers on each task: complete layers by mean rank, then incomplete ones.
+
+    A single complete layer has no rank.
+    """
     names = [entry.name for entry in LAYERS if any((entry.name, task) in found for task in TASKS)]
     known = {name: [task for task in TASKS if (name, task) in found] for name in names}
     complete = [name for name in names if len(known[name]) == len(TASKS)]
+    if len(complete) == 1:
+        complete = []
 
     # The place of each layer among the complete ones.
     ranks: dict[tuple[str, str], int] = {}
@@ -118,15 +124,17 @@ def effective_depth(found: Found, task: str) -> str:
     """Return in words how many Transformer layers one RT layer is worth on a task."""
     if ("rt", task) not in found:
         return NOT_RUN
-    rt = found["rt", task]
-    least, _ = interval(rt)
+    layers = [found["rt", task]]
+    least, _ = interval(layers[0])
+    worth = f"more than {len(DEPTHS)}"
     for n, name in enumerate(DEPTHS, 1):
         if (name, task) not in found:
             return NOT_RUN
-        transformer = found[name, task]
-        if interval(transformer)[1] >= least:
-            return str(n) if _solves_some(rt) or _solves_some(transformer) else NOT_SOLVED
-    return f"more than {len(DEPTHS)}"
+        layers.append(found[name, task])
+        if interval(layers[-1])[1] >= least:
+            worth = str(n)
+            break
+    return worth if any(map(_solves_some, layers)) else NOT_SOLVED
 
 
 def block_table(found: Found) -> str:

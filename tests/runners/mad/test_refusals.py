@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runners.mad import __main__ as mad
+from runners.storage import check_writable
 from tests.runners.mad.commands import HEADS, TINY
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -123,6 +124,16 @@ def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
     message = refused("--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--storage", url)
     assert message.startswith(f"error: {reason.format(f'{url}:', tmp_path)}")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_a_link_to_a_storage_is_checked_where_it_leads(tmp_path: Path, prefix: str) -> None:
+    """Locks lie beside the file itself."""
+    link = tmp_path / "studies"
+    link.symlink_to("/proc/studies")
+    with pytest.raises(ValueError, match=r"studies: nothing can be written into /proc \("):
+        check_writable(f"{prefix}{link}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -20,7 +20,7 @@ from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST
 from runners.report.pictures.lengths import position_picture
-from runners.report.ranks import mean_ranks
+from runners.report.ranks import mean_ranks, rank_on_task
 from runners.report.records import ABSENT, Records
 from runners.report.speed import anchors, tables
 from runners.report.svg import INK, STYLE, name_lines, panel
@@ -228,7 +228,20 @@ def test_mean_ranks_are_over_all_tasks_among_the_layers_that_have_them_all(
     )
     assert found[:3] == [("gla", "1.1"), ("lstm", "1.9"), ("rt", "3 of 10 tasks")]
     assert dict(found[3:]) == {"transformer": "2 of 10 tasks", "deltanet": "2 of 10 tasks"}
-    assert "accuracy among the 2 layers that are trained on all 10 tasks, over all of these" in page
+    assert "accuracy among the 2 layers that are trained on all 10 tasks, over these tasks, with" in page
+
+
+def test_layers_with_the_same_accuracies_in_another_order_of_seeds_share_a_rank(results: Path) -> None:
+    """A sum of floats depends on the order."""
+    for task in TASKS:
+        write_cell(results, "gla", task, [0.1, 0.2, 0.3])
+        write_cell(results, "lstm", task, [0.3, 0.2, 0.1])
+    board = board_of(results)
+    ranks = mean_ranks(board, "token")
+    assert ranks is not None
+    assert ranks.means == {"gla": 1.0, "lstm": 1.0}
+    cells = [board.cells[row, "parity"] for row in ("gla", "lstm")]
+    assert rank_on_task(cells, "token") == {"gla": 1, "lstm": 1}
 
 
 def test_verdicts_follow_the_cells(results: Path) -> None:

@@ -193,6 +193,15 @@ def test_a_folder_that_takes_no_cells_is_refused_before_training(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_in_place_of_the_preset_s_folder_is_refused_before_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "quick").touch()
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--preset", "quick", "--folder", str(tmp_path), "--overview"])
+    assert capsys.readouterr().err == f"error: --folder {tmp_path / 'quick'} is a file: name a folder\n"
+
+
 def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in ((["--layers", "nope"], "no row 'nope'"), (["--tasks", "nope"], "no task 'nope'")):
         with pytest.raises(SystemExit, match="2"):

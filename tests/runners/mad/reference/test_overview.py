@@ -69,6 +69,16 @@ def test_a_task_of_which_neither_answers_a_sequence_has_no_effective_depth() -> 
     assert effective_depth(nothing, "parity") == "neither solves it"
     assert effective_depth(nothing | {place: with_sequences(some[place], 1e-4)}, "parity") == "2"
 
+    ahead = of_depths("parity", 0.5, 0.1, 0.1, 0.1, 0.1)
+    assert effective_depth(ahead, "parity") == "more than 4"
+    nothing = {place: with_sequences(found, 0.0) for place, found in ahead.items()}
+    assert effective_depth(nothing, "parity") == "neither solves it"
+    assert effective_depth(nothing | {("rt", "parity"): ahead["rt", "parity"]}, "parity") == "more than 4"
+
+    diverged = {place: replace(found, test=None) for place, found in ahead.items()}
+    assert effective_depth(diverged, "parity") == "neither solves it"
+    assert effective_depth(diverged | {(DEPTHS[1], "parity"): ahead[DEPTHS[1], "parity"]}, "parity") == "1"
+
 
 def test_what_has_no_file_is_not_run_yet() -> None:
     found = of_depths("parity", 0.9, 0.95)
@@ -111,6 +121,15 @@ def test_without_a_complete_layer_there_are_no_ranks() -> None:
         "rt": ("1 of 10 tasks", "–"),
         "gla": ("1 of 10 tasks", "– (stale)"),
     }
+
+
+def test_a_single_complete_layer_is_not_ranked() -> None:
+    """The report needs two, too."""
+    found = {("rt", task): standing("rt", 0.6) for task in TASKS} | {("gla", "parity"): standing("gla", 0.5)}
+    rows = {row[0]: row[1:] for row in cells_of(ranking_table(found).partition("\n\n")[0])}
+    assert rows["rt"] == ["10 of 10 tasks", *["–"] * len(TASKS)]
+    assert rows["gla"][0] == "1 of 10 tasks"
+    assert set(rows["gla"][1:]) == {"–", "not run yet"}
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
