@@ -307,5 +307,6 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool) -
 
 
 def _all(folder: Path) -> list[Path]:
-    """Return all checkpoints in a run's folder."""
-    return list((folder / "checkpoints").glob("step-*.safetensors"))
+    """Return all checkpoints in a run's folder; other files, such as a user's copy of one, are left alone."""
+    found = (folder / "checkpoints").glob("step-*.safetensors")
+    return [path for path in found if path.stem.removeprefix("step-").isdecimal()]

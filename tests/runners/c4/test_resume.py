@@ -50,6 +50,23 @@ def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -
     assert got["validation_loss"] == expected["validation_loss"]
 
 
+def test_a_copy_of_a_checkpoint_is_no_checkpoint(texts: Path, tmp_path: Path) -> None:
+    """Its name sorts behind that of the original; only the newest checkpoints are kept, and copies are not deleted."""
+    config = configured(texts, tmp_path)
+    with pytest.raises(Interruption):
+        run(config, [At(5, interrupt)])
+    newest = checkpoints.newest(folder_of(config))
+    assert newest is not None
+    steps, copy = checkpoints.steps_done(folder_of(config)), newest.with_stem(f"{newest.stem}_copy")
+    shutil.copy(newest, copy)
+    assert checkpoints.newest(folder_of(config)) == newest
+    assert checkpoints.steps_done(folder_of(config)) == steps == 4
+
+    run(config)
+    assert checkpoints.steps_done(folder_of(config)) == 8
+    assert copy.exists()
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
     config = configured(texts, tmp_path, checkpoint_every=100)
