@@ -26,18 +26,18 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from mixers.contract import check_foreign, warn_unused
+from mixers.base import ContractError
 from runners.c4 import export
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
-from runners.c4.cost import ACTIVATIONS, cost, describe, vocabulary
+from runners.c4.cost import cost, describe, vocabulary
 from runners.c4.distributed import world
 from runners.c4.errors import RunError
 from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
-from runners.c4.pretraining import Result, build_layer, check, run
+from runners.c4.pretraining import Result, build_layer, check, check_users_layer, run
 from runners.c4.search import points_of, study_file
 from runners.c4.watchers import with_bits
 from runners.cli import print_short_help, run_command, user_errors
@@ -122,18 +122,21 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
 
     Raises:
         ValueError: data or tokenizer are not available, or the layer cannot be trained.
+        Exception: the layer's own error.
     """
     find_files(config.data)
     console = Console(markup=False)
+
+    # A layer that fails on the CPU may need a GPU; without one, its cost is counted as far as possible.
+    try:
+        check_users_layer(config, options, torch.device("cpu"))
+    except Exception as error:  # a user's layer may raise anything
+        if isinstance(error, ContractError) or config.device == "cpu":
+            raise
+        if torch.cuda.is_available():
+            check_users_layer(config, options, torch.device("cuda"))
+
     found = cost(config, options, vocabulary(config.tokenizer))
-
-    # If its activations could be counted, the layer runs without a GPU.
-    if ACTIVATIONS in found.memory:
-        unused = check_foreign(
-            config.mixer, lambda: build_layer(config, options), torch.device("cpu"), lambda: config.seq_len
-        )
-        warn_unused(config.mixer, unused)
-
     console.print(describe(found, config))
     if config.search:
         console.print(f"the search trains {len(points_of(config))} such runs")

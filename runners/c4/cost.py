@@ -1,7 +1,8 @@
 """Cost of training a language model: parameters, operations and memory, computed without allocating the model."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -124,7 +125,8 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
         layers = _flops_of_layers(layer, layer_config, config.shape(), config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         layers = 2 * (parameters - tables)
-        log.warning("operations of %s not counted: %s: %s", config.mixer, type(error).__name__, error)
+        said = f"{type(error).__name__}: {error}"
+        log.warning("operations of %s not counted, two per parameter are assumed: %s", config.mixer, said)
 
     readout = tables  # two for each weight of one of the two tables
     return 3 * (layers + readout)
@@ -239,9 +241,21 @@ def _first_and_further(
     return fewer - (least - 1) * further, further
 
 
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """Compute shapes alone. PyTorch would log a traceback of an operation that fails; the caller says it in a line."""
+    torch_log = logging.getLogger(FakeTensorMode.__module__)
+    before, torch_log.disabled = torch_log.disabled, True
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        torch_log.disabled = before
+
+
 def _flops_of_module(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
     """Count the operations of one module over one sequence: a layer, or all layers of a ``DeepLayer``."""
-    with FakeTensorMode():
+    with _without_values():
         module = layer(layer.plain_config(layer_config), shape).requires_grad_(False)
         return count_flops(module, length)
 
@@ -255,7 +269,7 @@ def _kept(layer: type[Layer], layer_config: Any, batch: int, autocast: bool, sha
         kept[id(storage)] = storage
         return tensor
 
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with _without_values(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model = LanguageModel(layer, layer_config, shape, 1)
         own = {id(y): y for y in (parameter.untyped_storage() for parameter in model.parameters())}
         with saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -209,6 +209,22 @@ def build_layer(config: Config, options: dict[str, Any]) -> Layer:
         return layer(layer_config, config.shape())
 
 
+def check_users_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
+    """Check a layer from outside, and warn of parameters that no gradient reaches.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        device: where the layer is called.
+
+    Raises:
+        ContractError: the layer's outputs or steps are wrong.
+        Exception: the layer's own error.
+    """
+    unused = check_foreign(config.mixer, lambda: build_layer(config, options), device, lambda: config.seq_len)
+    warn_unused(config.mixer, unused)
+
+
 def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
     """Prepare the data, train one run or all of a search, and draw the curves.
 
@@ -229,8 +245,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     require_shared(config.out, world)
     if world.is_first:
         check_login(config.wandb)
-    unused = check_foreign(config.mixer, lambda: build_layer(config, options), world.device, lambda: config.seq_len)
-    warn_unused(config.mixer, unused)
+    check_users_layer(config, options, world.device)
 
     corpus = corpus_of(config, console)
     if shortage := corpus.shortage(config.seq_len):

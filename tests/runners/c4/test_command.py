@@ -186,6 +186,52 @@ def test_a_dry_run_of_a_search_counts_its_runs(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.endswith("the search trains 6 such runs\n")  # 3 learning rates, 2 values of beta2
 
 
+def test_a_dry_run_of_a_layer_that_breaks_is_an_error_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer that raises may need a GPU: only with ``--device cpu`` is that known to be a fault."""
+
+    class OnePosition(Transformer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return super().forward(x_BTD)[:, 0]
+
+    class WrongProduct(Transformer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return x_BTD @ x_BTD[:, :, :1]
+
+    layers = SimpleNamespace(OnePosition=OnePosition, WrongProduct=WrongProduct)
+    monkeypatch.setitem(sys.modules, "layers_of_others", layers)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = ["--preset", "tiny", "--dry-run"]
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--mixer", "layers_of_others:OnePosition"])
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "it returned (2, " in error
+
+    broken = [*arguments, "--mixer", "layers_of_others:WrongProduct"]
+    with pytest.raises(RuntimeError, match="Expected size"):
+        command.main([*broken, "--device", "cpu"])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_layer_that_needs_a_gpu_can_be_planned_without_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class WrongProduct(Transformer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return x_BTD @ x_BTD[:, :, :1]
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(WrongProduct=WrongProduct))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command.main(["--preset", "tiny", "--dry-run", "--mixer", "layers_of_others:WrongProduct"])
+    out, error = capfd.readouterr()
+    assert "FLOPs per token" in out
+    assert [record.name for record in caplog.records] == ["runners.c4.cost"] * 2
+    assert "two per parameter are assumed: RuntimeError: Expected size" in caplog.text
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize("further", [[], ["--dry-run"]])
 def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
     texts: Path,
