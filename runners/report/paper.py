@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from mixers.costs import short
 from runners.files import read_json
-from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth
+from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth, solves_some
 from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
@@ -179,12 +179,16 @@ class Evidence:
         return NOT_TRAINED if depth == NOT_RUN else depth
 
     def depth(self) -> Verdict:
-        """Return whether RT has the higher token accuracy on the tasks that one Transformer layer does not solve."""
+        """Return whether RT has the higher token accuracy on the tasks that one Transformer layer does not solve.
+
+        Tasks of which neither answers a sequence do not count.
+        """
         pairs = {task: (self.standing("rt", task), self.standing("transformer", task)) for task in TASKS}
         open_tasks = [
             task
             for task, (rt, other) in pairs.items()
             if rt is not None and other is not None and interval(other)[1] < SOLVED * other.ceiling.token
+            if solves_some(rt) or solves_some(other)
         ]
         ahead = [self.order(task, "token") == "RT ahead" for task in open_tasks]
         if not ahead:

@@ -134,7 +134,13 @@ def effective_depth(found: Found, task: str) -> str:
         if interval(layers[-1])[1] >= least:
             worth = str(n)
             break
-    return worth if any(map(_solves_some, layers)) else NOT_SOLVED
+    return worth if any(map(solves_some, layers)) else NOT_SOLVED
+
+
+def solves_some(standing: Standing) -> bool:
+    """Return whether a layer answers at least one test sequence without an error, with any seed."""
+    estimate = standing.accuracy("sequence")
+    return estimate is not None and estimate.mean > 0
 
 
 def block_table(found: Found) -> str:
@@ -156,12 +162,6 @@ def _accuracy(found: Found, name: str, task: str) -> str:
     standing = found[name, task]
     estimate = standing.accuracy("token")
     return ("diverged" if estimate is None else estimate.text()) + _mark(standing)
-
-
-def _solves_some(standing: Standing) -> bool:
-    """Return whether a layer answers at least one test sequence without an error, with any seed."""
-    estimate = standing.accuracy("sequence")
-    return estimate is not None and estimate.mean > 0
 
 
 def _mark(standing: Standing) -> str:

@@ -51,11 +51,27 @@ LANGUAGE_RUN: Mapping[str, Any] = {
 """Entries of the file of a language model, and of one of its runs."""
 
 
-def write_cell(folder: Path, row: str, task: str, values: Sequence[float], mixer: str | None = None) -> None:
-    """Write a cell below a folder of results: a stored one of RT under another name."""
+def write_cell(
+    folder: Path,
+    row: str,
+    task: str,
+    values: Sequence[float],
+    mixer: str | None = None,
+    sequences: Sequence[float] | None = None,
+) -> None:
+    """Write a cell below a folder of results: a stored one of RT under another name.
+
+    Args:
+        folder: the folder of results.
+        row: name of the row.
+        task: name of the task.
+        values: token accuracy of each seed.
+        mixer: the row's mixer, if it has another name.
+        sequences: sequence accuracy of each seed; half the token accuracy if it is not given.
+    """
     cell = json.loads((STORED / "rt" / f"{task}.json").read_text())
     cell.pop("checksum", None)
-    test = {"sequence_accuracy": [v / 2 for v in values], "token_accuracy": [*values]}
+    test = {"sequence_accuracy": [*(sequences or (v / 2 for v in values))], "token_accuracy": [*values]}
     cell |= {"layer": row, "mixer": mixer or row, "test": test, "seeds": [*range(len(values))]}
     cell["curves"] = cell["curves"][: len(values)]
     file = folder / "reference" / row / f"{task}.json"

@@ -253,7 +253,12 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     assert (evidence.depth(), evidence.worth("parity")) == ("agrees", "not trained")
     assert evidence.acc("transformer", "copying", "token") == "not trained"
 
+    # Where neither answers a sequence, the better tokens do not count.
+    for row, mean in (("rt", 0.3), ("transformer", 0.2)):
+        write_cell(results, row, "s5-permutations", [mean, mean], sequences=[0.0, 0.0])
     write_cell(results, "transformer", "parity", [1.0, 1.0])
+    assert Evidence(board_of(results), Records(results / "published"), {}).depth() == "not shown"
+
     write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
     evidence = Evidence(board_of(results), Records(results / "published"), {})
     assert evidence.ahead("parity", "token") == "differs"
