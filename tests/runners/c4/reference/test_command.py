@@ -41,6 +41,14 @@ def cell_of(tmp_path: Path, layer: str) -> dict[str, Any]:
     return read_json(tmp_path / "cells" / f"{layer}.json")
 
 
+def store(tmp_path: Path, cell: dict[str, Any]) -> Path:
+    """Write the file of a layer, as an earlier command or another process has left it, and return its path."""
+    file = tmp_path / "cells" / f"{cell['layer']}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(cell))
+    return file
+
+
 def names_of_cells(tmp_path: Path) -> list[str]:
     return [file.name for file in cells_of_layers.cell_files(tmp_path / "cells")]
 
@@ -314,9 +322,7 @@ def test_the_time_left_has_evaluations_and_is_divided_among_gpus(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Runs of 120 s. 3 are left of the Transformer, and 4 of each other model, so that one GPU takes 4 + 3 of 11."""
-    file = tmp_path / "cells" / "transformer.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(timed(unfinished(trained), 90.0)))
+    store(tmp_path, timed(unfinished(trained), 90.0))
     monkeypatch.setattr(reference, "find_devices", lambda _: find_devices("auto")[:1] * gpus)
     reference.main([*command[:3], "gla", "transformer", "lru", *command[5:], "--dry-run"])
     assert all(len(done["curve"]) == 2 for done in trained["runs"])
@@ -335,11 +341,9 @@ def test_within_minutes_only_runs_begin_that_are_expected_to_end_in_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run of the Transformer takes 4 minutes, one of GLA 6, and each needs 30 s beside training."""
-    (tmp_path / "cells").mkdir()
     gla = {"layer": "gla", "config": trained["config"], "options": {"heads": 2}}
-    for name, seconds, own in (("transformer", 210.0, {}), ("gla", 330.0, gla)):
-        cell = timed(unfinished(trained) | own, seconds)
-        (tmp_path / "cells" / f"{name}.json").write_text(json.dumps(cell))
+    for seconds, own in ((210.0, {}), (330.0, gla)):
+        store(tmp_path, timed(unfinished(trained) | own, seconds))
     names: list[str] = []
 
     def train(place: Any, config: Config, *others: Any) -> dict[str, Any]:
@@ -364,9 +368,7 @@ def test_a_stopped_run_counts_for_its_remaining_steps(
 ) -> None:
     """Three runs of 240 s are left, the first of which is stopped after 2 of its 4 steps: 600 s in all."""
     command = [*command[:3], "transformer", *command[5:]]
-    file = tmp_path / "cells" / "transformer.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(timed(unfinished(trained), 210.0)))
+    store(tmp_path, timed(unfinished(trained), 210.0))
     at_step_3 = At(3, interrupt)
     monkeypatch.setattr(at_step_3, "close", lambda: None, raising=False)
     monkeypatch.setattr(reference, "Bar", lambda _: at_step_3)
@@ -485,9 +487,7 @@ def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Although another layer comes before it."""
-    file = tmp_path / "cells" / "transformer.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(reduce(lambda cell, change: change(cell), changes, trained)))
+    file = store(tmp_path, reduce(lambda cell, change: change(cell), changes, trained))
     with pytest.raises(SystemExit, match="2"):
         reference.main([*command, *dry_run])
     (line,) = capsys.readouterr().err.splitlines()
@@ -498,9 +498,7 @@ def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
 def test_a_finished_layer_of_other_code_is_named_and_not_trained_again(
     trained: dict[str, Any], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "cells" / "transformer.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(stale(trained)))
+    store(tmp_path, stale(trained))
     reference.main([*command[:3], "transformer", *command[5:]])
     assert "stale: transformer was trained by code that trains differently" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -513,20 +511,18 @@ def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = tmp_path / "cells" / "transformer.json"
-    text = json.dumps(unfinished(stale(trained)))
+    cell = unfinished(stale(trained))
     prepare = reference.corpus_of
 
     def write_meanwhile(*arguments: Any) -> Any:
-        file.parent.mkdir()
-        file.write_text(text)
+        store(tmp_path, cell)
         return prepare(*arguments)
 
     monkeypatch.setattr(reference, "corpus_of", write_meanwhile)
     with pytest.raises(SystemExit, match="1"):
         reference.main([*command[:3], "transformer", *command[5:]])
     assert "transformer.json is unfinished, and its runs were trained by code" in capsys.readouterr().err
-    assert file.read_text() == text
+    assert cell_of(tmp_path, "transformer") == cell
 
 
 def test_a_variant_of_rt_is_trained_with_its_options(
