@@ -28,7 +28,7 @@ class Deadline:
         self._taken = self._expected = 0.0
 
     def allows(self, training: float) -> bool:
-        """Return whether work that begins now ends in time, if its training takes ``seconds``."""
+        """Return whether work that begins now ends in time, if its ``training`` is expected to take so many seconds."""
         pace = self._taken / self._expected if self._expected else 1.0
         return monotonic() + pace * (BESIDE_TRAINING + training) <= self._end
 
