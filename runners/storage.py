@@ -13,6 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import optuna
 from filelock import FileLock, Timeout
@@ -138,8 +139,8 @@ class Store:
 
 
 def is_url(storage: str) -> bool:
-    """Return whether a storage is an Optuna storage URL; else it is the path of a journal file."""
-    return "://" in storage
+    """Return whether a storage is an Optuna storage URL, complete or not; else it is the path of a journal file."""
+    return "://" in storage or storage.startswith("sqlite:")
 
 
 def identity_of(folder: Path) -> str | None:
@@ -172,9 +173,29 @@ def check_writable(storage: str) -> None:
 
 
 def _file_of(storage: str) -> Path | None:
-    """Return the file of a journal or of an SQLite database; None if the storage is another database."""
-    name, _, _ = storage.removeprefix("sqlite:///").partition("?")
-    return None if is_url(name) else Path(name)
+    """Return the file of a journal or of an SQLite database; None if the storage is another database, or in memory.
+
+    Raises:
+        ValueError: the storage is no complete URL.
+    """
+    if not is_url(storage):
+        return Path(storage)
+
+    from sqlalchemy.engine import make_url  # takes half a second to import
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(storage)
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(
+            f"cannot open storage {storage}: {error}: give a URL such as sqlite:///studies.db, or the path of a journal"
+        ) from error
+    if url.get_backend_name() != "sqlite" or url.host or not url.database:
+        return None
+
+    # SQLite takes a name that begins with "file:" for a URI (https://www.sqlite.org/uri.html, section 3).
+    is_uri = url.database.startswith("file:") and "uri" in url.query
+    return Path(unquote(urlsplit(url.database).path) if is_uri else url.database)
 
 
 def existing_storage(storage: str) -> BaseStorage | None:
@@ -184,7 +205,7 @@ def existing_storage(storage: str) -> BaseStorage | None:
         ValueError: the storage cannot be opened.
     """
     if (file := _file_of(storage)) is not None and not file.exists():
-        if storage.startswith("sqlite:") and not file.parent.is_dir():
+        if is_url(storage) and not file.parent.is_dir():
             raise ValueError(f"cannot open storage {storage}: there is no folder {file.parent}")
         return None
     return _open_storage(storage) if is_url(storage) else _read_journal(_journal_path(storage))

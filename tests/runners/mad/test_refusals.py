@@ -111,9 +111,14 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         ),
         ("{}/file/studies.journal", "storage {} nothing can be written into {}/file (Not a directory): name another"),
         ("sqlite:///{}/none/studies.db", "cannot open storage {} there is no folder {}/none"),
+        ("sqlite+pysqlite:///{}/none/studies.db", "cannot open storage {} there is no folder {}/none"),
+        ("sqlite:///file:{}/none/a%20b.db?uri=true", "cannot open storage {} there is no folder {}/none"),
         ("sqlite:///{}/file?timeout=5", "cannot open storage {}"),
+        ("sqlite:{}/studies.db", "cannot open storage {} Could not parse SQLAlchemy URL"),
+        ("mysql://me@host:port/studies", "cannot open storage {} invalid literal for int() with base 10: 'port': give"),
+        ("sqlite://host/studies.db", "cannot open storage {} Invalid SQLite URL"),
     ],
-    ids=["database", "journal", "no folder", "broken"],
+    ids=["database", "journal", "no folder", "driver", "URI", "broken", "slash", "port", "host"],
 )
 def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str, reason: str
@@ -127,13 +132,22 @@ def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs a file system that takes no files")
-@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+@pytest.mark.parametrize("prefix", ["", "sqlite:///", "sqlite+pysqlite:///", "sqlite:///file:"])
 def test_a_link_to_a_storage_is_checked_where_it_leads(tmp_path: Path, prefix: str) -> None:
     """Locks lie beside the file itself."""
     link = tmp_path / "studies"
     link.symlink_to("/proc/studies")
-    with pytest.raises(ValueError, match=r"studies: nothing can be written into /proc \("):
-        check_writable(f"{prefix}{link}")
+    with pytest.raises(ValueError, match=r"studies(\?uri=true)?: nothing can be written into /proc \("):
+        check_writable(f"{prefix}{link}" + "?uri=true" * prefix.endswith("file:"))
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_storage_whose_url_names_its_file_as_a_uri_trains(tmp_path: Path) -> None:
+    url = f"sqlite:///file:{tmp_path}/my%2520studies.db?uri=true"  # SQLAlchemy decodes it once, SQLite once more
+    words = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--lr", "1e-3", "--weight-decay", "0"]
+    for rest in (["--dry-run"], []):
+        mad.main([*words, "--storage", url, "--out", str(tmp_path / "out"), *rest])
+        assert (tmp_path / "my studies.db").exists() == (not rest)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
