@@ -154,17 +154,24 @@ def params_of(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
-def check_writable(storage: str) -> None:
+def check_writable(storage: str, out: Path) -> None:
     """Check that a storage in a file can be written; a database of another kind says so when it is opened.
 
     Nothing is made.
 
+    Args:
+        storage: Optuna storage URL, or path of a journal file.
+        out: results folder.
+
     Raises:
-        ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there.
+        ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there. Or
+            the results folder would have to lie in the file.
     """
     if (file := _file_of(storage)) is None:
         return
     file = Path(os.path.realpath(file))
+    if not file.exists() and Path(os.path.realpath(out)).is_relative_to(file):
+        raise ValueError(f"storage {storage} stands where the results folder {out} is to be: name another file")
     reason = unwritable(file.parent)
     if reason is None and file.exists() and not os.access(file, os.W_OK):
         reason = "nothing can be written into it (Permission denied)"

@@ -138,7 +138,34 @@ def test_a_link_to_a_storage_is_checked_where_it_leads(tmp_path: Path, prefix: s
     link = tmp_path / "studies"
     link.symlink_to("/proc/studies")
     with pytest.raises(ValueError, match=r"studies(\?uri=true)?: nothing can be written into /proc \("):
-        check_writable(f"{prefix}{link}" + "?uri=true" * prefix.endswith("file:"))
+        check_writable(f"{prefix}{link}" + "?uri=true" * prefix.endswith("file:"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("storage", ["{}/out", "{}/out/", "sqlite:///{}/out"])
+def test_a_storage_in_place_of_the_results_folder_is_refused(
+    refused: Callable[..., str], tmp_path: Path, storage: str
+) -> None:
+    url = storage.format(tmp_path)
+    message = refused("--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--storage", url)
+    assert f"storage {url} stands where the results folder {tmp_path}/out is to be: name another file" in message
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_database_that_takes_no_more_data_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--weight-decay", "0"]
+    words += ["--out", str(tmp_path / "out"), "--storage"]
+    mad.main([*words, f"sqlite:///{tmp_path}/studies.db", "--lr", "1e-3"])
+    capsys.readouterr()
+
+    with pytest.raises(SystemExit, match="2"):
+        mad.main([*words, f"sqlite:///file:{tmp_path}/studies.db?mode=ro&uri=true", "--lr", "2e-3"])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: storage sqlite:///file:{tmp_path}/studies.db?mode=ro&uri=true: ")
+    assert "attempt to write a readonly database" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.usefixtures("undiagnosed")
