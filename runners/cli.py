@@ -42,6 +42,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         main: the program.
         interrupted: line for Ctrl-C.
     """
+    _open_closed_streams()
     if "--version" in sys.argv[1:]:
         print(f"{_command()} {__version__}")
         return
@@ -65,6 +66,13 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
 
     finally:
         keep_status(status)
+
+
+def _open_closed_streams() -> None:
+    """Open what the shell has closed, as by ``>&-``, to nowhere; Python has None there, which takes no text."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 stays open to the end of the program
 
 
 def _run(main: Callable[[], None]) -> None:

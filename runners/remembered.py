@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
 from platformdirs import user_cache_path
 
 from runners.files import DamagedFileError, read_json, write_json
@@ -30,9 +31,13 @@ def remembered(
     known: dict[str, Fact] = _read(file, kind)
     unknown: dict[str, int] = {key: place for place, key in enumerate(keys) if key not in known}
     if unknown:
-        known |= dict(zip(unknown, find([*unknown.values()]), strict=True))
+        found: dict[str, Fact] = dict(zip(unknown, find([*unknown.values()]), strict=True))
+        known |= found
         with suppress(OSError):  # without the file, the next command only takes longer
-            write_json(file, dict([*known.items()][-MOST:]))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(file.with_suffix(".lock")):
+                # Other processes may have found facts meanwhile.
+                write_json(file, dict([*(_read(file, kind) | found).items()][-MOST:]))
     return [known[key] for key in keys]
 
 

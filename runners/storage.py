@@ -13,6 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import optuna
 from filelock import FileLock, Timeout
@@ -138,8 +139,8 @@ class Store:
 
 
 def is_url(storage: str) -> bool:
-    """Return whether a storage is an Optuna storage URL; else it is the path of a journal file."""
-    return "://" in storage
+    """Return whether a storage is an Optuna storage URL, complete or not; else it is the path of a journal file."""
+    return "://" in storage or storage.startswith("sqlite:")
 
 
 def identity_of(folder: Path) -> str | None:
@@ -153,17 +154,24 @@ def params_of(trial: FrozenTrial) -> dict[str, Any]:
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
-def check_writable(storage: str) -> None:
+def check_writable(storage: str, out: Path) -> None:
     """Check that a storage in a file can be written; a database of another kind says so when it is opened.
 
     Nothing is made.
 
+    Args:
+        storage: Optuna storage URL, or path of a journal file.
+        out: results folder.
+
     Raises:
-        ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there.
+        ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there. Or
+            the results folder would have to lie in the file.
     """
     if (file := _file_of(storage)) is None:
         return
     file = Path(os.path.realpath(file))
+    if not file.exists() and Path(os.path.realpath(out)).is_relative_to(file):
+        raise ValueError(f"storage {storage} stands where the results folder {out} is to be: name another file")
     reason = unwritable(file.parent)
     if reason is None and file.exists() and not os.access(file, os.W_OK):
         reason = "nothing can be written into it (Permission denied)"
@@ -172,9 +180,29 @@ def check_writable(storage: str) -> None:
 
 
 def _file_of(storage: str) -> Path | None:
-    """Return the file of a journal or of an SQLite database; None if the storage is another database."""
-    name, _, _ = storage.removeprefix("sqlite:///").partition("?")
-    return None if is_url(name) else Path(name)
+    """Return the file of a journal or of an SQLite database; None if the storage is another database, or in memory.
+
+    Raises:
+        ValueError: the storage is no complete URL.
+    """
+    if not is_url(storage):
+        return Path(storage)
+
+    from sqlalchemy.engine import make_url  # takes half a second to import
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(storage)
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(
+            f"cannot open storage {storage}: {error}: give a URL such as sqlite:///studies.db, or the path of a journal"
+        ) from error
+    if url.get_backend_name() != "sqlite" or url.host or not url.database:
+        return None
+
+    # SQLite takes a name that begins with "file:" for a URI (https://www.sqlite.org/uri.html, section 3).
+    is_uri = url.database.startswith("file:") and "uri" in url.query
+    return Path(unquote(urlsplit(url.database).path) if is_uri else url.database)
 
 
 def existing_storage(storage: str) -> BaseStorage | None:
@@ -184,7 +212,7 @@ def existing_storage(storage: str) -> BaseStorage | None:
         ValueError: the storage cannot be opened.
     """
     if (file := _file_of(storage)) is not None and not file.exists():
-        if storage.startswith("sqlite:") and not file.parent.is_dir():
+        if is_url(storage) and not file.parent.is_dir():
             raise ValueError(f"cannot open storage {storage}: there is no folder {file.parent}")
         return None
     return _open_storage(storage) if is_url(storage) else _read_journal(_journal_path(storage))

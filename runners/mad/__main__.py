@@ -28,10 +28,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from optuna.exceptions import StorageInternalError
 from rich.console import Console
 
 from mixers.base import ContractError
-from runners.cli import print_short_help, run_command, user_errors
+from runners.cli import fail, print_short_help, run_command, user_errors
 from runners.device import find_devices
 from runners.files import DamagedFileError
 from runners.mad.dry_run import print_forecast
@@ -114,6 +115,8 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
     except torch.OutOfMemoryError as error:
         print(f"stopped: {error}", file=sys.stderr)
         raise SystemExit(1) from error
+    except StorageInternalError as error:  # it only says that there is a cause
+        fail(" ".join(f"storage {settings.storage}: {error.__cause__}".split()))
 
     standings = [Standing.of(summary) for summary in summaries]
     if standings:

@@ -285,7 +285,7 @@ def check_options(options: Options, grid_given: bool) -> None:
     if not options.list:
         check_out(options.out, writes=not options.dry_run)
     if not options.list and not options.dry_run:
-        check_writable(options.settings.storage)
+        check_writable(options.settings.storage, options.out)
     if grid_given and options.lr:
         source = "--lr" if options.lr != PRESETS[options.preset][0].lr else f"--preset {options.preset}"
         raise ValueError(f"--grid {options.grid} has no effect beside the learning rates of {source}: give one")

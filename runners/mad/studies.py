@@ -81,7 +81,8 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
     for experiment in experiments:
         positions = partial(_positions, experiment)
         unused.append(check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions))
-        call_as_in_training(experiment, experiment.build, min(POSITIONS, positions()), device)
+        length = positions() if ":" in experiment.mixer else min(POSITIONS, positions())
+        call_as_in_training(experiment, experiment.build, length, device)
 
     for experiment, names in zip(experiments, unused, strict=True):
         warn_unused(experiment.mixer, names)

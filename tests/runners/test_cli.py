@@ -162,6 +162,13 @@ def test_a_command_that_nobody_reads_ends_silently(
     assert (stop.value.code, capsys.readouterr().err) == (1, "")
 
 
+@pytest.mark.parametrize(("closed", "arguments", "status"), [(">&-", "--help", 0), (">&- 2>&-", "--nonsense", 2)])
+def test_a_program_whose_streams_are_closed_does_its_work(closed: str, arguments: str, status: int) -> None:
+    words = ["sh", "-c", f'exec "$0" -m runners.theory {arguments} {closed}', sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
 @pytest.mark.parametrize(
     ("preset", "arguments", "expected"),
     [

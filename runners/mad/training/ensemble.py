@@ -116,8 +116,12 @@ class Ensemble:
 
         Returns:
             Losses (R,): means over the targets of each run.
+
+        Raises:
+            ContractError: the layer cannot be computed for all runs at once.
         """
-        loss_R, gradient_RP = self.gradient(self.params_RP, inputs_RBT, targets_RBT)
+        with explaining_vmap(self.model):
+            loss_R, gradient_RP = self.gradient(self.params_RP, inputs_RBT, targets_RBT)
         self.optimizer.update(self.params_RP, gradient_RP, loss_R)
         return loss_R
 

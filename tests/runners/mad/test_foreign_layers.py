@@ -196,6 +196,34 @@ def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
         assert "recompute nothing by torch.utils.checkpoint" in error
 
 
+def test_so_is_what_fails_backwards_only_at_the_length_of_training(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    class Copied(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(z: Tensor) -> Tensor:
+            return z.clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            (dz_BTD,) = gradients
+            return dz_BTD if dz_BTD.shape[1] <= 32 else dz_BTD * float(dz_BTD.sum().isfinite())
+
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=faulty(Copied.apply)))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
+    command[command.index("--task.length") + 1] = "48"
+    for more in ([], ["--dry-run"]):
+        error = refused(*command, *more)
+        assert error.startswith("error: mixer L cannot be computed for all runs at once: ")
+        assert "in test_so_is_what_fails_backwards_only_at_the_length_of_training.<locals>.Copied.backward: " in error
+        assert "read no value of a tensor in Python" in error
+
+
 def test_outputs_that_are_not_finite_are_left_to_training() -> None:
     layer = faulty(lambda z: z * torch.nan)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
     check_layer("faulty", layer, CPU)

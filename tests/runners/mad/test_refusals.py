@@ -111,9 +111,14 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         ),
         ("{}/file/studies.journal", "storage {} nothing can be written into {}/file (Not a directory): name another"),
         ("sqlite:///{}/none/studies.db", "cannot open storage {} there is no folder {}/none"),
+        ("sqlite+pysqlite:///{}/none/studies.db", "cannot open storage {} there is no folder {}/none"),
+        ("sqlite:///file:{}/none/a%20b.db?uri=true", "cannot open storage {} there is no folder {}/none"),
         ("sqlite:///{}/file?timeout=5", "cannot open storage {}"),
+        ("sqlite:{}/studies.db", "cannot open storage {} Could not parse SQLAlchemy URL"),
+        ("mysql://me@host:port/studies", "cannot open storage {} invalid literal for int() with base 10: 'port': give"),
+        ("sqlite://host/studies.db", "cannot open storage {} Invalid SQLite URL"),
     ],
-    ids=["database", "journal", "no folder", "broken"],
+    ids=["database", "journal", "no folder", "driver", "URI", "broken", "slash", "port", "host"],
 )
 def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str, reason: str
@@ -127,13 +132,49 @@ def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs a file system that takes no files")
-@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+@pytest.mark.parametrize("prefix", ["", "sqlite:///", "sqlite+pysqlite:///", "sqlite:///file:"])
 def test_a_link_to_a_storage_is_checked_where_it_leads(tmp_path: Path, prefix: str) -> None:
     """Locks lie beside the file itself."""
     link = tmp_path / "studies"
     link.symlink_to("/proc/studies")
-    with pytest.raises(ValueError, match=r"studies: nothing can be written into /proc \("):
-        check_writable(f"{prefix}{link}")
+    with pytest.raises(ValueError, match=r"studies(\?uri=true)?: nothing can be written into /proc \("):
+        check_writable(f"{prefix}{link}" + "?uri=true" * prefix.endswith("file:"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("storage", ["{}/out", "{}/out/", "sqlite:///{}/out"])
+def test_a_storage_in_place_of_the_results_folder_is_refused(
+    refused: Callable[..., str], tmp_path: Path, storage: str
+) -> None:
+    url = storage.format(tmp_path)
+    message = refused("--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--storage", url)
+    assert f"storage {url} stands where the results folder {tmp_path}/out is to be: name another file" in message
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_database_that_takes_no_more_data_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--weight-decay", "0"]
+    words += ["--out", str(tmp_path / "out"), "--storage"]
+    mad.main([*words, f"sqlite:///{tmp_path}/studies.db", "--lr", "1e-3"])
+    capsys.readouterr()
+
+    with pytest.raises(SystemExit, match="2"):
+        mad.main([*words, f"sqlite:///file:{tmp_path}/studies.db?mode=ro&uri=true", "--lr", "2e-3"])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: storage sqlite:///file:{tmp_path}/studies.db?mode=ro&uri=true: ")
+    assert "attempt to write a readonly database" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_storage_whose_url_names_its_file_as_a_uri_trains(tmp_path: Path) -> None:
+    url = f"sqlite:///file:{tmp_path}/my%2520studies.db?uri=true"  # SQLAlchemy decodes it once, SQLite once more
+    words = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--lr", "1e-3", "--weight-decay", "0"]
+    for rest in (["--dry-run"], []):
+        mad.main([*words, "--storage", url, "--out", str(tmp_path / "out"), *rest])
+        assert (tmp_path / "my studies.db").exists() == (not rest)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -100,8 +101,7 @@ def test_a_damaged_cache_costs_time_alone(
     rehearsed, cells = Counted(monkeypatch), [{**cell, "code": "earlier"}]
     find_stale(cells)
     if damage is None:  # a folder that cannot be written
-        verdicts.CACHE.unlink()
-        verdicts.CACHE.parent.rmdir()
+        rmtree(verdicts.CACHE.parent)
         verdicts.CACHE.parent.write_text("")
     else:
         verdicts.CACHE.write_text(damage)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.attention_layer import AttentionLayer
@@ -164,6 +165,22 @@ def test_a_layer_that_cannot_be_stacked_is_told_the_rule(layer: type[Transformer
         runs.train_step(*batches(len(RUNS))[0])
     assert "CONTRIBUTING" in str(caught.value)
     assert f"{__file__}:" in str(caught.value)
+
+
+class Recomputed(Transformer):
+    """Fails in its backward pass alone."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        outputs_BTD: Tensor = checkpoint(super().forward, x_BTD, use_reentrant=False)
+        return outputs_BTD
+
+
+def test_a_backward_pass_that_cannot_be_stacked_is_told_the_rule() -> None:
+    config = Recomputed.Config(heads=2)
+    model = LanguageModel(Recomputed, config, SHAPE, VOCAB)
+    runs = Ensemble(lambda: model, RUNS, Optimizer(), STEPS, torch.device("cpu"))
+    with pytest.raises(ContractError, match=r"recompute nothing by torch.utils.checkpoint; see .* in CONTRIBUTING"):
+        runs.train_step(*batches(len(RUNS))[0])
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
