@@ -79,7 +79,7 @@ def find_mixer(name: str) -> type[Layer]:
     if name in MIXERS:
         return MIXERS[name]
     if ":" not in name:
-        raise ValueError(f"no mixer {name!r}: choose from {', '.join(MIXERS)}, or give package.module:Class")
+        raise ValueError(f"no mixer {name!r}: {_name_advice(name)}")
 
     module_name, _, class_name = name.partition(":")
     try:
@@ -154,13 +154,28 @@ def building(mixer: str) -> Iterator[None]:
         raise
 
 
+def _name_advice(name: str) -> str:
+    """Return how to write a name that is no registered one and has no colon."""
+    if "," in name:
+        return "separate names by spaces"
+    if "/" in name or name.endswith(".py"):
+        return f"give module and class, not the file: {_module_of(name)}:Class"
+    module, dot, class_name = name.rpartition(".")
+    if dot:
+        return f"write {module}:{class_name}, with a colon before the class"
+    return f"choose from {', '.join(MIXERS)}, or give package.module:Class"
+
+
+def _module_of(file: str) -> str:
+    """Return the name of the module in a file of the current folder."""
+    return file.removesuffix(".py").strip("./").replace("/", ".")
+
+
 def _import_advice(name: str, error: BaseException) -> str:
     """Return advice for a module that cannot be imported; empty if the error arose in its own code."""
     module, _, class_name = name.partition(":")
     if "/" in module or module.endswith(".py"):
-        return (
-            f"; give the module, not its file: {module.removesuffix('.py').strip('./').replace('/', '.')}:{class_name}"
-        )
+        return f"; give the module, not its file: {_module_of(module)}:{class_name}"
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
         return "; modules are found in the current folder, for others set PYTHONPATH"
     if "relative import" in str(error):

@@ -5,6 +5,7 @@ import errno
 import io
 import itertools
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -18,6 +19,9 @@ import tyro
 from runners import __version__
 from runners.guidance import flag_of, not_understood, short_help, texts_of
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_status
+
+WITH_COMMA = re.compile(r"Could not find valid parse for arguments: .*,['\w]")
+"""What the parser says of a list whose values are separated by commas."""
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
 """What helps when memory runs out."""
@@ -140,8 +144,10 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Return the type, the message and the notes of an error as one line."""
-    message = " ".join(str(error).split())
+    """Return the type, the message and the notes of an error as one line; an assertion without message is quoted."""
+    message = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, AssertionError) and not message:
+        message = traceback.extract_tb(error.__traceback__)[-1].line or ""
     return "; ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])])
 
 
@@ -310,7 +316,9 @@ def parse_known(
         _title, *rows = (line.strip("│╭╮╰╯ ") for line in box.getvalue().splitlines())
         texts = itertools.dropwhile(_is_rule, rows)  # drawn in ASCII, the box has a rule under its title
         message = itertools.takewhile(lambda row: not _is_rule(row), texts)
-        raise ValueError(" ".join(message).rstrip(".") + "; see --help") from stop
+        text = " ".join(message).rstrip(".")
+        advice = "separate values by spaces" if WITH_COMMA.search(text) else "see --help"
+        raise ValueError(f"{text}; {advice}") from stop
 
     if empty := _without_values(parsed[0], arguments):
         raise ValueError(f"what follows {empty[0]} is missing: give at least one value")

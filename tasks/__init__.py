@@ -34,5 +34,6 @@ def find_task(name: str) -> Any:
         ValueError: there is no such task.
     """
     if name not in TASKS:
-        raise ValueError(f"no task {name!r}: choose from {', '.join(TASKS)}")
+        advice = "separate names by spaces" if "," in name else f"choose from {', '.join(TASKS)}"
+        raise ValueError(f"no task {name!r}: {advice}")
     return TASKS[name]

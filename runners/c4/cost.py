@@ -152,7 +152,8 @@ def describe(cost: Cost, config: Config) -> Table:
     for part, size in cost.memory.items():
         table.add_row(f"memory: {part}", _memory(size))
     unknown = "" if ACTIVATIONS in cost.memory else " and activations, which are not known"
-    fused = ", less with fused kernels" if ACTIVATIONS in cost.memory else ""
+    savers = "fused kernels" if config.recompute else "fused kernels or --recompute"
+    fused = f", less with {savers}" if ACTIVATIONS in cost.memory else ""
     where = "CPU" if config.device == "cpu" else "GPU"
     numbers = f"{where}, {config.sequences_at_once()} × {config.seq_len}, {_precision(config)}{fused}"
     table.add_row(f"memory in all ({numbers})", _memory(sum(cost.memory.values())) + unknown, end_section=True)

@@ -75,14 +75,20 @@ def test_an_error_in_one_piece_of_work_is_one_line_with_a_file_of_its_traceback(
         raise ValueError("the file is of another corpus: delete it")
     with others_continue("fourth", failed, ValueError):
         raise MemoryError
-    assert failed == ["first", "third", "fourth"]
+    with others_continue("fifth", failed, ValueError):
+        raise AssertionError
+    assert failed == ["first", "third", "fourth", "fifth"]
 
-    unexpected, expected, memory = capsys.readouterr().err.splitlines()
+    unexpected, expected, memory, assertion = capsys.readouterr().err.splitlines()
     assert expected == "third stopped: the file is of another corpus: delete it"
     assert memory.startswith("fourth stopped: too little memory (MemoryError: )")
     said, _, traceback = unexpected.partition("; traceback: ")
     assert said == "first stopped: RuntimeError: no such kernel"
     assert 'raise RuntimeError("no such\\nkernel")' in Path(traceback).read_text()
+    Path(traceback).unlink()
+
+    said, _, traceback = assertion.partition("; traceback: ")
+    assert said == "fifth stopped: AssertionError: raise AssertionError"
     Path(traceback).unlink()
 
 

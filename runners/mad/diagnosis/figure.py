@@ -33,7 +33,7 @@ def draw_figure(diagnosis: Diagnosis) -> Figure:
 
     accuracy = diagnosis.accuracy
     figure.suptitle(
-        f"{textwrap.fill(diagnosis.title, 120)}\n{diagnosis.task}, test: sequence accuracy {accuracy.sequence:.1%}, "
+        f"{textwrap.fill(diagnosis.title, 130)}\n{diagnosis.task}, test: sequence accuracy {accuracy.sequence:.1%}, "
         f"token accuracy {accuracy.token:.1%} ({diagnosis.sequences:,} sequences, {diagnosis.scored_positions:,} "
         "scored positions)"
     )

@@ -245,7 +245,8 @@ def read_summary(path: Path) -> Summary:
     """
     file = path / "summary.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{file} is not there: name folders of studies that are finished")
+        example = f", such as {path}/studies/*" if (path / "studies").is_dir() else ""
+        raise ValueError(f"{file} is not there: name folders of studies that are finished{example}")
     if file.name != "summary.json":
         raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
     try:

@@ -42,8 +42,10 @@ class Display(Watcher):
         """Open a bar for an ensemble."""
         self._close()
 
+        seeds = sorted({run.seed for run in runs})
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-        description = " · ".join((experiment.task, experiment.label, experiment.difficulty, count))
+        description = " · ".join((experiment.task, experiment.label, experiment.difficulty, named, count))
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
         self._evaluation = ""
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE

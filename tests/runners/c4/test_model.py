@@ -390,3 +390,5 @@ def test_the_dry_run_states_parameters_operations_memory_steps_and_tokens() -> N
     assert "-4.8% against the paper's 150M" in large
     assert re.search(r"memory: parameters +│ [567]\d\d\.\d\d MiB", large)
     assert re.search(r"memory in all .* │ \d+\.\d\d GiB", large)
+    assert "--recompute" in large
+    assert "--recompute" not in rendered(Config(size="150m", mixer="transformer", batch_size=1, recompute=True), {})

@@ -21,6 +21,16 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
     [
         (["--mixer", "nope", "--task", "compression"], "no mixer 'nope': choose from transformer, sliding-attention"),
         (["--mixer", "rt", "--task", "nope"], "no task 'nope': choose from in-context-recall"),
+        (["--mixer", "rt,lstm", "--task", "parity"], "no mixer 'rt,lstm': separate names by spaces\n"),
+        (["--mixer", "rt", "--task", "parity,mqar"], "no task 'parity,mqar': separate names by spaces\n"),
+        (
+            ["--mixer", "my.layer.L", "--task", "parity"],
+            "'my.layer.L': write my.layer:L, with a colon before the class\n",
+        ),
+        (["--mixer", "./my/layer.py", "--task", "parity"], "give module and class, not the file: my.layer:Class\n"),
+        (["--mixer", "rt", "--task", "parity", "--lr", "1e-3,1e-4"], "['1e-3,1e-4']; separate values by spaces\n"),
+        (["--mixer", "rt", "--task", "parity", "--lr", "1e-3,", "1e-4"], "'1e-4']; separate values by spaces\n"),
+        (["--mixer", "rt", "--task", "parity", "--lr", "1e-3", "high"], "'high']; see --help\n"),
         (
             ["--mixer", "rt", "--task", "compression", "--mixer.window", "3"],
             "--mixer.window does not apply to mixer rt",

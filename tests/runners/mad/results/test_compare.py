@@ -348,7 +348,12 @@ def test_a_torn_summary_is_named_with_the_command_that_writes_it_again(
 def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.main([str(tmp_path / "nothing")])
-    assert "nothing is not there: name folders of studies that are finished" in capsys.readouterr().err
+    assert "nothing is not there: name folders of studies that are finished\n" in capsys.readouterr().err
+
+    (tmp_path / "studies").mkdir()
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path)])
+    assert f"that are finished, such as {tmp_path}/studies/*\n" in capsys.readouterr().err
 
 
 def test_nobody_is_told_to_delete_what_is_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,16 @@ def test_without_a_terminal_each_evaluation_is_a_line() -> None:
     with Display(Console(file=text, width=200, force_terminal=False)) as display:
         display.started(EXPERIMENT, GRID, 6)
         display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
-    assert f"{len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
+    assert f"seed 0 · {len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
+
+
+def test_the_display_tells_the_seeds_of_an_ensemble() -> None:
+    """The chosen point's further seeds look like the grid trained a second time otherwise."""
+    text = io.StringIO()
+    with Display(Console(file=text, width=200, force_terminal=False)) as display:
+        display.started(EXPERIMENT, [replace(GRID[0], seed=seed) for seed in (2, 1)], 6)
+        display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
+    assert "seeds 1, 2 · 2 runs: step 3 of 6" in text.getvalue()
 
 
 @pytest.mark.parametrize(
