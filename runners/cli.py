@@ -22,6 +22,8 @@ from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_s
 
 WITH_COMMA = re.compile(r"Could not find valid parse for arguments: .*,['\w]")
 """What the parser says of a list whose values are separated by commas."""
+NOT_READ = re.compile(r"Error parsing (--\S+): (.*?)\[?('.*')\]?")
+"""What the parser says of a value that it cannot read: the option, the reason in Python's words, the value."""
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
 """What helps when memory runs out."""
@@ -318,11 +320,21 @@ def parse_known(
         message = itertools.takewhile(lambda row: not _is_rule(row), texts)
         text = " ".join(message).rstrip(".")
         advice = "separate values by spaces" if WITH_COMMA.search(text) else "see --help"
-        raise ValueError(f"{text}; {advice}") from stop
+        raise ValueError(f"{_in_plain_words(text)}; {advice}") from stop
 
     if empty := _without_values(parsed[0], arguments):
         raise ValueError(f"what follows {empty[0]} is missing: give at least one value")
     return parsed
+
+
+def _in_plain_words(text: str) -> str:
+    """Return what the parser says of a value that it cannot read, without the names of Python's types."""
+    if (found := NOT_READ.fullmatch(text)) is None:
+        return text
+    flag, reason, value = found.groups()
+    kinds = {"int": "no whole number", "float": "no number"}
+    kind = next((kind for name, kind in kinds.items() if re.search(rf"\b{name}\b", reason, re.IGNORECASE)), None)
+    return f"{flag}: cannot read {value}" if kind is None else f"{flag}: {value} is {kind}"
 
 
 def _without_values(options: Any, arguments: Sequence[str]) -> list[str]:
