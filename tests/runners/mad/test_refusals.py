@@ -28,8 +28,14 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             "'my.layer.L': write my.layer:L, with a colon before the class\n",
         ),
         (["--mixer", "./my/layer.py", "--task", "parity"], "give module and class, not the file: my.layer:Class\n"),
-        (["--mixer", "rt", "--task", "parity", "--lr", "1e-3,1e-4"], "--lr: cannot read '1e-3,1e-4'; separate values by spaces\n"),
-        (["--mixer", "rt", "--task", "parity", "--lr", "1e-3,", "1e-4"], "cannot read '1e-3,', '1e-4'; separate values by spaces\n"),
+        (
+            ["--mixer", "rt", "--task", "parity", "--lr", "1e-3,1e-4"],
+            "cannot read '1e-3,1e-4'; separate values by spaces",
+        ),
+        (
+            ["--mixer", "rt", "--task", "parity", "--lr", "1e-3,", "1e-4"],
+            "cannot read '1e-3,', '1e-4'; separate values by spaces",
+        ),
         (["--mixer", "rt", "--task", "parity", "--lr", "1e-3", "high"], "cannot read '1e-3', 'high'; see --help\n"),
         (["--mixer", "rt", "--task", "parity", "--steps", "1e3"], "--steps: '1e3' is no whole number; see --help\n"),
         (["--mixer", "rt", "--task", "parity", "--width", "12.5"], "--width: '12.5' is no whole number; see --help\n"),
