@@ -61,8 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = [] if folder is None else rankings(summaries, standings, folder)
         print_rankings(found, console)
 
-        # The chart's name is a hash of the studies.
-        digest = hashlib.sha256("".join(summary.study for summary in summaries).encode()).hexdigest()
+        # The chart's name is a hash of the studies, and of the rows beside them.
+        named = [*(summary.study for summary in summaries), options.reference]
+        digest = hashlib.sha256("".join(named).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
         plot_comparison([*standings, *(row for ranking in found for row in ranking.rows)], figure)
 

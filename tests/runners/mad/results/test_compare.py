@@ -232,6 +232,9 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     assert sorted(rows) == sorted(["parity (custom)", "rt", "rt-block-2", "ceiling", "chance"])
     assert "mean over 2 seeds" in text
     assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
+    compare.main(["--out", str(tmp_path), "--reference", "none"])
+    assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 2
+    capsys.readouterr()
     (folder,) = {path.parent for path in tmp_path.glob("studies/*/summary.json") if '"block": 2' in path.read_text()}
     compare.main([str(folder), str(folder / "summary.json"), "--out", str(tmp_path)])
     rows = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
