@@ -165,7 +165,7 @@ def check_writable(storage: str, out: Path) -> None:
 
     Raises:
         ValueError: the file takes no data, or its folder takes no files: locks, or the files of SQLite, lie there. Or
-            the results folder would have to lie in the file.
+            the results folder would have to lie in the file. Or the URL is not complete, or names no file.
     """
     if (file := _file_of(storage)) is None:
         return
@@ -180,10 +180,10 @@ def check_writable(storage: str, out: Path) -> None:
 
 
 def _file_of(storage: str) -> Path | None:
-    """Return the file of a journal or of an SQLite database; None if the storage is another database, or in memory.
+    """Return the file of a journal or of an SQLite database; None if the storage is another database.
 
     Raises:
-        ValueError: the storage is no complete URL.
+        ValueError: the storage is no complete URL, or a database in memory, which would end with the process.
     """
     if not is_url(storage):
         return Path(storage)
@@ -197,8 +197,12 @@ def _file_of(storage: str) -> Path | None:
         raise ValueError(
             f"cannot open storage {storage}: {error}: give a URL such as sqlite:///studies.db, or the path of a journal"
         ) from error
-    if url.get_backend_name() != "sqlite" or url.host or not url.database:
+    if url.get_backend_name() != "sqlite" or url.host:
         return None
+    if url.database in (None, "", ":memory:", "file::memory:") or url.query.get("mode") == "memory":
+        raise ValueError(
+            f"storage {storage} is in memory, where its studies would be lost: name a file, such as sqlite:///studies.db"
+        )
 
     # SQLite takes a name that begins with "file:" for a URI (https://www.sqlite.org/uri.html, section 3).
     is_uri = url.database.startswith("file:") and "uri" in url.query

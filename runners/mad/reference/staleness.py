@@ -12,6 +12,7 @@
 import json
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -114,6 +115,8 @@ def _prepare_process() -> None:
 
 
 def _shown(items: Any, what: str, total: int | None = None) -> Any:
-    """Return an iterator over the items that shows a progress bar on a terminal."""
+    """Return an iterator over the items that shows a progress bar on a terminal, and elsewhere one line for many."""
     console = Console(stderr=True)
+    if not console.is_terminal and (waiting := total or len(items)) > FEW:
+        print(f"{what}: {waiting}, once for this code", file=sys.stderr)
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)

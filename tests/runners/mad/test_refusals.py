@@ -135,8 +135,24 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_line(capsys: pytest.Captur
         ("sqlite:{}/studies.db", "cannot open storage {} Could not parse SQLAlchemy URL"),
         ("mysql://me@host:port/studies", "cannot open storage {} invalid literal for int() with base 10: 'port': give"),
         ("sqlite://host/studies.db", "cannot open storage {} Invalid SQLite URL"),
+        ("sqlite://", "storage sqlite:// is in memory, where its studies would be lost: name a file"),
+        ("sqlite:///:memory:", "storage sqlite:///:memory: is in memory, where its studies would be lost: name a file"),
+        ("sqlite:///file:x?mode=memory&uri=true", "storage sqlite:///file:x?mode=memory&uri=true is in memory"),
     ],
-    ids=["database", "journal", "no folder", "driver", "URI", "broken", "slash", "port", "host"],
+    ids=[
+        "database",
+        "journal",
+        "no-folder",
+        "driver",
+        "URI",
+        "broken",
+        "slash",
+        "port",
+        "host",
+        "no-name",
+        "memory",
+        "shared-memory",
+    ],
 )
 def test_a_storage_that_takes_no_studies_is_refused_before_anything_is_timed(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str, reason: str

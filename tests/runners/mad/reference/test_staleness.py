@@ -127,8 +127,9 @@ class BrokenPool:
 
 
 def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A line says so, once for each way of doing them."""
     rehearsed = Counted(monkeypatch)
     monkeypatch.setattr(staleness, "ProcessPoolExecutor", BrokenPool)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
@@ -139,3 +140,7 @@ def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
     assert staleness._rehearse([(experiment, torch.float32)] * 3 * staleness.FEW) == [[1.0]] * 3 * staleness.FEW
     assert BrokenPool.asked == 3
     assert rehearsed.calls == 5 * staleness.FEW - 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"rehearsing reference cells: {2 * staleness.FEW - 1}, once for this code",
+        f"rehearsing reference cells: {3 * staleness.FEW}, once for this code",
+    ]
