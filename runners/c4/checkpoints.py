@@ -64,7 +64,7 @@ def steps_done(folder: Path) -> int:
 
     try:
         return load_newest(folder, load, first=False) or 0
-    except DamagedFileError:
+    except (DamagedFileError, FileNotFoundError):  # a process that trains the run may delete a checkpoint meanwhile
         return 0
 
 

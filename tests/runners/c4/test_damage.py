@@ -253,6 +253,7 @@ def test_the_run_of_another_program_does_not_stop_the_chart(finished: Config, tm
         (truncate_curve(2), 0),
         (lambda folder: [path.write_bytes(b"") for path in (folder / "checkpoints").iterdir()], 0),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), 0),
+        (lambda folder: (folder / "checkpoints" / "step-00000007.safetensors").symlink_to("deleted meanwhile"), 0),
     ],
 )
 def test_steps_done_are_those_that_are_not_trained_again(
