@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mixers.models import LanguageModel
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
+from runners.c4.curve import read_curve
 from runners.c4.errors import DiskFullError
 from runners.c4.exported import is_exported, load_exported, load_exported_config
 from runners.c4.identity import run_code
@@ -55,9 +56,16 @@ def newest(folder: Path) -> Path | None:
 
 
 def steps_done(folder: Path) -> int:
-    """Return the number of steps of the newest checkpoint in a run's folder, by its name; 0 if it has none."""
-    path = newest(folder)
-    return 0 if path is None else int(path.stem.removeprefix("step-"))
+    """Return the step from which the training of a run would continue; 0 if no checkpoint in its folder is intact."""
+
+    def load(path: Path) -> int:
+        _, info = load_tensors(path)
+        return len(read_curve(folder, info["step"]))
+
+    try:
+        return load_newest(folder, load, first=False) or 0
+    except (DamagedFileError, FileNotFoundError):  # a process that trains the run may delete a checkpoint meanwhile
+        return 0
 
 
 def load_newest(folder: Path, load: Callable[[Path], T], first: bool = True) -> T | None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mixers.base import Shape
@@ -210,20 +211,25 @@ class Config:
         Raises:
             ValueError: a value is not allowed.
         """
-        # Choices.
-        for name, hint in get_type_hints(Config).items():
+        # Choices, and truth values.
+        hints = get_type_hints(Config)
+        for name, hint in hints.items():
             value = getattr(self, name)
+            if hint is bool and not isinstance(value, bool):
+                raise ValueError(f"{_option(name)} {value!r} must be True or False")
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise ValueError(f"{_option(name)} {value} must be one of {', '.join(get_args(hint))}")
 
         # Whole numbers.
         for name in (*_COUNTS, "seed"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, int):
-                raise ValueError(f"{_option(name)} {value} must be a whole number")
-            if value is not None and value < 1 and name in _COUNTS:
+            if value is None and NoneType in get_args(hints[name]):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{_option(name)} {value!r} must be a whole number")
+            if value < 1 and name in _COUNTS:
                 raise ValueError(f"{_option(name)} {value} must be at least 1")
-            if value is not None and name in _COUNTS and value > (most := _MOST.get(name, _LARGEST)):
+            if name in _COUNTS and value > (most := _MOST.get(name, _LARGEST)):
                 raise ValueError(f"{_option(name)} {value} must be at most {most:,}")
 
         # Real numbers.

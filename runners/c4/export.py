@@ -14,7 +14,7 @@ import tyro
 
 from runners.c4.checkpoints import find_checkpoint, load_model
 from runners.c4.exported import TOKENIZER, write_exported
-from runners.cli import cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as, user_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
         ValueError: there is no checkpoint, or ``folder`` exists.
         OSError: ``folder`` cannot be written.
     """
+    if not Path(folder).exists():  # ``write_exported`` says what to do if it does
+        check_out(Path(folder), "FOLDER")
     file, info = find_checkpoint(checkpoint)
     model, _ = load_model(file)
     tokenizer = (file.parent.parent / TOKENIZER).read_bytes()

@@ -21,7 +21,7 @@ from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.identity import INCIDENTAL
 from runners.c4.model import build, layer_of
-from runners.files import checksum, damaged, load_tensors, read_json, save_tensors, write_json
+from runners.files import DamagedFileError, checksum, damaged, load_tensors, read_json, save_tensors, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -85,13 +85,17 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
         if not (folder / name).is_file():
             raise ValueError(f"no {folder / name}: {EXPORT_AGAIN}")
 
-    description = read_json(folder / CONFIG)
+    config = replace(load_exported_config(folder), parametrisation="paper")  # exported weights are folded
+    description = read_json(folder / CONFIG, EXPORT_AGAIN)
     if description.get("tokenizer_checksum") != checksum((folder / TOKENIZER).read_bytes()):
         raise damaged(folder / TOKENIZER, "its checksum does not fit", EXPORT_AGAIN)
 
-    weights, _ = load_tensors(folder / WEIGHTS)
     try:
-        config = replace(load_exported_config(folder), parametrisation="paper")  # exported weights are folded
+        weights, _ = load_tensors(folder / WEIGHTS)
+    except DamagedFileError as error:
+        raise damaged(folder / WEIGHTS, error.__cause__, EXPORT_AGAIN) from error
+
+    try:
         model = build(config, description["mixer_options"], description["vocab_size"])
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError) as error:
@@ -106,7 +110,7 @@ def load_exported_config(folder: Path) -> Config:
         ValueError: ``config.json`` is damaged, or belongs to another version of this project or to another program.
     """
     try:
-        return Config(**read_json(folder / CONFIG)["config"])
+        return Config(**read_json(folder / CONFIG, EXPORT_AGAIN)["config"])
     except (KeyError, TypeError) as error:
         raise _other_version(folder) from error
 

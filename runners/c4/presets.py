@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -66,11 +67,22 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
 
 
 def _convert(name: str, value: Any) -> Any:
-    """Return the value of an option in the type of its field."""
+    """Return the value of an option in the type of its field.
+
+    Raises:
+        ValueError: it is no number, and the field is a real number.
+    """
     if name == "data":
         return (str(value),) if isinstance(value, str | Path) else tuple(map(str, value))
     if name == "out":
         return Path(value)
     if isinstance(value, Path):
         return str(value)
-    return float(value) if get_type_hints(Config)[name] is float else value
+    if get_type_hints(Config)[name] is not float:
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return int(value) if is_whole else value  # NumPy has whole numbers of its own
+
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--{name.replace('_', '-')} {value!r} must be a number") from error

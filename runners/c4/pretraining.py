@@ -31,12 +31,13 @@ from runners.c4.evaluation.items import HUB, read_items
 from runners.c4.identity import run_folder
 from runners.c4.model import build, layer_of
 from runners.c4.presets import configure
+from runners.c4.records import read_record
 from runners.c4.search import best, print_results, search, study_file
 from runners.c4.shared_folder import require_shared
 from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
-from runners.files import DamagedFileError, read_json
+from runners.files import DamagedFileError
 from runners.memory import require_memory
 from runners.storage import Store
 from runners.tracking import check_login
@@ -151,6 +152,8 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     config.check()
     if config.search and {"lr", "beta2"}.intersection(given):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
+    if "size" in given and config.width is not None:
+        raise ValueError(f"--size has no effect on a model of width {config.width}: leave it, --width or --preset out")
 
     # The number of heads is an option of the run, for layers that have heads.
     if "heads" in options:
@@ -354,8 +357,9 @@ def _curves_on(corpus: Corpus, out: Path, console: Console) -> dict[str, list[Ro
     for path in sorted((out / "c4").glob("*/run.json")):
         try:
             # A finished run has one row per step.
-            if read_json(path)["corpus"]["folder"] == corpus.folder.name:
-                finished = read_json(path.with_name("result.json")) or {}
+            described = read_record(path)
+            if described is not None and described["corpus"].get("folder") == corpus.folder.name:
+                finished = read_record(path.with_name("result.json")) or {}
                 curves[path.parent.name] = read_curve(path.parent, finished.get("step"))
         except DamagedFileError as error:
             console.print(f"chart without {path.parent.name}: {error}", soft_wrap=True)

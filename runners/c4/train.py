@@ -1,6 +1,8 @@
 """One run: train it, continue it, or return its stored result; then evaluate it on downstream sets."""
 
 import errno
+import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,8 +22,9 @@ from runners.c4.errors import BusyError, DiskFullError, DivergedError, Evaluatio
 from runners.c4.evaluation.downstream import Scores, evaluate_items
 from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
+from runners.c4.records import read_record
 from runners.c4.watchers import Watcher
-from runners.files import read_json, write_json
+from runners.files import write_json
 
 
 def train(
@@ -50,7 +53,8 @@ def train(
 
     with _only_one(folder, world):
         try:
-            result = _result(folder, config, options, corpus, world, watchers)
+            with _errors_of_tokenizers(folder):
+                result = _result(folder, config, options, corpus, world, watchers)
             if items:
                 result["downstream"] = _downstream(folder, config, items, world, watchers)
 
@@ -73,7 +77,7 @@ def _result(
 ) -> dict[str, Any]:
     """Return the stored result of a run; train the run if there is none."""
     # Results of different code are not comparable.
-    begun = read_json(folder / "run.json")
+    begun = read_record(folder / "run.json")
     if begun is not None and begun["code"] != identity.run_code(config):
         raise RunError(
             f"the code of {config.mixer} or of its training is not the one that {folder} was begun with: delete this "
@@ -81,9 +85,9 @@ def _result(
         )
 
     # The run ended before, with a result or by divergence.
-    if (result := read_json(folder / "result.json")) is not None:
-        return dict(result)
-    if (diverged := read_json(folder / "diverged.json")) is not None:
+    if (result := read_record(folder / "result.json")) is not None:
+        return result
+    if (diverged := read_record(folder / "diverged.json")) is not None:
         raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
     return Loop(folder, config, options, corpus, world, watchers).finish()
 
@@ -96,7 +100,7 @@ def _downstream(
     path = folder / "downstream.json"
     figures = [field.name for field in fields(Scores)]
     digest = sha256(repr((figures, items)).encode()).hexdigest()
-    known = read_json(path)
+    known = read_record(path)
     world.wait()
 
     if known is None or known["items"] != digest:
@@ -104,7 +108,8 @@ def _downstream(
         if world.is_first:
             write_json(path, {"items": digest, "scores": scores})
         world.wait()
-        known = read_json(path)
+        known = read_record(path)
+    assert known is not None
     return dict(known["scores"])
 
 
@@ -125,6 +130,18 @@ def _evaluate(
     except KeyboardInterrupt:
         raise EvaluationStoppedError(config.steps, [signal.SIGINT]) from None
     return scores
+
+
+@contextmanager
+def _errors_of_tokenizers(folder: Path) -> Iterator[None]:
+    """Turn the plain Exception that the library of tokenizers raises if it cannot write a file into an OSError."""
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if type(error) is not Exception or number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
 
 
 @contextmanager

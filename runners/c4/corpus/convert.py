@@ -128,7 +128,8 @@ def convert(
         for split, parts in documents.items():
             lines = "".join(json.dumps({"text": text}) + "\n" for text in parts)
             (made / f"c4-{split}.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
-        tokenizer.save(str(made / FOLDER_OF_TOKENIZER / "tokenizer.json"))
+        # Its own ``save`` raises plain Exception if the disk is full.
+        (made / FOLDER_OF_TOKENIZER / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         tokens = {split: count_tokens(tokenizer, parts) for split, parts in documents.items()}
         made.rename(folder)
 

@@ -142,7 +142,13 @@ def prepare(
 
         for split, tokens in asked.items():
             manifest = _extend(folder, manifest, split, tokens, files[split], encoder, console)
-            if not manifest.splits[split].tokens and tokens:
+            part = manifest.splits[split]
+            if not part.tokens and part.dropped:
+                raise DataError(
+                    f"all training documents ({part.dropped:,}) are validation documents, too, and are left out: "
+                    "give --data with other training documents"
+                )
+            if not part.tokens and tokens:
                 raise DataError(f"no document for the {split} split in {files[split][0]} and the like: {ADVICE}")
 
         corpus = Corpus(folder=folder, manifest=manifest, asked=asked)

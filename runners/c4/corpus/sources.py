@@ -158,7 +158,7 @@ def _lines(file: str, skip: int) -> Iterator[str]:
         yield from _hub_lines(file, skip)
         return
 
-    with _explained(file), _opener(file)(file, "rt", encoding="utf-8") as lines:
+    with _explained(file), _opener(file)(file, "rt", encoding="utf-8-sig") as lines:
         for line in islice(lines, skip, None):
             yield line.rstrip("\n")
 
@@ -188,7 +188,7 @@ def _text(line: str, file: str, number: int) -> str:
         text = json.loads(line)["text"]
         # JSON can spell lone surrogates, which UTF-8 cannot.
         return text.encode(errors="replace").decode()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f'line {number + 1} of {file} is no JSON object with a "text": {ADVICE}') from error
 
 

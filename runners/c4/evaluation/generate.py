@@ -28,6 +28,8 @@ from runners.device import find_devices
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+LEAST_TEMPERATURE = 1e-6
+"""Logits divided by less might be infinite; at this temperature, the most likely token is all but certain."""
 MOST_POSITIONS = 2**31 - 1
 """Positions that a decoder can count: more than any GPU has memory for, and fewer than PyTorch can count bytes of."""
 
@@ -48,8 +50,8 @@ class Sampling:
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature {self.temperature} must be 0 or a positive number")
+        if not (math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE)):
+            raise ValueError(f"temperature {self.temperature} must be 0, or {LEAST_TEMPERATURE:g} at least")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top-k {self.top_k} must be 1 or more")
         check_seed(self.seed)
@@ -76,6 +78,10 @@ class Options(Sampling):
         super().check()
         if self.max_new_tokens < 1:
             raise ValueError(f"max-new-tokens {self.max_new_tokens} must be 1 or more")
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"--prompt {self.prompt!a} is no text in UTF-8: write it in UTF-8") from error
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -84,7 +84,10 @@ def _parse(line: bytes) -> Item:
     Raises:
         ValueError: the line is not a question.
     """
-    values = json.loads(line)
+    try:
+        values = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
     if not isinstance(values, dict):
         raise ValueError("not a JSON object")
     if missing := {"id", "contexts", "continuations", "gold"} - values.keys():
@@ -95,6 +98,7 @@ def _parse(line: bytes) -> Item:
     for name, texts in (("contexts", contexts), ("continuations", continuations)):
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError(f"{name} must be a list of texts, none of them blank")
+        "".join(texts).encode()  # JSON can spell lone surrogates, which tokenizers refuse
     if len(contexts) != len(continuations) or len(contexts) < 2:
         raise ValueError(
             f"{len(contexts)} contexts and {len(continuations)} continuations: one of each for every choice"

@@ -31,6 +31,7 @@ from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
+from runners.c4.records import read_record
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import train
 from runners.c4.watchers import Watcher
@@ -239,8 +240,9 @@ def train_place(
     try:
         result = train(config, options, corpus, world, watchers)
     except DivergedError:
-        step = read_json(folder / "diverged.json")["step"]
-        return {**described, "validation_loss": None, "diverged_at": step}
+        diverged = read_record(folder / "diverged.json")
+        assert diverged is not None  # ``train`` has written or read it
+        return {**described, "validation_loss": None, "diverged_at": diverged["step"]}
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
     model, _ = load_model(newest(folder) or folder)

@@ -38,7 +38,7 @@ def seconds_of_run(name: str, known: Mapping[str, float]) -> float:
 
 
 def share_left(place: Place, config: Config, options: dict[str, Any], corpus: str) -> float:
-    """Return the share of a run's steps that remain after its newest checkpoint: 1 for a run that has none.
+    """Return the share of a run's steps that remain after its newest intact checkpoint: 1 for a run without one.
 
     Args:
         place: learning rate and seed of the run.

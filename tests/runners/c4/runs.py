@@ -1,6 +1,8 @@
 """Small runs on the CPU, and watchers that interrupt them."""
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,17 @@ class At:
     def evaluating(self, name: str, number: int, sets: int) -> None: ...
 
     def finished(self, result: dict[str, Any]) -> None: ...
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let the system refuse to write files of more bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def interrupt() -> None:

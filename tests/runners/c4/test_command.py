@@ -269,6 +269,8 @@ def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
         (["--search", "--lr", "0.1"], "leave --lr"),
         (["--search", f"--beta2={Config.beta2}"], "leave --lr"),
         (["--heads", "3"], "heads: 3"),
+        (["--preset", "tiny", "--size", "150m"], "--size has no effect on a model of width 64: leave it"),
+        (["--width", "128", "--size=150m"], "--size has no effect on a model of width 128: leave it"),
         (["--mixer", "lstm", "--heads", "4"], "--heads does not apply to mixer lstm: leave it out"),
         (["--downstream", "/nowhere"], "nowhere"),
         (["--data", "/nowhere/at/all", "--tokenizer", "nowhere.json"], "no file or folder /nowhere/at/all"),

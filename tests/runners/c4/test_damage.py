@@ -220,6 +220,50 @@ def test_a_damaged_curve_of_a_finished_run_is_left_out_of_the_chart(
         read_curve(folder, config.steps)
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"step": "all"}'])
+@pytest.mark.parametrize("name", ["run.json", "result.json", "diverged.json", "downstream.json"])
+def test_a_record_with_other_entries_is_refused(name: str, content: str, finished: Config, tmp_path: Path) -> None:
+    config, folder = damaged_copy(finished, tmp_path / "out", lambda folder: (folder / name).write_text(content))
+    if name == "diverged.json":
+        (folder / "result.json").unlink()
+    question = {"id": 0, "gold": 0, "contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(question))
+    with pytest.raises(DamagedFileError, match=rf"^{folder / name} is damaged \((it|'step') .*: delete it and run"):
+        run(replace(config, downstream=str(tmp_path)))
+
+
+def test_the_run_of_another_program_does_not_stop_the_chart(finished: Config, tmp_path: Path) -> None:
+    config, folder = damaged_copy(finished, tmp_path, lambda folder: None)
+    for name, content in (("a", "{}"), ("b", "null"), ("c", json.dumps({"corpus": 3}))):
+        (folder.parent / name).mkdir()
+        (folder.parent / name / "run.json").write_text(content)
+    console = Console(record=True, file=io.StringIO(), width=200)
+    assert pretraining.run(config, {}, ALONE, console).chart.is_file()
+    lines = [line for line in console.export_text().splitlines() if line.startswith("chart without ")]
+    assert [line.partition(":")[0] for line in lines] == [f"chart without {name}" for name in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps"),
+    [
+        (lambda folder: None, 6),
+        (flip_newest(-1), 3),
+        (flip_newest(0), 3),
+        (truncate_curve(5), 3),
+        (truncate_curve(2), 0),
+        (lambda folder: [path.write_bytes(b"") for path in (folder / "checkpoints").iterdir()], 0),
+        (lambda folder: shutil.rmtree(folder / "checkpoints"), 0),
+        (lambda folder: (folder / "checkpoints" / "step-00000007.safetensors").symlink_to("deleted meanwhile"), 0),
+    ],
+)
+def test_steps_done_are_those_that_are_not_trained_again(
+    damage: Damage, steps: int, killed: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = damaged_copy(killed, tmp_path, damage)
+    assert checkpoints.steps_done(folder) == steps
+    assert capsys.readouterr() == ("", "")
+
+
 def test_questions_are_not_answered_by_an_earlier_checkpoint(finished: Config, tmp_path: Path) -> None:
     config, _ = damaged_copy(finished, tmp_path / "out", flip_newest(-1))
     question = {"id": 0, "gold": 0, "contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}

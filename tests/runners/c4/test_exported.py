@@ -88,6 +88,16 @@ def test_a_folder_that_exists_is_left_alone(trained: Path, tmp_path: Path, capsy
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+def test_a_folder_below_a_file_is_refused_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(tmp_path / "no run"), str(tmp_path / "mine" / "model")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: FOLDER {tmp_path / 'mine' / 'model'}: ")
+
+
 def test_an_export_that_fails_leaves_nothing(trained: Path, tmp_path: Path) -> None:
     model, _ = load_model(trained)
     with pytest.raises(KeyError):
@@ -101,7 +111,7 @@ def test_an_export_that_lacks_a_file_or_is_damaged_says_what_to_do(trained: Path
         export(trained, folder)
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-3] + b"x" + content[-2:])
-        with pytest.raises(DamagedFileError, match=name):
+        with pytest.raises(DamagedFileError, match=f"{name} is damaged .*: export the run again$"):
             load_model(folder)
 
     (tmp_path / "tokenizer.json" / "tokenizer.json").unlink()
@@ -110,7 +120,9 @@ def test_an_export_that_lacks_a_file_or_is_damaged_says_what_to_do(trained: Path
 
 
 def test_config_files_of_other_programs_are_refused_in_a_line(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(ValueError, match="is no export of this version"):
-        load_config(tmp_path)
+    for content in ("{}", "[]", "null", '{"config": "gpt2"}', '{"model_type": "gpt2"}'):
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (tmp_path / name).write_text(content)
+        for load in (load_config, load_model):
+            with pytest.raises(ValueError, match="is no export of this version"):
+                load(tmp_path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,6 +124,13 @@ def test_a_result_has_a_curve_a_model_and_scores(texts: Path, tmp_path: Path) ->
         ({"device": "tpu"}, "--device tpu must be one of auto, cpu, cuda"),
         ({"steps": 1e3}, "--steps 1000.0 must be a whole number"),
         ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"steps": "3"}, "--steps '3' must be a whole number"),
+        ({"steps": True}, "--steps True must be a whole number"),
+        ({"steps": None}, "--steps None must be a whole number"),
+        ({"seed": None}, "--seed None must be a whole number"),
+        ({"lr": None}, "--lr None must be a number"),
+        ({"final_lr_fraction": "a tenth"}, "--final-lr-fraction 'a tenth' must be a number"),
+        ({"recompute": "no"}, "--recompute 'no' must be True or False"),
         ({"search": True, "lr": 0.1}, "leave --lr and --beta2 out"),
         ({"data": "/nowhere/at/all"}, "no file or folder /nowhere/at/all"),
     ],
@@ -138,7 +146,11 @@ def test_numbers_of_another_type_make_no_other_run(texts: Path, tmp_path: Path) 
     one, two = (
         pretrain("transformer", preset="tiny", out=tmp_path, progress=False, data=data, tokenizer=tokenizer, **options)
         for data, tokenizer, options in (
-            ([texts], str(texts / "tokenizer" / "tokenizer.json"), {**SMALL, "steps": 1, "clip": 1}),
+            (
+                [texts],
+                str(texts / "tokenizer" / "tokenizer.json"),
+                {**SMALL, "steps": np.int64(1), "clip": 1, "lr": np.float64(1e-2)},
+            ),
             (str(texts), texts / "tokenizer" / "tokenizer.json", {**SMALL, "steps": 1, "clip": 1.0}),
         )
     )

@@ -16,9 +16,22 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 from runners.c4 import checkpoints, identity  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
 from runners.c4.errors import BusyError, DivergedError, RunError  # noqa: E402
+from runners.c4.train import train  # noqa: E402
 from runners.files import load_tensors  # noqa: E402
 from runners.interrupt import StoppedError  # noqa: E402
-from tests.runners.c4.runs import At, Interruption, configured, folder_of, interrupt, last_tensors, losses, run  # noqa: E402
+from tests.runners.c4.runs import (  # noqa: E402
+    ALONE,
+    At,
+    Interruption,
+    configured,
+    corpus_of,
+    folder_of,
+    interrupt,
+    largest_file,
+    last_tensors,
+    losses,
+    run,
+)
 
 
 def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +193,27 @@ def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, mon
     monkeypatch.undo()
     assert checkpoints.newest(folder_of(config)) == path
     assert not list(path.parent.glob(".*")) if path else False
+    assert run(config)["step"] == 8
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_error_of_files(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library raises plain Exception with the words of the system, here those of a full disk, too."""
+    config = configured(texts, tmp_path)
+    corpus, folder = corpus_of(config), folder_of(config)
+    with largest_file(100), pytest.raises(OSError, match=rf"File too large: '{folder}'"):
+        train(config, {}, corpus, ALONE, [])
+
+    class Full:
+        def save(self, path: str) -> None:
+            raise Exception("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runners.c4.loop.load_tokenizer", lambda _: Full())
+        with pytest.raises(RunError, match=rf"^no space in {folder}: free some and run the same command again$"):
+            run(config)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
     assert run(config)["step"] == 8
 
 

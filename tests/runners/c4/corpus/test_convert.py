@@ -9,6 +9,7 @@ import pytest
 from runners.c4.corpus.convert import convert, divide, find_texts, main
 from runners.c4.corpus.sources import find_files
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer
+from tests.runners.c4.runs import largest_file
 
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
@@ -46,6 +47,21 @@ def test_the_splits_make_up_the_texts_and_the_tokenizer_keeps_every_character(te
         assert sum(map(len, encoded)) == tokens[split]
     assert tokenizer.decode(tokenizer.encode("日本 🙂").ids) == "日本 🙂"  # in no text
     assert tokenizer.id_to_token(end_of_text(tokenizer)) == "</s>"
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The packed texts fit, and the tokenizer does not."""
+    with largest_file(8192), pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "made"), str(texts)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "File too large" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+    assert main([str(tmp_path / "made"), str(texts)]) is None
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "made").rglob("*.*")}
+    assert max(size for name, size in sizes.items() if name.endswith(".gz")) < 8192 < sizes["tokenizer.json"]
 
 
 def test_pretraining_reads_the_folder_and_takes_the_tokenizer_for_no_text(texts: Path, tmp_path: Path) -> None:

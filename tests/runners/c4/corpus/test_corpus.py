@@ -405,6 +405,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(
         (b'{"text": 3}', "line 1 of"),
         (b"plain text", "line 1 of"),
         (b'["text"]', "line 1 of"),
+        (b"[" * 100_000, "line 1 of"),
         (b"\xff\xfe", "cannot read .*x.json"),
     ],
 )
@@ -456,6 +457,21 @@ def test_a_split_without_a_document(source: Source, tmp_path: Path, split: str) 
         with pytest.raises(ValueError, match=f"no document for the {split} split in .*--data"):
             source.prepare(tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_training_documents_that_are_all_validation_documents(source: Source, tmp_path: Path) -> None:
+    for path in source.folder.glob("*train*"):
+        write_documents(path, source.validation[:3])
+    words = r"all training documents \(\d+\) are validation documents, too, and are left out: give --data with other"
+    with pytest.raises(ValueError, match=words):
+        source.prepare(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_byte_order_mark_of_a_file_is_no_text(source: Source, tmp_path: Path) -> None:
+    (source.folder / "more.json").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n')
+    corpus = source.prepare(tmp_path / "out")
+    assert tokens_of(corpus, "train") == source.encode([*source.train, "a", "b"])
 
 
 def test_data_at_fault_leave_other_corpora_and_earlier_work_alone(source: Source, tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def test_plain_and_packed_files_are_read_by_set(tmp_path: Path) -> None:
         (json.dumps({**RECORD, "continuations": [" a", " "]}), "none of them blank"),
         (json.dumps({**RECORD, "continuations": [" a", 3]}), "list of texts"),
         ("", "Expecting"),
+        ("[" * 100_000, "too many brackets"),
+        (json.dumps({**RECORD, "continuations": [" a", " \ud800"]}), "surrogates not allowed"),
     ],
 )
 def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: str, reason: str) -> None:

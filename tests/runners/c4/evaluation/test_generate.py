@@ -106,6 +106,15 @@ def test_draws_follow_the_tempered_softmax(temperature: float, top_k: int | None
     assert ((shares_V - expected_V).abs() <= 4 * deviation_V).all()
 
 
+def test_the_least_temperature_takes_the_most_likely_token_whatever_the_logits() -> None:
+    """Also logits that are larger than any layer has; divided by a smaller temperature, they would be infinite."""
+    sampling = Sampling(temperature=module.LEAST_TEMPERATURE)
+    sampling.check()
+    for scale in (1.0, 1e30):
+        logits_V = scale * torch.tensor([-1.0, 3.0, 2.0])
+        assert draw(logits_V, sampling, torch.Generator().manual_seed(0)) == 1
+
+
 def test_padding_of_the_vocabulary_is_never_drawn() -> None:
     model = build()
     with torch.no_grad():
@@ -194,6 +203,8 @@ def test_the_command_prints_prompt_and_continuation(
     [
         (["--temperature", "-1"], "temperature -1.0 must be"),
         (["--temperature", "nan"], "temperature nan must be"),
+        (["--temperature", "1e-40"], "temperature 1e-40 must be 0, or 1e-06 at least"),
+        (["--prompt", "a\udcff"], "--prompt 'a\\udcff' is no text in UTF-8"),
         (["--top-k", "0"], "top-k 0 must be"),
         (["--max-new-tokens", "0"], "max-new-tokens 0 must be"),
         (["--seed", "-3"], "--seed -3 must be"),

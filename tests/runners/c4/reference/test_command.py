@@ -394,6 +394,15 @@ def test_a_stopped_run_counts_for_its_remaining_steps(
             reference.main([*command, "--minutes", minutes])
     assert begun == ["3"]
 
+    # Training does not continue from a damaged checkpoint, so all steps are left.
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    capsys.readouterr()
+    reference.main([*command, "--dry-run"])
+    assert "time: about 12 min as the finished runs took" in capsys.readouterr().out
+    with contextlib.suppress(SystemExit):
+        reference.main([*command, "--minutes", "3"])
+    assert begun == ["3"]
+
 
 def test_minutes_must_be_positive(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
