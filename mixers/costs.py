@@ -76,8 +76,14 @@ def short(number: int) -> str:
 _counted: dict[tuple[type[Layer], str, Shape], Costs] = {}
 
 
-def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
+def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[str], None] = log_once) -> Costs:
     """Return the costs of one layer; each layer is counted once per process.
+
+    Args:
+        layer_class: Class of the layer.
+        config: Its ``Config``.
+        shape: Widths and number of layers.
+        say: Takes a line for each figure that cannot be counted.
 
     Raises:
         ValueError: The layer cannot be built.
@@ -87,8 +93,8 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape) -> Costs:
         return _counted[key]
 
     layer = _build(layer_class, config, shape)
-    flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])})
-    state = attempt("state", layer_class, lambda: count_state(layer, LENGTHS))
+    flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])}, say)
+    state = attempt("state", layer_class, lambda: count_state(layer, LENGTHS), say)
     _counted[key] = Costs(parameters=count_parameters(layer), state_floats=state, flops_per_token=flops)
     return _counted[key]
 
@@ -281,13 +287,15 @@ def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
         return layer_class(layer_class.plain_config(config), shape).requires_grad_(False)
 
 
-def attempt(what: str, layer_class: type[Layer], figure: Callable[[], Counted]) -> Counted | None:
-    """Return a figure; if the layer fails, for example because it needs a GPU, log the error and return None."""
+def attempt(
+    what: str, layer_class: type[Layer], figure: Callable[[], Counted], say: Callable[[str], None] = log_once
+) -> Counted | None:
+    """Return a figure; if the layer fails, for example because it needs a GPU, ``say`` the error and return None."""
     try:
         return figure()
     except Exception as error:  # a user's layer may raise anything, and can still be trained
         kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
-        log_once(f"{what} of {layer_class.__name__} not counted: {kind}{error}")
+        say(f"{what} of {layer_class.__name__} not counted: {kind}{error}")
         return None
 
 

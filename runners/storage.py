@@ -7,8 +7,8 @@ deletes the lock files of processes that were killed.
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import optuna
 from filelock import FileLock, Timeout
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -141,6 +142,22 @@ class Store:
 def is_url(storage: str) -> bool:
     """Return whether a storage is an Optuna storage URL, complete or not; else it is the path of a journal file."""
     return "://" in storage or storage.startswith("sqlite:")
+
+
+@contextmanager
+def explaining_database(storage: str) -> Iterator[None]:
+    """Name the storage, and what its database says, in place of Optuna's error, which only says that there is a cause.
+
+    Args:
+        storage: Optuna storage URL, or path of a journal file.
+
+    Raises:
+        ValueError: the database has failed.
+    """
+    try:
+        yield
+    except StorageInternalError as error:
+        raise ValueError(" ".join(f"storage {storage}: {error.__cause__}".split())) from error
 
 
 def identity_of(folder: Path) -> str | None:

@@ -28,11 +28,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from optuna.exceptions import StorageInternalError
 from rich.console import Console
 
 from mixers.base import ContractError
-from runners.cli import fail, print_short_help, run_command, user_errors
+from runners.cli import print_short_help, run_command, user_errors
 from runners.device import find_devices
 from runners.files import DamagedFileError
 from runners.mad.dry_run import print_forecast
@@ -50,7 +49,7 @@ from runners.mad.search.study import ForeignFolderError, check_homes
 from runners.mad.search.workers import WorkerError
 from runners.mad.studies import look_into, train_studies, try_layers
 from runners.mad.training.loop import SECONDS_BETWEEN_CHECKPOINTS
-from runners.storage import existing_storage
+from runners.storage import existing_storage, explaining_database
 from runners.tracking import check_login
 from tasks.base import SplitOverlapError
 
@@ -73,14 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_layers(plan_layers(options, mixer_values, say), console)
             return
         experiments = plan_experiments(options, mixer_values, task_values, say)
-        check_homes(experiments, options.out, options.settings.storage)
-        if options.dry_run:
-            storage = existing_storage(options.settings.storage)
-            device = find_devices(options.device)[0]
-            print_forecast(
-                experiments, options.runs, storage, options.out, console, _clock(options), device, options.more_seeds
-            )
-            return
+        with explaining_database(options.settings.storage):
+            check_homes(experiments, options.out, options.settings.storage)
+            if options.dry_run:
+                storage = existing_storage(options.settings.storage)
+                device = find_devices(options.device)[0]
+                print_forecast(
+                    experiments,
+                    options.runs,
+                    storage,
+                    options.out,
+                    console,
+                    _clock(options),
+                    device,
+                    options.more_seeds,
+                )
+                return
         reference_folder(options.reference)
         check_login(options.wandb)
     with user_errors(ContractError, SplitOverlapError):
@@ -103,7 +110,10 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
     """Train missing runs; print each study's table, a comparison of all, and the suggested command ``following``."""
     say, settings, summaries = partial(console.print, soft_wrap=True), options.settings, []
     try:
-        with user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError):
+        with (
+            user_errors(ValueError, SplitOverlapError, DamagedFileError, ForeignFolderError, WorkerError, OSError),
+            explaining_database(settings.storage),
+        ):
             announce(options, experiments, say)
             for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
@@ -115,8 +125,6 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
     except torch.OutOfMemoryError as error:
         print(f"stopped: {error}", file=sys.stderr)
         raise SystemExit(1) from error
-    except StorageInternalError as error:  # it only says that there is a cause
-        fail(" ".join(f"storage {settings.storage}: {error.__cause__}".split()))
 
     standings = [Standing.of(summary) for summary in summaries]
     if standings:

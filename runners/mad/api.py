@@ -1,25 +1,73 @@
 """The Python function behind ``runners.mad.study``."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from rich.console import Console
 
-from mixers.costs import Figure
+from mixers.costs import Figure, costs
 from mixers.options import converted
 from mixers.registry import find_mixer
+from runners.cli import defaults_of
 from runners.device import find_devices
+from runners.guidance import closest, flag_of, texts_of
 from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.rows import print_rankings, reference_folder
 from runners.mad.result import Study
 from runners.mad.results.kept import Keep, delete_models
+from runners.mad.results.tables import explain_divergence
 from runners.mad.studies import train_studies, try_layers
+from runners.storage import explaining_database
 from runners.tracking import check_login
+from tasks import find_task
+
+P = ParamSpec("P")
 
 
+def _advising(function: Callable[P, Study]) -> Callable[P, Study]:
+    """Make the error on an argument that ``function`` lacks say how to write it; its signature stays the same."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Study:
+        known = {name: value for name, value in kwargs.items() if name in signature.parameters}
+        if unknown := [name for name in kwargs if name not in known]:
+            name, given = unknown[0], signature.bind_partial(*args, **known).arguments
+            advice = _advice(name, kwargs[name], given, list(signature.parameters))
+            raise TypeError(f"{function.__name__} has no argument {name!r}: {advice}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Sequence[str]) -> str:
+    """Return how to write an argument that ``study`` lacks: as an option of layer or task, or by its right name.
+
+    Args:
+        name: the argument.
+        value: its value.
+        given: the other arguments of the call.
+        arguments: names of all arguments that there are.
+
+    Raises:
+        ValueError: there is no such layer or task.
+    """
+    for group, find in (("mixer", find_mixer), ("task", find_task)):
+        if group in given and name in defaults_of(find(given[group]).Config):
+            return f"it is an option of {given[group]}: write {group}_options={{{name!r}: {value!r}}}"
+
+    texts = texts_of(Options)
+    flags = {flag_of(argument): argument for argument in arguments}
+    found = closest(flag_of(name), {flag: texts.get(argument, "") for flag, argument in flags.items()})
+    return f"did you mean {flags[found]!r}?" if found else "help(study) lists the arguments"
+
+
+@_advising
 def study(
     mixer: str,
     task: str,
@@ -87,10 +135,12 @@ def study(
         keep: which models are kept after the study has its result: ``all``; ``best``, those of the chosen point;
             ``none``.
         reference: reference rows beside the layer, as in the command: ``shipped``, ``none``, or a folder of them.
-        quiet: show no progress and no ranking; ``Study.ranking`` returns the latter.
+        quiet: show no progress, no ranking, and no line on a cost that cannot be counted or a grid that diverged;
+            ``Study.ranking`` returns the ranking. Warnings remain.
 
     Raises:
-        ValueError: an argument is invalid; the message says what to do.
+        TypeError: there is no such argument; the message says how to write it.
+        ValueError: an argument is invalid, or the storage fails; the message says what to do.
         ContractError: a layer from outside breaks a rule that the trainer relies on.
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
@@ -100,7 +150,7 @@ def study(
     if "all" in (mixer, task, difficulty):
         raise ValueError('study trains one layer on one task: call it once for each in place of "all"')
 
-    defaults, _ = PRESETS[preset]
+    defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)
 
@@ -141,12 +191,19 @@ def study(
     rows_folder = reference_folder(options.reference)
     check_login(options.wandb)
     try_layers(experiments, find_devices(device)[0])
+    if quiet:  # counted here without a word, and not again later
+        for planned in experiments:
+            costs(planned.layer, planned.mixer_config, planned.shape, say=lambda line: None)
 
     console = Console(markup=False, quiet=quiet)
-    ((experiment, summary),) = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
+    with explaining_database(options.settings.storage):
+        found = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
+        ((experiment, summary),) = found
     delete_models(experiment, summary, options.out, keep)
 
     result = Study(experiment=experiment, summary=summary, out=Path(out).resolve(), reference=rows_folder)
     if not quiet:
+        if summary.chosen is None:
+            console.print(explain_divergence(summary), soft_wrap=True)
         print_rankings(result.rankings, console)
     return result

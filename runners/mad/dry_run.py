@@ -16,7 +16,7 @@ from mixers import MIXERS
 from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
 from runners.mad.duration import Clock, sentence, work_left
 from runners.mad.experiment import Experiment
-from runners.mad.results.tables import fits
+from runners.mad.results.tables import Name, fits
 from runners.mad.search.identity import identify
 from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
@@ -146,7 +146,7 @@ def print_forecast(
             table.add_section()
             table.add_row(Text(experiment.setting, "bold"))
         remark = f"\n    {experiment.remark}" if experiment.remark else ""
-        table.add_row(f"  {experiment.label}{remark}", *cost.cells(), *duration.cells())
+        table.add_row(Name(f"  {experiment.label}{remark}"), *cost.cells(), *duration.cells())
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})

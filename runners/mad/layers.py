@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +17,7 @@ from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable
+from runners.mad.results.tables import Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +186,9 @@ def _table(families: Counted, wide: bool, papers: bool) -> Table:
         table.add_row(Text(family, "bold"))
         for choice, cells in members:
             width = f"{choice.shape.width} / {choice.shape.mlp_width}"
-            paper = (f"\n{choice.layer.paper}", "dim") if papers and choice.layer.paper else ""
+            paper = [Text(choice.layer.paper, "dim")] if papers and choice.layer.paper else []
             if wide:
-                table.add_row(Text.assemble(choice.label, paper), width, *cells)
+                table.add_row(Group(Name(choice.label), *paper), width, *cells)
             else:
-                table.add_row(Text.assemble(f"{choice.label}\n{width}", paper), *cells)
+                table.add_row(Group(Name(f"{choice.label}\n{width}"), *paper), *cells)
     return table

@@ -178,15 +178,15 @@ def _say_lost(experiment: Experiment, unknown: Sequence[Run], folder: Path, say:
 
 
 def look_into(experiment: Experiment, summary: Summary, settings: Settings, say: Say) -> None:
-    """Diagnose the chosen model, unless that has been done; say where the diagnosis lies and what it lacks."""
+    """Diagnose the chosen model, unless its files are there; say where the diagnosis lies and what it lacks."""
     run, folder = summary.best_run, study_folder(settings.out.resolve(), experiment)
     if run is None:
         return
     best = f", the best of {summary.seeds} seeds on validation" if summary.seeds > 1 else ""
     title = f"{experiment.heading}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
-    record = folder / "diagnosis.json"
+    record, figure = folder / "diagnosis.json", folder / "diagnosis.png"
 
-    if (read_json(record) or {}).get("title") != title:
+    if not figure.exists() or (read_json(record) or {}).get("title") != title:
         from runners.mad.diagnosis.diagnose import diagnose  # imports scikit-learn, which takes seconds
         from runners.mad.diagnosis.outputs import UnreadableError
 
@@ -202,7 +202,7 @@ def look_into(experiment: Experiment, summary: Summary, settings: Settings, say:
 
     for name, reason in read_json(record).get("unreadable_sets", {}).items():
         say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
-    say(f"diagnosis of the chosen model: {folder / 'diagnosis.png'}")
+    say(f"diagnosis of the chosen model: {figure}")
 
 
 def kept_model(experiment: Experiment, run: Run, out: Path) -> Backbone:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mixers.costs import FOOTNOTE, HEADINGS, short
 from runners.mad.results.standings import Standing, by_layer
-from runners.mad.results.tables import fits, print_intervals, print_protocols
+from runners.mad.results.tables import Name, fits, print_intervals, print_protocols
 
 LISTED = 4
 """Largest number of layers that a sentence names one by one."""
@@ -101,7 +101,8 @@ def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]]
 
     everything = [s for standings, _ in found for s in standings]
     for preset in () if is_wide else dict.fromkeys(s.preset for s in everything):
-        layers = {_label(s, mine): s.costs.cells(short) for s in by_layer(everything) if s.preset == preset}
+        own_first = sorted(by_layer(everything), key=lambda s: s not in mine)
+        layers = {_label(s, mine): s.costs.cells(short) for s in own_first if s.preset == preset}
         console.print(f"costs ({preset})" if preset else "costs", style="table.title")
         console.print(_table(HEADINGS, [(label, *cells) for label, cells in layers.items()]))
 
@@ -138,5 +139,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(Name(row[0]), *row[1:])
     return table

@@ -16,7 +16,7 @@ from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
 from mixers.registry import changed, variant_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
-from runners.mad.results.tables import fits, print_intervals, print_protocols
+from runners.mad.results.tables import Name, fits, print_intervals, print_protocols
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -306,5 +306,5 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[tuple[str | Text,
     for label, cells in rows:
         if isinstance(label, Text):
             table.add_section()
-        table.add_row(label, *cells)
+        table.add_row(label if isinstance(label, Text) else Name(label), *cells)
     return table

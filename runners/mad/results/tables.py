@@ -1,10 +1,13 @@
 """The table of a study on the console."""
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from runners.mad.results.choice import WIDE_LRS
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
@@ -19,6 +22,43 @@ PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
 """Remarks of tables on presets whose figures could be mistaken for those of the published protocol."""
 UNLIMITED = 1000
 """Width of a console on which every table fits."""
+LEAD = re.compile(r"[\s→]*")
+"""What stands before the name of a layer in a table."""
+BREAKS = re.compile(r"(?<=[.:-])(?=[^\W\d])|(?<=\s)(?=\S)")
+"""Where a name may be broken: before words, not before digits, which may belong to a number."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name in a table; a column that is too narrow breaks it before words, and indents what follows.
+
+    Attributes:
+        text: the name, with what stands before it, or several lines of text.
+    """
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield the lines for the width of the column."""
+        for line in self.text.splitlines():
+            yield Text("\n".join(_broken(line, options.max_width)))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the width that the name needs, as text does."""
+        return Measurement.get(console, options, Text(self.text))
+
+
+def _broken(line: str, width: int) -> Iterator[str]:
+    """Yield the parts of a line that fit into a width; a word that does not fit stands alone."""
+    found = LEAD.match(line)
+    lead = found.group() if found else ""
+    part, indent = lead, len(lead) + 2
+    for word in BREAKS.split(line[len(lead) :]):
+        if part != lead and len((part + word).rstrip()) > width:
+            yield part.rstrip()
+            part = lead = " " * max(0, min(indent, width - len(word)))
+        part += word
+    yield part
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -27,12 +67,14 @@ def print_summary(summary: Summary, console: Console) -> None:
     On a narrow console, test figures and speed are in a second table.
     """
     name, finite = summary.heading, [point for point in summary.points if point.estimates is not None]
-    if fits(_points(name, summary, finite, COLUMNS), console):
-        console.print(_points(name, summary, summary.points, COLUMNS))
+    console.print(name, style="table.title", soft_wrap=True)  # a table would break it at its own width
+    if fits(_points(summary, finite, COLUMNS), console):
+        console.print(_points(summary, summary.points, COLUMNS))
     else:
-        console.print(_points(name, summary, summary.points, COLUMNS[:3]))
+        console.print(_points(summary, summary.points, COLUMNS[:3]))
         if finite:
-            console.print(_points("test of the chosen point, and speed", summary, finite, COLUMNS[3:]))
+            console.print("test of the chosen point, and speed", style="table.title")
+            console.print(_points(summary, finite, COLUMNS[3:]))
     print_intervals([summary.seeds], console)
     print_protocols([summary.config.get("preset")], console)
 
@@ -114,9 +156,9 @@ def span(counts: Collection[int]) -> str:
     return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
-def _points(title: str, summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
+def _points(summary: Summary, points: Sequence[Point], columns: Sequence[tuple[str, str]]) -> Table:
     """Return a table with one row per point."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for heading in ("", "lr", "wd", *(heading for heading, _ in columns)):
         table.add_column(heading, justify="right")
 

@@ -80,6 +80,15 @@ def test_the_diagnosis_says_of_how_many_seeds_its_own_was_the_best(tmp_path: Pat
         assert re.search(f"weight decay 0, {said}$", json.loads(path.read_text())["title"])
 
 
+def test_a_picture_of_a_diagnosis_that_is_gone_is_drawn_again(tmp_path: Path) -> None:
+    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
+    mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
+    (picture,) = tmp_path.glob("studies/*/diagnosis.png")
+    picture.unlink()
+    mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
+    assert picture.stat().st_size > 0
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -1,8 +1,10 @@
 """The Python API of the diagnostics, and the protocol as it runs: a grid, its choice, more seeds of the choice."""
 
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,7 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
         ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
         ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
+        ({"preset": "small"}, "preset: Input should be 'grid', 'quick' or 'demo', not 'small'"),
         ({"task": "all"}, "one layer on one task"),
         ({"difficulty": "all"}, "one layer on one task"),
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),
@@ -208,3 +211,58 @@ def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_pat
     options = [*SAME, "--steps", "1", "--evaluations", "1", "--lr", "0.5", "1", "--mixer.qk-norm", "False"]
     mad.main([*options, "--out", str(tmp_path)])
     assert len([*(tmp_path / "runs").iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"heads": 4}, r"no argument 'heads': it is an option of transformer: write mixer_options=\{'heads': 4\}"),
+        ({"length": 8}, r"no argument 'length': it is an option of mqar: write task_options=\{'length': 8\}"),
+        ({"learning_rate": 1e-3}, "no argument 'learning_rate': did you mean 'lr'"),
+        ({"wandb": "offline"}, r"no argument 'wandb': help\(study\) lists the arguments"),
+    ],
+)
+def test_an_unknown_argument_is_an_error_that_says_how_to_write_it(argument: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        study("transformer", "mqar", **argument)
+
+
+class Plain(torch.nn.Module):
+    """A layer without a step form; divided by zero, it diverges at once."""
+
+    def __init__(self, dim: int, divisor: int = 1) -> None:
+        super().__init__()
+        self.out, self.divisor = torch.nn.Linear(dim, dim), divisor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = self.out(x) / torch.tensor(float(self.divisor))
+        return z
+
+
+def test_quiet_says_nothing_and_else_a_divergence_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Plain=Plain))
+    few = SMALL | {"lr": [1e-3], "steps": 1, "evaluations": 1, "reference": "none", "out": tmp_path}
+    found = study("layers_of_others:Plain", "in-context-recall", **{**few, "mixer_options": {}})
+    assert found.summary.costs.state_floats is None
+    assert (capsys.readouterr(), caplog.messages) == (("", ""), [])
+
+    study("layers_of_others:Plain", "in-context-recall", **{**few, "mixer_options": {"divisor": 0}, "quiet": False})
+    assert "every run diverged, its loss or gradient is not finite before any training" in capsys.readouterr().out
+    assert [message for message in caplog.messages if "state of Plain not counted" in message]
+
+
+def test_a_database_that_takes_no_data_is_one_line_that_says_why(tmp_path: Path) -> None:
+    few = SMALL | {"lr": [1e-3], "steps": 1, "evaluations": 1, "out": tmp_path}
+    study("transformer", "in-context-recall", storage=f"sqlite:///{tmp_path}/studies.db", **few)
+    with pytest.raises(ValueError, match=r"^storage sqlite:///file:.*attempt to write a readonly database.*$"):
+        study(
+            "transformer",
+            "in-context-recall",
+            storage=f"sqlite:///file:{tmp_path}/studies.db?mode=ro&uri=true",
+            **few | {"lr": [2e-3], "width": 32},
+        )

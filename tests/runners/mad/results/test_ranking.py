@@ -113,6 +113,16 @@ def test_the_table_has_ranks_costs_and_an_arrow_at_one_s_own(width: int) -> None
     assert "quick: small settings, not the published protocol" in text
 
 
+def test_the_costs_begin_with_one_s_own_layers_wherever_they_stand_in_the_registry() -> None:
+    own = replace(standing("mine", 0.5), place=((21, "mine"), 0))  # as runners.compare places layers from outside
+    row = replace(standing("rt", 1.0), place=((3, "rt"), -1))
+    console = Console(width=60, file=io.StringIO())
+    print_ranks([([own, row], [own])], console)
+    assert isinstance(console.file, io.StringIO)
+    costs = console.file.getvalue().rpartition("\ncosts\n")[2]
+    assert 0 < costs.index("→ mine") < costs.index("  rt")
+
+
 def test_a_narrow_console_gets_the_costs_once_and_the_sentences_last() -> None:
     own = [replace(standing("mine", 0.5, 0.1), task=task) for task in ("parity", "copying")]
     console = Console(width=60, file=io.StringIO())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, summarise
-from runners.mad.results.tables import explain_divergence, print_summary
+from runners.mad.results.tables import Name, explain_divergence, print_summary
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 from tests.runners.mad.results.made_up import MANY, SORTED, standings_of
@@ -22,6 +22,23 @@ def compared(standings: Sequence[Standing], width: int) -> list[list[list[str]]]
     assert isinstance(console.file, io.StringIO)
     tables = [table.splitlines() for table in console.file.getvalue().split("┏")[1:]]
     return [[[c.strip() for c in row.strip("│").split("│")] for row in rows if row.startswith("│")] for rows in tables]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "lines"),
+    [
+        ("  my_package.my_module:MyLayer", 30, ["  my_package.my_module:MyLayer"]),
+        ("→ my_package.my_module:MyLayer", 24, ["→ my_package.my_module:", "    MyLayer"]),
+        ("my_package.my_module:MyLayer-alpha-0.05", 20, ["my_package.", "  my_module:MyLayer-", "  alpha-0.05"]),
+        ("rt (lr 0.0005, seeds 3)", 14, ["rt (lr 0.0005,", "  seeds 3)"]),
+        ("m:ExtraordinarilyLongLayer", 12, ["m:", "Extraordinar", "ilyLongLayer"]),
+    ],
+)
+def test_a_narrow_column_breaks_a_name_before_words_alone(name: str, width: int, lines: list[str]) -> None:
+    console = Console(width=width, file=io.StringIO())
+    console.print(Name(name), overflow="fold")
+    assert isinstance(console.file, io.StringIO)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
 
 
 @pytest.mark.parametrize("mixers", [MANY, MANY[:4]])
