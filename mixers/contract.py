@@ -68,15 +68,16 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     Raises:
         ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
             or on other sequences, or on the module's mode; ``step`` gives other outputs, or a state that is not a dict
-            of tensors; a parameter is frozen or complex; outputs have another dtype than inputs; the layer cannot be
-            called, or writes into its inputs. Errors in the layer's own code are raised again with a note that names
+            of tensors; a parameter is frozen or not float32; outputs have another dtype than inputs; the layer cannot
+            be called, or writes into its inputs. Errors in the layer's own code are raised again with a note that names
             the mixer.
     """
-    if odd := [name for name, parameter in layer.named_parameters() if not parameter.is_floating_point()]:
-        raise ContractError(
-            f"mixer {mixer!r}: parameter {odd[0]!r} is {layer.get_parameter(odd[0]).dtype}, but parameters are real "
-            "floats: store real and imaginary part, and join them in forward by torch.view_as_complex"
-        )
+    for name, parameter in layer.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ContractError(
+                f"mixer {mixer!r}: parameter {name!r} is {parameter.dtype}, but parameters are torch.float32: "
+                f"{_in_place_of(parameter)}"
+            )
     if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
         raise ContractError(
             f"mixer {mixer!r}: parameter {frozen[0]!r} does not require a gradient, but all parameters are trained: "
@@ -94,6 +95,13 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     if closed:
         _check_outputs(mixer, layer, device, positions, draw)
     return unused
+
+
+def _in_place_of(parameter: Tensor) -> str:
+    """Return what to do in place of a parameter that is not float32."""
+    if parameter.is_complex():
+        return "store real and imaginary part, and join them in forward by torch.view_as_complex"
+    return "give it that dtype" if parameter.is_floating_point() else "make it a buffer"
 
 
 def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> None:

@@ -1,5 +1,7 @@
 """Progress bars that both training programs show, and times in words."""
 
+from importlib.util import find_spec
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
@@ -11,6 +13,14 @@ SECONDS_BETWEEN_LINES = 60.0
 """Times between lines of output where there is no terminal."""
 WIDTH_OF_TEXT = 88
 """Characters that stand beside a bar."""
+
+
+def console_of_call(quiet: bool) -> Console:
+    """Return the console of a Python function; without ipywidgets, a notebook shows plain lines."""
+    console = Console(markup=False, quiet=quiet)
+    if console.is_jupyter and not find_spec("ipywidgets"):
+        return Console(markup=False, quiet=quiet, force_jupyter=False, force_terminal=False)
+    return console
 
 
 def progress_bars(console: Console) -> Progress:

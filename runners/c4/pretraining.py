@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
 from runners.files import DamagedFileError
 from runners.memory import require_memory
+from runners.progress import console_of_call
 from runners.storage import Store
 from runners.tracking import check_login
 
@@ -131,11 +131,8 @@ def pretrain(
     applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
     check(config, layer_options, options)
 
-    # Without ipywidgets, a notebook shows plain lines.
-    jupyter = None if find_spec("ipywidgets") else False
     with world(config.device) as here:
-        console = Console(markup=False, quiet=not (progress and here.is_first), force_jupyter=jupyter)
-        return run(config, layer_options, here, console)
+        return run(config, layer_options, here, console_of_call(quiet=not (progress and here.is_first)))
 
 
 def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:

@@ -7,8 +7,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from rich.console import Console
-
 from mixers.costs import Figure, costs
 from mixers.options import converted
 from mixers.registry import find_mixer
@@ -22,6 +20,7 @@ from runners.mad.result import Study
 from runners.mad.results.kept import Keep, delete_models
 from runners.mad.results.tables import explain_divergence
 from runners.mad.studies import train_studies, try_layers
+from runners.progress import console_of_call
 from runners.storage import explaining_database
 from runners.tracking import check_login
 from tasks import find_task
@@ -195,7 +194,7 @@ def study(
         for planned in experiments:
             costs(planned.layer, planned.mixer_config, planned.shape, say=lambda line: None)
 
-    console = Console(markup=False, quiet=quiet)
+    console = console_of_call(quiet)
     with explaining_database(options.settings.storage):
         found = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
         ((experiment, summary),) = found

@@ -112,6 +112,18 @@ class Complex(nn.Module):
         return z_BTD
 
 
+class Double(Complex):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.w = nn.Parameter(torch.randn(dim, dim, dtype=torch.float64))
+
+
+class Whole(Complex):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.w = nn.Parameter(torch.ones(dim, dim, dtype=torch.int64), requires_grad=False)
+
+
 class Writing(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -139,7 +151,9 @@ class Half(Writing):
     ("kind", "message"),
     [
         (Half, "the sequence mixer must return float32 for float32, it returned torch.float16"),
-        (Complex, "parameter 'mixer.w' is torch.complex64, but parameters are real floats"),
+        (Complex, "'mixer.w' is torch.complex64, but parameters are torch.float32: store real and imaginary part"),
+        (Double, "parameter 'mixer.w' is torch.float64, but parameters are torch.float32: give it that dtype"),
+        (Whole, "parameter 'mixer.w' is torch.int64, but parameters are torch.float32: make it a buffer"),
         (Writing, "it writes into its inputs, or into a view of them: make new tensors"),
         (Moody, "outputs differ between training and evaluation mode"),
     ],
