@@ -27,7 +27,7 @@ from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
 from runners.cli import check_out, cli, run_command, shown_as, user_errors
 from runners.mad.reference.cells import FOLDER
-from runners.report.cells import Board, reference_board, short_board
+from runners.report.cells import Board, reference_board
 from runners.report.language import answer, read_language_models
 from runners.report.own import read_own
 from runners.report.page import Language, Shown, predict, show, write_page
@@ -69,11 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")
         published = reference_board(FOLDER, "full", own["full"])
         quick = reference_board(FOLDER, "quick", own["quick"])
-        boards = [published, quick, short_board(records.folder)]
         say(f"published protocol: {published.trained} of {published.expected} cells are trained")
 
         # The page.
-        shown = [_shown(board) for board in boards if board is not None and (board is published or board.cells)]
+        shown = [_shown(board) for board in (published, quick) if board is published or board.cells]
         page = options.out / "report" / "index.html"
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}

@@ -1,6 +1,6 @@
-"""The cells of the leaderboards: a layer on a task, from the reference results, the short searches and given studies.
+"""The cells of the leaderboards: a layer on a task, from the reference results and given studies.
 
-There are three boards. All cells of a board were trained under the same protocol, except a user's own cells, which list
+There are two boards. All cells of a board were trained under the same protocol, except a user's own cells, which list
 the options in which they differ.
 """
 
@@ -11,22 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from mixers import MIXERS
-from mixers.costs import Costs
 from mixers.registry import find_mixer
-from runners.files import read_json
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.cells import ProtocolName, options_of, protocol_folder, read_cells
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.rows import MARK, Terms, to_standings
 from runners.mad.results.standings import Standing
-from runners.mad.results.summary import Estimate
 from tasks import TASKS
-from tasks.base import Accuracy, Task
+from tasks.base import Task
 
-SHORT = Path("2026-11-21-all-layers/results.json")
-"""File of the short searches, below the folder of published records."""
-SHORT_COMMAND = "python -m runners.mad --mixer all --task all --steps 600 --evaluations 6"
 Kind = Literal["layer", "variant", "own"]
 METRICS = ("sequence", "token")
 
@@ -39,7 +32,7 @@ class Cell:
         row: label of the layer.
         kind: a registered layer with its defaults, a variant of a registered layer, or a user's own study.
         standing: accuracies, limits and costs.
-        content: the cell as ``runners.mad.reference.cells`` stores it; the short searches lack curves.
+        content: the cell as ``runners.mad.reference.cells`` stores it.
         differs: options that a training under the board's protocol would need in addition.
         stale: whether it was trained on other data, or by code that trains differently from today's code.
         command: command that trains it.
@@ -139,30 +132,6 @@ def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell]) -
     )
 
 
-def short_board(published: Path) -> Board | None:
-    """Return the board of the short searches of all layers; None if their record is missing."""
-    file = published / SHORT
-    rows, cells = {}, {}
-    for found in read_json(file) or []:
-        cell = _short_cell(found, file)
-        rows[cell.row] = ("layer", cell.standing.family)
-        cells[cell.row, cell.task] = cell
-    if not cells:
-        return None
-    steps = sorted({cell.content["steps"] for cell in cells.values()})
-    return Board(
-        name="short",
-        title="short searches of 2026-11-21",
-        protocol=f"{' or '.join(map(str, steps))} steps, learning rates 1e-4, 5e-4, 1e-3, weight decays 0 and 0.1, "
-        "one seed: no intervals.",
-        warning="For a first look at all layers, not for a ranking: one seed, few steps, test split read for every "
-        "point. Noisy recall without the loss at noise, linear attention without positions, windows and segments as "
-        "long as the sequence: see “Known faults of earlier records” in the log.",
-        rows=rows,  # type: ignore[arg-type]
-        cells=cells,
-    )
-
-
 @cache
 def protocol_settings(task: str, protocol: ProtocolName) -> dict[str, Any]:
     """Return the settings of a protocol's cells of a task, those of the Transformer for a layer."""
@@ -195,7 +164,7 @@ def task_of(name: str, settings: Mapping[str, Any]) -> Task:
 def training_flops(cell: Cell) -> float | None:
     """Return the FLOPs of training one run: three forward passes of the layer per token of each step."""
     flops = cell.standing.costs.flops_per_token
-    if not flops or "protocol" not in cell.content:
+    if not flops:
         return None
     positions = _positions(cell.task, json.dumps(cell.content["task_config"]))
     return 3.0 * flops[min(flops)] * cell.content["steps"] * cell.content["protocol"]["batch_size"] * positions
@@ -225,39 +194,6 @@ def _reference_cell(content: Mapping[str, Any], standing: Standing, folder: Path
         stale=standing.mixer.endswith(MARK),
         command=f"python -m runners.mad.reference{preset} --layers {name} --tasks {task}",
         record=folder / name / f"{task}.json",
-    )
-
-
-def _short_cell(found: Mapping[str, Any], file: Path) -> Cell:
-    """Return a cell of the short searches."""
-    counts = {
-        name: {int(n): count for n, count in (found["costs"][name] or {}).items()} or None
-        for name in ("state_floats", "flops_per_token")
-    }
-    test = {name: [found["test"][name]] for name in ("sequence_accuracy", "token_accuracy")}
-
-    standing = Standing(
-        mixer=found["mixer"],
-        family=found["family"],
-        remark=None,
-        task=found["task"],
-        difficulty="baseline",
-        test={f"test_{name}": Estimate.of(values) for name, values in test.items()},
-        seeds=1,
-        ceiling=Accuracy(**found["ceiling"]),
-        chance=Accuracy(**found["chance"]),
-        costs=Costs(parameters=found["costs"]["parameters"], **counts),
-        steps=found["steps"],
-        place=((list(MIXERS).index(found["mixer"]), found["mixer"]), -1),
-    )
-
-    points = [{"lr": p["lr"], "weight_decay": p["weight_decay"], "seeds": [0]} for p in found["points"]]
-    where = [(p["lr"], p["weight_decay"]) for p in points]
-    chosen = where.index((found["chosen"]["lr"], found["chosen"]["weight_decay"]))
-    unknown: dict[str, Any] = {"edge": None, "device": "", "seconds": 0.0, "curves": [], "probes": {}}
-    content = {**found, **unknown, "points": points, "chosen": chosen, "test": test, "seeds": [0]}
-    return Cell(
-        row=found["mixer"], kind="layer", standing=standing, content=content, command=SHORT_COMMAND, record=file
     )
 
 
