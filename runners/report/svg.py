@@ -113,8 +113,7 @@ def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = No
 def mark(axes: Axes, x: float, y: float, style: Style, gid: str, **changes: Any) -> None:
     """Draw one mark, with the gid of its text on hover."""
     options = {"ms": 8 if style.marker == "*" else 5.5, "mec": "none", **changes}
-    with rc_context(STYLE):
-        axes.plot([x], [y], style.marker, color=style.color, gid=gid, clip_on=False, zorder=4, **options)
+    axes.plot([x], [y], style.marker, color=style.color, gid=gid, clip_on=False, zorder=4, **options)
 
 
 def accuracy_axis(axes: Axes, metric: str) -> None:
