@@ -157,7 +157,10 @@ def explaining_database(storage: str) -> Iterator[None]:
     try:
         yield
     except StorageInternalError as error:
-        raise ValueError(" ".join(f"storage {storage}: {error.__cause__}".split())) from error
+        reason = getattr(error.__cause__, "orig", error.__cause__)  # what the driver says, without the query
+        raise ValueError(
+            " ".join(f"storage {storage}: {reason}: repair the database, or name another storage".split())
+        ) from error
 
 
 def identity_of(folder: Path) -> str | None:

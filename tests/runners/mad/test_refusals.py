@@ -264,6 +264,26 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("rest", [[], ["--dry-run"]], ids=["training", "dry-run"])
+def test_a_damaged_database_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, rest: list[str]) -> None:
+    file, url = tmp_path / "studies.db", f"sqlite:///{tmp_path}/studies.db"
+    command = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--lr", "1e-3", "--storage", url]
+    command += ["--out", str(tmp_path / "out")]
+    mad.main(command)
+    with closing(sqlite3.connect(file)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: (page - 1) * size] + b"\xff" * size + whole[page * size :])
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        mad.main([*command, *rest])
+    says = "database disk image is malformed: repair the database, or name another storage"
+    assert capsys.readouterr().err == f"error: storage {url}: {says}\n"
+
+
 def test_a_journal_whose_lock_has_too_long_a_name_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     storage = tmp_path / f"{'ü' * 104}.journal"
     message = refused("--mixer", "rt", "--task", "compression", *TINY, "--storage", str(storage))
