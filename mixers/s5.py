@@ -55,7 +55,8 @@ class S5(DiagonalLayer):
         Attributes:
             state_size: number of real states; even, because they form conjugate pairs.
             dt_min: smallest time step at the start.
-            dt_max: largest time step at the start.
+            dt_max: largest time step at the start. The authors' 0.1 suits thousands of positions; with tens of them,
+                memorization needs about 1 (results/LOG.md).
         """
 
         state_size: int = 64
