@@ -28,6 +28,7 @@ from rich.console import Console
 
 from mixers.base import ContractError
 from runners.c4 import export
+from runners.c4.checks import build_layer, check, check_users_layer
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
@@ -37,7 +38,7 @@ from runners.c4.errors import RunError
 from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS
-from runners.c4.pretraining import Result, build_layer, check, check_users_layer, run
+from runners.c4.pretraining import Result, run
 from runners.c4.search import points_of, study_file
 from runners.c4.watchers import with_bits
 from runners.cli import print_short_help, run_command, user_errors

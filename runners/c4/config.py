@@ -277,7 +277,7 @@ _MOST = {
 }
 """Largest values of options whose larger values would take years, or more memory than any machine has."""
 _LARGEST = 10**12
-"""Largest value of the other whole numbers; ``runners.c4.pretraining.check_memory`` refuses models that do not fit."""
+"""Largest value of the other whole numbers; ``runners.c4.checks.check_memory`` refuses models that do not fit."""
 _SMALLEST = math.ulp(0.0)
 _POSITIVE = (_SMALLEST, math.inf, "a positive number")
 _FRACTION = (0.0, 1.0, "at least 0 and below 1")

@@ -5,30 +5,27 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
-from mixers.base import Layer
-from mixers.contract import check_foreign, warn_unused
 from mixers.models import LanguageModel
-from mixers.registry import building, find_mixer
+from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
+from runners.c4.checks import check, check_memory, check_users_layer
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, corpus_name, prepare
 from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import Row, read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
-from runners.c4.evaluation.items import HUB, read_items
 from runners.c4.identity import run_folder
-from runners.c4.model import build, layer_of
+from runners.c4.model import layer_of
 from runners.c4.presets import configure
 from runners.c4.records import read_record
 from runners.c4.search import best, print_results, search, study_file
@@ -37,7 +34,6 @@ from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
 from runners.files import DamagedFileError
-from runners.memory import require_memory
 from runners.progress import console_of_call
 from runners.storage import Store
 from runners.tracking import check_login
@@ -133,96 +129,6 @@ def pretrain(
 
     with world(config.device) as here:
         return run(config, layer_options, here, console_of_call(quiet=not (progress and here.is_first)))
-
-
-def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:
-    """Check everything that can be checked before a file is written.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that were set.
-        given: names of the options that the caller set.
-
-    Raises:
-        ValueError: an option is invalid; the message says what to do.
-    """
-    config.check()
-    if config.search and {"lr", "beta2"}.intersection(given):
-        raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
-    if "size" in given and config.width is not None:
-        raise ValueError(f"--size has no effect on a model of width {config.width}: leave it, --width or --preset out")
-
-    # The number of heads is an option of the run, for layers that have heads.
-    if "heads" in options:
-        raise ValueError("the number of heads is an option of the run, not of the layer: give --heads alone")
-    if "heads" in given and "heads" not in {field.name for field in fields(find_mixer(config.mixer).Config)}:
-        raise ValueError(f"--heads does not apply to mixer {config.mixer}: leave it out")
-
-    # Build the model on the meta device, without memory, to find out whether it can be built.
-    try:
-        with torch.device("meta"):
-            build(config, options, 1)
-    except ValueError:  # a user's layer may read values while it is built, which meta tensors do not have
-        build_layer(config, options)
-
-    # A dry run needs no network.
-    if config.downstream is not None and not (config.dry_run and config.downstream == HUB):
-        read_items(config.downstream)
-
-
-def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
-    """Refuse a run that cannot fit into memory, before anything is allocated.
-
-    Raises:
-        ValueError: the tokens of a step, the model or the activations take more memory than the device has.
-    """
-    # Tokens of a step are numbers of 8 bytes.
-    shape, share = config.shape(), config.batch_size // world.size
-    tokens = 8 * share * config.seq_len
-    require_memory(tokens, torch.device("cpu"), "the tokens of a step", "lower --batch-size or --seq-len")
-
-    # Each parameter takes four floats: itself, its gradient, and two moments.
-    model = 16 * model_parameters(config, options, 1)[0]
-    parts = world.size if config.parallel == "fsdp" else 1
-    advice = "lower --width, --mlp-width or --layers"
-    require_memory(model // parts, world.device, "the model with AdamW's moments", advice)
-
-    # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
-    layers = 1 if config.recompute else shape.layers
-    kept = 2 * config.sequences_at_once(world.size) * config.seq_len * shape.width * layers
-    advice = "lower --batch-size or --seq-len, or give --micro-batch-size"
-    require_memory(kept, world.device, "a forward pass", advice)
-
-
-def build_layer(config: Config, options: dict[str, Any]) -> Layer:
-    """Build one layer of the model; the global random state is restored.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that were set.
-
-    Raises:
-        ValueError: the layer cannot be built in this shape.
-    """
-    layer, layer_config = layer_of(config, options)
-    with torch.random.fork_rng(devices=[]), building(config.mixer):
-        return layer(layer_config, config.shape())
-
-
-def check_users_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
-    """Check a layer from outside, and warn of parameters that no gradient reaches.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that were set.
-        device: where the layer is called.
-
-    Raises:
-        ContractError: the layer's outputs or steps are wrong.
-        Exception: the layer's own error.
-    """
-    unused = check_foreign(config.mixer, lambda: build_layer(config, options), device, lambda: config.seq_len)
-    warn_unused(config.mixer, unused)
 
 
 def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:

@@ -39,6 +39,7 @@ import tyro
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from runners.c4.checks import check, check_memory
 from runners.c4.config import Config
 from runners.c4.corpus.convert import FOLDER_OF_TOKENIZER
 from runners.c4.corpus.prepare import Corpus
@@ -47,7 +48,7 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.distributed import World, from_torchrun, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation.recall import RecallSplit, split_recall
-from runners.c4.pretraining import check, check_memory, corpus_name_of, corpus_of
+from runners.c4.pretraining import corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
     Cell,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from runners.c4.checks import check
 from runners.c4.cost import model_parameters
 from runners.c4.model import layer_of
-from runners.c4.pretraining import check
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
 
 MODELS = [(experiment, name) for experiment, found in EXPERIMENTS.items() if found.folder for name in found.rows]
