@@ -9,13 +9,12 @@ layer.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +31,7 @@ FOOTNOTE = (
 )
 HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``Costs.cells``."""
-Figure = Literal["params", "state", "flops"]
 Counted = TypeVar("Counted")
-TOLERANCE = 0.02
-WIDEST = 8
-"""Widths beyond this multiple of the given width are not tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +87,8 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[st
     if key in _counted:
         return _counted[key]
 
-    layer = _build(layer_class, config, shape)
-    flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(_flops_at_first(layer) / LENGTHS[0])}, say)
+    layer = build_frozen(layer_class, config, shape)
+    flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(flops_at_first(layer) / LENGTHS[0])}, say)
     state = attempt("state", layer_class, lambda: count_state(layer, LENGTHS), say)
     _counted[key] = Costs(parameters=count_parameters(layer), state_floats=state, flops_per_token=flops)
     return _counted[key]
@@ -190,98 +185,12 @@ def _lagrange(x: int, node: int, nodes: Sequence[int]) -> Fraction:
     return math.prod((Fraction(x - other, node - other) for other in nodes if other != node), start=Fraction(1))
 
 
-def _flops_at_first(layer: Layer) -> int:
+def flops_at_first(layer: Layer) -> int:
+    """Count the operations of a forward pass over one sequence of the first of ``LENGTHS``."""
     return from_short(type(layer), layer.config, LENGTHS[0], partial(count_flops, layer))
 
 
-FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
-    "params": ("parameters", count_parameters),
-    "state": (f"state floats at N = {LENGTHS[0]}", lambda layer: count_state(layer, LENGTHS[:1])[LENGTHS[0]]),
-    "flops": (f"FLOPs at N = {LENGTHS[0]}", _flops_at_first),
-}
-"""Figures by which layers can be matched: name in messages, and the function that counts it."""
-
-
-def count(figure: Figure, layer_class: type[Layer], config: Any, shape: Shape) -> int:
-    """Return one figure of a layer.
-
-    Raises:
-        ValueError: The layer cannot be built.
-    """
-    return FIGURES[figure][1](_build(layer_class, config, shape))
-
-
-def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, shape: Shape) -> tuple[Shape, int]:
-    """Return the shape at which a layer's figure is nearest to ``target``, and its figure.
-
-    Widths are multiples of the number of heads, if the layer has heads, and also of 8 if such a width meets the target.
-    The ratio of MLP width to model width is kept.
-
-    Raises:
-        ValueError: The layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
-            meets the target to 2%. The message then names the nearest width, its difference from the target, and
-            options that may come nearer.
-    """
-
-    def scaled(width: int) -> Shape:
-        return replace(shape, width=width, mlp_width=max(1, round(width * shape.mlp_width / shape.width)))
-
-    @cache
-    def builds(width: int) -> bool:
-        try:
-            _build(layer_class, config, scaled(width))
-        except (ValueError, TypeError, RuntimeError):
-            return False
-        return True
-
-    @cache
-    def figure_at(width: int) -> int:
-        try:
-            return count(figure, layer_class, config, scaled(width)) if builds(width) else 0
-        except Exception as error:  # a user's layer may raise anything while it is counted
-            raise ValueError(f"at width {width}: {error}") from error
-
-    def distance(width: int) -> float:
-        return abs(figure_at(width) / target - 1)
-
-    heads, widest = max(1, getattr(config, "heads", 1)), WIDEST * shape.width
-    candidates: list[int] = []
-    for unit in dict.fromkeys((math.lcm(8, heads), heads)):
-        # A layer may refuse some multiples, so the unit is doubled until two neighbours can be built.
-        while unit <= widest and not all(builds(unit * (shape.width // unit + more)) for more in (1, 2)):
-            unit *= 2
-        candidates += filter(builds, _around(target, range(unit, widest + 1, unit), shape.width, figure_at))
-        if candidates and distance(best := min(candidates, key=distance)) <= TOLERANCE:
-            return scaled(best), figure_at(best)
-
-    # No width meets the target.
-    label = f"no width up to {widest} meets the Transformer's {target:,} {FIGURES[figure][0]} within {TOLERANCE:.0%}"
-    if not candidates:
-        _build(layer_class, config, shape)
-        raise ValueError(f"{label}: no multiple of {heads} can be built")
-    best = min(candidates, key=distance)
-    nearest = f"the nearest, {best}, has {figure_at(best):,} ({figure_at(best) / target - 1:+.1%})"
-    finer = max(map(figure_at, candidates)) > target  # else even the widest has too little
-    others = ["fewer heads"] * (heads > 1) + ["a larger width" if finer else "another figure"]
-    raise ValueError(f"{label}: {nearest}; try {' or '.join(others)}")
-
-
-def _around(target: int, widths: Sequence[int], start: int, figure_at: Callable[[int], int]) -> Sequence[int]:
-    """Return the widths just below and above the target by bisection; the figure grows with the width.
-
-    The search starts near ``start``, so that figures of few large widths are counted.
-    """
-    low, high = 0, sum(width <= start for width in widths)
-    while high < len(widths) and (high == 0 or figure_at(widths[high - 1]) < target):
-        low, high = high, min(max(1, 2 * high), len(widths))
-    if not widths or figure_at(widths[high - 1]) < target:
-        return widths[-1:]
-
-    above = bisect_left(widths, target, low, high, key=figure_at)
-    return widths[max(0, above - 1) : above + 1]
-
-
-def _build(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
+def build_frozen(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
     """Build a frozen layer for counting; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         return layer_class(layer_class.plain_config(config), shape).requires_grad_(False)

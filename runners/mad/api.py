@@ -7,7 +7,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from mixers.costs import Figure, costs
+from mixers.costs import costs
+from mixers.matching import Figure
 from mixers.options import converted
 from mixers.registry import find_mixer
 from runners.cli import defaults_of

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.base import Layer, Shape
-from mixers.costs import FIGURES, FOOTNOTE, HEADINGS, Costs, Figure, costs, count, match
+from mixers.costs import FOOTNOTE, HEADINGS, Costs, costs
+from mixers.matching import FIGURES, Figure, count, match
 from mixers.options import override
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mixers.base import Shape
-from mixers.costs import Figure
+from mixers.matching import Figure
 from runners.cli import check_out
 from runners.mad.results.choice import PAPER_LRS, WIDE_LRS
 from runners.mad.results.kept import Keep
