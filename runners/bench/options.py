@@ -10,6 +10,7 @@ import torch
 
 from runners.cli import check_out, cli
 from runners.device import find_devices
+from runners.guidance import flag_of
 
 LEAST_REPEATS = 5
 
@@ -82,12 +83,12 @@ def _check_values(options: Any, several: Sequence[str], counts: Sequence[str]) -
     """Raise ValueError for a missing value or one out of range; arguments as ``parse_options``."""
     for name in several:
         if not getattr(options, name):
-            raise ValueError(f"--{_flag(name)} is missing: give at least one value")
+            raise ValueError(f"{flag_of(name)} is missing: give at least one value")
 
     for name in counts:
         values = getattr(options, name)
         if bad := [v for v in (values if isinstance(values, tuple) else (values,)) if v is not None and v < 1]:
-            raise ValueError(f"--{_flag(name)} {bad[0]} must be at least 1")
+            raise ValueError(f"{flag_of(name)} {bad[0]} must be at least 1")
 
     if options.repeats < LEAST_REPEATS:
         raise ValueError(f"--repeats {options.repeats} must be at least {LEAST_REPEATS}")
@@ -95,7 +96,3 @@ def _check_values(options: Any, several: Sequence[str], counts: Sequence[str]) -
     for name in ("limit", "budget"):
         if not 0 < getattr(options, name) < math.inf:
             raise ValueError(f"--{name} {getattr(options, name)} must be a number of seconds above 0")
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type
 
 from mixers.base import Shape
 from runners.cli import LARGEST_LR, check_out, check_seed
+from runners.guidance import flag_of
 from runners.tracking import Mode, Tracking
 
 Parametrisation = Literal["paper", "authors"]
@@ -216,9 +217,9 @@ class Config:
         for name, hint in hints.items():
             value = getattr(self, name)
             if hint is bool and not isinstance(value, bool):
-                raise ValueError(f"{_option(name)} {value!r} must be True or False")
+                raise ValueError(f"{flag_of(name)} {value!r} must be True or False")
             if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ValueError(f"{_option(name)} {value} must be one of {', '.join(get_args(hint))}")
+                raise ValueError(f"{flag_of(name)} {value} must be one of {', '.join(get_args(hint))}")
 
         # Whole numbers.
         for name in (*_COUNTS, "seed"):
@@ -226,17 +227,17 @@ class Config:
             if value is None and NoneType in get_args(hints[name]):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{_option(name)} {value!r} must be a whole number")
+                raise ValueError(f"{flag_of(name)} {value!r} must be a whole number")
             if value < 1 and name in _COUNTS:
-                raise ValueError(f"{_option(name)} {value} must be at least 1")
+                raise ValueError(f"{flag_of(name)} {value} must be at least 1")
             if name in _COUNTS and value > (most := _MOST.get(name, _LARGEST)):
-                raise ValueError(f"{_option(name)} {value} must be at most {most:,}")
+                raise ValueError(f"{flag_of(name)} {value} must be at most {most:,}")
 
         # Real numbers.
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not (low <= value < high):  # false for NaN
-                raise ValueError(f"{_option(name)} {value:g} must be {words}")
+                raise ValueError(f"{flag_of(name)} {value:g} must be {words}")
 
     def _table(self) -> Widths:
         """Return the widths of the paper's model.
@@ -292,11 +293,6 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "final_lr_fraction": (0.0, math.nextafter(1.0, 2.0), "between 0 and 1"),
 }
 """For each real-valued option: its least value, the value that it must stay below, and both limits in words."""
-
-
-def _option(name: str) -> str:
-    """Return an option as the command line spells it."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _next_multiple(number: int, unit: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from runners.c4.config import Config
+from runners.guidance import flag_of
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
@@ -85,4 +86,4 @@ def _convert(name: str, value: Any) -> Any:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"--{name.replace('_', '-')} {value!r} must be a number") from error
+        raise ValueError(f"{flag_of(name)} {value!r} must be a number") from error

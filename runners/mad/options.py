@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from mixers.base import Shape
 from mixers.matching import Figure
 from runners.cli import check_out
+from runners.guidance import flag_of
 from runners.mad.results.choice import PAPER_LRS, WIDE_LRS
 from runners.mad.results.kept import Keep
 from runners.mad.search.study import LR_BOUNDS, WEIGHT_DECAY_BOUNDS
@@ -265,21 +266,21 @@ def check_options(options: Options, grid_given: bool) -> None:
     instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
     for name, preset in instead.items():
         if not getattr(options, name) and not (options.list and name == "task"):
-            raise ValueError(f"{_flag(name)} is missing: give at least one value{preset}")
+            raise ValueError(f"{flag_of(name)} is missing: give at least one value{preset}")
 
     counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
     for name in counts:
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"{_flag(name)} {value} must be at least 1")
+            raise ValueError(f"{flag_of(name)} {value} must be at least 1")
         if value is not None and value > (most := MOST.get(name, LARGEST)):
-            raise ValueError(f"{_flag(name)} {value} must be at most {most:,}")
+            raise ValueError(f"{flag_of(name)} {value} must be at most {most:,}")
     if (size := options.short_convolution) < 0 or size == 1:
         raise ValueError(f"--short-convolution {size} must be at least 2, or 0 for none")
     if size > (most := MOST["short_convolution"]):
         raise ValueError(f"--short-convolution {size} must be at most {most:,}")
     for name, (low, high) in {"lr": LR_BOUNDS, "weight_decay": WEIGHT_DECAY_BOUNDS}.items():
         if bad := [value for value in getattr(options, name) if not low <= value <= high]:
-            raise ValueError(f"{_flag(name)} {bad[0]:g} must lie between {low:g} and {high:g}")
+            raise ValueError(f"{flag_of(name)} {bad[0]:g} must lie between {low:g} and {high:g}")
 
     options.tracking.check()
     if not options.list:
@@ -302,7 +303,3 @@ def _check_list(flags: Sequence[str]) -> None:
     for flag in flags:
         if flag.removeprefix("--").partition(".")[0].replace("-", "_") not in OF_THE_LIST:
             raise ValueError(f"{flag} has no effect on --list, which trains nothing: leave it out")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

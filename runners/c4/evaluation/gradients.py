@@ -38,6 +38,7 @@ from runners.c4.corpus.tokenizer import end_of_text
 from runners.cli import check_out, cli, shown_as, user_errors
 from runners.device import find_devices
 from runners.files import write_json
+from runners.guidance import flag_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,7 +80,7 @@ class Options:
             raise ValueError("no models: name folders of runs, such as results/c4/RUN")
         for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
             if (value := getattr(self, name)) < least:
-                raise ValueError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+                raise ValueError(f"{flag_of(name)} {value} must be at least {least}")
 
 
 class Sizes(NamedTuple):

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.costs import Costs
+from runners.guidance import flag_of
 from runners.mad.options import GRIDS, WEIGHT_DECAYS
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
@@ -229,4 +230,4 @@ COUNTS = ("state_floats", "flops_per_token")
 
 def _option(name: str, value: Any) -> str:
     """Return a setting as an option of the command line."""
-    return f"--{name.replace('_', '-')} {value}"
+    return f"{flag_of(name)} {value}"
