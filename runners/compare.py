@@ -10,7 +10,7 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-from runners.cli import run_command
+from runners.ending import run_command
 from runners.mad.results.compare import main
 
 if __name__ == "__main__":

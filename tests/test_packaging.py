@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from runners import __version__, scripts
-from runners.cli import run_command
+from runners.ending import run_command
 
 yaml = pytest.importorskip("yaml")
 

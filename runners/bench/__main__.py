@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 
 from runners.bench.diagnostics.command import diagnostics
 from runners.bench.pretraining.command import pretraining
-from runners.cli import fail, print_short_help, run_command
+from runners.cli import print_short_help
+from runners.ending import fail, run_command
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
 

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from runners.bench.bench import Bench
 from runners.bench.scheduler import Scheduler
-from runners.cli import user_errors
 from runners.device import device_name, find_devices
+from runners.ending import user_errors
 from runners.files import write_json
 
 B = TypeVar("B", bound=Bench[Any, Any])

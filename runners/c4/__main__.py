@@ -41,7 +41,8 @@ from runners.c4.presets import PRESETS
 from runners.c4.pretraining import Result, run
 from runners.c4.search import points_of, study_file
 from runners.c4.watchers import with_bits
-from runners.cli import print_short_help, run_command, user_errors
+from runners.cli import print_short_help
+from runners.ending import run_command, user_errors
 from runners.nested_options import parse
 
 

@@ -14,7 +14,8 @@ import tyro
 
 from runners.c4.checkpoints import find_checkpoint, load_model
 from runners.c4.exported import TOKENIZER, write_exported
-from runners.cli import check_out, cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
+from runners.ending import user_errors
 
 
 @dataclass(frozen=True, kw_only=True)

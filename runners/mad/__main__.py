@@ -31,8 +31,9 @@ import torch
 from rich.console import Console
 
 from mixers.base import ContractError
-from runners.cli import print_short_help, run_command, user_errors
+from runners.cli import print_short_help
 from runners.device import find_devices
+from runners.ending import run_command, user_errors
 from runners.files import DamagedFileError
 from runners.mad.dry_run import print_forecast
 from runners.mad.duration import Clock, sentence, work_left

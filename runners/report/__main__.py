@@ -25,7 +25,8 @@ from rich.console import Console
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
-from runners.cli import check_out, cli, run_command, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
+from runners.ending import run_command, user_errors
 from runners.mad.reference.cells import FOLDER
 from runners.report.cells import Board, reference_board
 from runners.report.language import answer, read_language_models

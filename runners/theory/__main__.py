@@ -21,7 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runners.cli import check_out, check_seed, cli, run_command, user_errors
+from runners.cli import check_out, check_seed, cli
+from runners.ending import run_command, user_errors
 from runners.files import write_json
 from runners.theory.checks import Check
 from runners.theory.figure import plot_path_lengths

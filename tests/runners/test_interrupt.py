@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runners import interrupt as stop
-from runners.cli import run_command
+from runners.ending import run_command
 from runners.interrupt import HELD_UP, StoppedError, asked_to_stop
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,8 @@ def test_an_ignored_signal_stays_ignored_during_the_imports() -> None:
 
 def test_after_the_imports_ctrl_c_is_the_programs_own() -> None:
     code = (
-        "import signal; from runners import interrupt; interrupt.end_at_once(); from runners.cli import run_command; "
+        "import signal; from runners import interrupt; interrupt.end_at_once(); "
+        "from runners.ending import run_command; "
         "run_command(lambda: signal.raise_signal(signal.SIGINT), 'its own line')"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -135,7 +136,7 @@ def press(kill=os.kill, process=os.getpid(), number=int(signal.SIGINT)):
 
 def command(code: str) -> tuple[int, str]:
     """Run a program; return its status and what it says on standard error."""
-    code = f"{COMMAND}\nfrom runners.cli import run_command\n{code}"
+    code = f"{COMMAND}\nfrom runners.ending import run_command\n{code}"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     return ended.returncode, ended.stderr
 
@@ -197,7 +198,7 @@ with interrupt.asked_to_stop():
 
 def test_ctrl_c_while_a_text_is_executed_keeps_the_status(tmp_path: Path) -> None:
     """As ``dataclass`` does to make methods. CPython handles SystemExit in another place with ``-m``."""
-    code = "from runners.cli import run_command\nrun_command(lambda: exec('press()'), 'interrupted')"
+    code = "from runners.ending import run_command\nrun_command(lambda: exec('press()'), 'interrupted')"
     (tmp_path / "program.py").write_text(f"{COMMAND}\n{code}")
     words, environment = [sys.executable, "-m", "program"], {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)

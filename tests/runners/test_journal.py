@@ -13,7 +13,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from runners.cli import user_errors
+from runners.ending import user_errors
 from runners.files import DamagedFileError
 from runners.journal import Journal
 from tests.runners.processes import forks, start

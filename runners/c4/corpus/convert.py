@@ -32,7 +32,8 @@ from runners.c4.corpus.duplicates import without_near_duplicates, without_repeat
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
 from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
-from runners.cli import check_out, cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
+from runners.ending import user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -22,8 +22,9 @@ from mixers.decoding import Decoder, decodes_in_memory
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
-from runners.cli import check_seed, cli, shown_as, user_errors
+from runners.cli import check_seed, cli, shown_as
 from runners.device import find_devices
+from runners.ending import user_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -35,8 +35,9 @@ from runners.c4.checkpoints import load_config, load_model
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files, read
 from runners.c4.corpus.tokenizer import end_of_text
-from runners.cli import check_out, cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
 from runners.device import find_devices
+from runners.ending import user_errors
 from runners.files import write_json
 from runners.guidance import flag_of
 

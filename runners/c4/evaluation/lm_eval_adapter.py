@@ -18,7 +18,7 @@ The extra ``eval`` installs the harness: ``pip install '.[eval]'``.
 import sys
 from collections.abc import Sequence
 
-from runners.cli import user_errors
+from runners.ending import user_errors
 
 
 def main(arguments: Sequence[str]) -> None:

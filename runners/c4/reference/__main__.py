@@ -65,9 +65,10 @@ from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
 from runners.c4.reference.staleness import check_cell, is_stale
 from runners.c4.watchers import Bar
-from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline
 from runners.device import device_name, find_devices
+from runners.ending import others_continue, run_command, user_errors
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.progress import spell
 

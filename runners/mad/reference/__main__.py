@@ -36,8 +36,9 @@ from typing import Annotated, Any
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, others_continue, run_command, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline
+from runners.ending import others_continue, run_command, user_errors
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
 from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options

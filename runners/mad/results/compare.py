@@ -18,7 +18,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from runners.cli import check_out, cli, shown_as, user_errors
+from runners.cli import check_out, cli, shown_as
+from runners.ending import user_errors
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart

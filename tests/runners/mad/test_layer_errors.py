@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.cli import run_command
+from runners.ending import run_command
 from runners.mad import __main__ as mad
 
 PROJECT = Path(__file__).parents[3]
@@ -141,7 +141,8 @@ def test_a_layer_with_a_result_beside_one_without_is_no_failure(
 
 def test_an_error_of_the_project_keeps_its_traceback() -> None:
     code = (
-        "from runners.cli import run_command; from mixers.models import LanguageModel; run_command(LanguageModel, '')"
+        "from runners.ending import run_command; from mixers.models import LanguageModel; "
+        "run_command(LanguageModel, '')"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
     assert ended.returncode == 1
