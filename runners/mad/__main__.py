@@ -44,6 +44,7 @@ from runners.mad.plan import plan_experiments, plan_layers
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder
 from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
+from runners.mad.results.summary import Summary
 from runners.mad.results.tables import explain_divergence, print_summary
 from runners.mad.search.identity import identify
 from runners.mad.search.study import ForeignFolderError, check_homes
@@ -76,18 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with explaining_database(options.settings.storage):
             check_homes(experiments, options.out, options.settings.storage)
             if options.dry_run:
-                storage = existing_storage(options.settings.storage)
-                device = find_devices(options.device)[0]
-                print_forecast(
-                    experiments,
-                    options.runs,
-                    storage,
-                    options.out,
-                    console,
-                    _clock(options),
-                    device,
-                    options.more_seeds,
-                )
+                storage, clock = existing_storage(options.settings.storage), _clock(options)
+                print_forecast(experiments, options.runs, storage, options.out, console, clock, options.more_seeds)
                 return
         reference_folder(options.reference)
         check_login(options.wandb)
@@ -95,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try_layers(experiments, find_devices(options.device)[0])
 
     only = len({experiment.label for experiment in experiments}) == 1
-    train(options, experiments, console, beside_another(arguments, experiments[0].mixer) if only else None)
+    following = beside_another(arguments, experiments[0].mixer) if only else None
+    summaries = train(options, experiments, console)
+    print_end(summaries, options, experiments, following, console)
+    require_results(summaries)
 
 
 def beside_another(arguments: Sequence[str], mixer: str) -> str:
@@ -107,8 +101,8 @@ def beside_another(arguments: Sequence[str], mixer: str) -> str:
     return shlex.join(["python", "-m", "runners.mad", *words])
 
 
-def train(options: Options, experiments: Sequence[Experiment], console: Console, following: str | None = None) -> None:
-    """Train missing runs; print each study's table, a comparison of all, and the suggested command ``following``."""
+def train(options: Options, experiments: Sequence[Experiment], console: Console) -> list[Summary]:
+    """Train missing runs; print the table of each study, and return their summaries."""
     say, settings, summaries = partial(console.print, soft_wrap=True), options.settings, []
     try:
         with (
@@ -126,7 +120,26 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
     except torch.OutOfMemoryError as error:
         print(f"stopped: {error}", file=sys.stderr)
         raise SystemExit(1) from error
+    return summaries
 
+
+def print_end(
+    summaries: Sequence[Summary],
+    options: Options,
+    experiments: Sequence[Experiment],
+    following: str | None,
+    console: Console,
+) -> None:
+    """Compare the studies with each other and with the reference rows, draw them, and suggest the next commands.
+
+    Args:
+        summaries: results of the studies.
+        options: options of the command.
+        experiments: experiments of the command.
+        following: a command that compares the layer with another; None if there are several layers.
+        console: where to print.
+    """
+    say = partial(console.print, soft_wrap=True)
     standings = [Standing.of(summary) for summary in summaries]
     if standings:
         print_comparison(standings, console)
@@ -146,11 +159,14 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console,
         say(f"chart: {figure}")
     if following is not None:
         say(f"to compare: {following}")
-    say(f"studies: {settings.storage}\ndashboard: optuna-dashboard {settings.storage}")
+    storage = options.settings.storage
+    say(f"studies: {storage}\ndashboard: optuna-dashboard {storage}")
     if (advice := options.tracking.advice()) is not None:
         say(advice)
 
-    # Without a single finite run there is no result.
+
+def require_results(summaries: Sequence[Summary]) -> None:
+    """Name the studies without a result; exit with status 1 if all diverged, or if one has no test accuracy."""
     for summary in summaries:
         if summary.chosen_point is None:
             print(explain_divergence(summary), file=sys.stderr)

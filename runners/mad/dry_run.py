@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mixers import MIXERS
 from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
-from runners.mad.duration import Clock, sentence, work_left
+from runners.mad.duration import Clock, Duration, sentence, work_left
 from runners.mad.experiment import Experiment
 from runners.mad.results.tables import Name, fits
 from runners.mad.search.identity import identify
@@ -100,7 +100,6 @@ def print_forecast(
     folder: Path,
     console: Console,
     clock: Clock,
-    device: torch.device,
     more_seeds: Sequence[int] = (),
 ) -> None:
     """Print one row per layer under each task, then the total cost and duration of the unfinished runs.
@@ -113,21 +112,15 @@ def print_forecast(
         storage: where finished runs are recorded; None if there is none yet.
         folder: results folder with the checkpoints.
         console: where to print.
-        clock: times steps.
-        device: where the layers would be trained.
+        clock: times steps on the device where the layers would be trained.
         more_seeds: seeds with which the chosen point is repeated; times contain them, FLOPs do not.
 
     Raises:
         ContractError: a layer breaks the rules that the trainer relies on.
     """
-    table = Table(title="would be trained", title_justify="left")
-    table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
-        table.add_column(heading, justify="right")
-
     known, found, works = [], [], []
     with console.status("trying the layers") as status:
-        _try_layers(experiments, device)
+        _try_layers(experiments, clock.devices[0])
 
         for i, experiment in enumerate(experiments):
             status.update(f"counting {experiment.label} on {experiment.task}, {i + 1} of {len(experiments)}")
@@ -140,20 +133,14 @@ def print_forecast(
         status.update(f"timing steps, for {clock.left:.0f} seconds at most")
         durations = clock.durations(known, works)
 
-    # A section for each task.
-    for i, (experiment, cost, duration) in enumerate(zip(known, found, durations, strict=True)):
-        if not i or experiment.setting != known[i - 1].setting:
-            table.add_section()
-            table.add_row(Text(experiment.setting, "bold"))
-        remark = f"\n    {experiment.remark}" if experiment.remark else ""
-        table.add_row(Name(f"  {experiment.label}{remark}"), *cost.cells(), *duration.cells())
+    table = _table(known, found, durations)
+    if not fits(table, console):
+        table.padding = 0
+    console.print(table)
 
     # The totals below the table.
     points = len({(run.lr, run.weight_decay) for run in grid})
     seeds = len({run.seed for run in grid})
-    if not fits(table, console):
-        table.padding = 0
-    console.print(table)
     estimates = "; ~ an estimate" if any(duration.estimated for duration in durations) else ""
     console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}{estimates}\n{_remainder(found)}")
     if more_seeds:
@@ -162,6 +149,22 @@ def print_forecast(
         console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
     if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
         console.print(f"time: {text}", soft_wrap=True)
+
+
+def _table(experiments: Sequence[Experiment], costs: Sequence[Forecast], durations: Sequence[Duration]) -> Table:
+    """Return a table with one row per experiment, in a section for each task."""
+    table = Table(title="would be trained", title_justify="left")
+    table.add_column("task\n  mixer", overflow="fold")
+    for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
+        table.add_column(heading, justify="right")
+
+    for i, (experiment, cost, duration) in enumerate(zip(experiments, costs, durations, strict=True)):
+        if not i or experiment.setting != experiments[i - 1].setting:
+            table.add_section()
+            table.add_row(Text(experiment.setting, "bold"))
+        remark = f"\n    {experiment.remark}" if experiment.remark else ""
+        table.add_row(Name(f"  {experiment.label}{remark}"), *cost.cells(), *duration.cells())
+    return table
 
 
 def _try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:

@@ -216,8 +216,7 @@ def test_what_cannot_be_counted_is_a_question_mark_and_tried_where_it_would_be_t
             raise RuntimeError("CUDA is needed")
 
     monkeypatch.setattr(dry_run_module, "try_layers", try_layers)
-    monkeypatch.setattr(mad, "find_devices", lambda device: [torch.device("cuda")])
-    monkeypatch.setattr(mad, "_clock", lambda options: Clock([torch.device("cpu")], 6))
+    monkeypatch.setattr(mad, "_clock", lambda options: Clock([torch.device("cuda")], 6))
     rows, last = dry_run(*command)
     assert tried == [("cpu", ["gpu-only", "transformer"]), ("cuda", ["gpu-only", "transformer"])]
     assert rows["gpu-only"][3:] == ["?", "?", "?", ""]
