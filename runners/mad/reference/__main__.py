@@ -54,7 +54,7 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES, Entry
-from runners.mad.reference.forecast import forecast, table_of
+from runners.mad.reference.forecast import Place, forecast, table_of
 from runners.mad.reference.overview import write_overview
 from runners.mad.reference.staleness import find_stale
 from tasks import TASKS, find_task
@@ -99,10 +99,6 @@ class ReferenceOptions:
         # One storage per cell, because processes that share one wait for each other.
         storage = str(self.studies / "cells" / f"{entry.name}-{task}.journal")
         return options_of(entry, task, self.preset, out=self.studies, storage=storage)
-
-
-Place = tuple[Entry, str]
-"""A row and a task."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

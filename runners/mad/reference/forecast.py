@@ -24,12 +24,12 @@ from runners.storage import existing_storage
 
 BUDGET = 15.0
 """Seconds after which no further cell is timed."""
-Place = tuple[str, str]
-"""Layer and task."""
+Place = tuple[Entry, str]
+"""A row and a task."""
 
 
 def forecast(
-    missing: Sequence[tuple[Entry, str]], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
+    missing: Sequence[Place], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
 ) -> list[Duration]:
     """Return how long the training of each missing cell takes.
 
@@ -42,8 +42,8 @@ def forecast(
     experiments, works, recorded, clock = [], [], [], None
 
     # Task by task, because consecutive experiments share the data of their task.
-    order = sorted(range(len(missing)), key=lambda place: missing[place][1])
-    for entry, task in (missing[place] for place in order):
+    order = sorted(range(len(missing)), key=lambda i: missing[i][1])
+    for entry, task in (missing[i] for i in order):
         options = plan(entry, task)
         if clock is None:
             here = find_devices(options.device)
@@ -66,13 +66,13 @@ def forecast(
 
     durations = [] if clock is None else clock.durations(experiments, works)
     found = {
-        place: replace(duration, recorded=seconds, device=device)
-        for place, duration, seconds in zip(order, durations, recorded, strict=True)
+        i: replace(duration, recorded=seconds, device=device)
+        for i, duration, seconds in zip(order, durations, recorded, strict=True)
     }
-    return [found[place] for place in range(len(missing))]
+    return [found[i] for i in range(len(missing))]
 
 
-def table_of(missing: Sequence[tuple[Entry, str]], durations: Sequence[Duration], layers: Sequence[str]) -> Table:
+def table_of(missing: Sequence[Place], durations: Sequence[Duration], layers: Sequence[str]) -> Table:
     """Return a table of missing cells: for each task its layers, and the times that are known, with their devices.
 
     Args:
@@ -100,19 +100,19 @@ def table_of(missing: Sequence[tuple[Entry, str]], durations: Sequence[Duration]
     return table
 
 
-def seconds_of_cells(cells: Collection[Mapping[str, Any]]) -> tuple[str, dict[Place, float]]:
-    """Return the device on which most cells were trained, and the seconds of training of the cells trained there."""
+def seconds_of_cells(cells: Collection[Mapping[str, Any]]) -> tuple[str, dict[tuple[str, str], float]]:
+    """Return the device on which most cells were trained, and the seconds of those cells by layer and task."""
     devices = Counter(cell["device"] for cell in cells)
     device = max(devices, key=devices.__getitem__, default="")
     return device, {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
 
 
-def expected_seconds(took: Mapping[Place, float], place: Place) -> float | None:
-    """Return the seconds that a cell is expected to take, from the seconds of other cells; None without others."""
+def expected_seconds(took: Mapping[tuple[str, str], float], cell: tuple[str, str]) -> float | None:
+    """Return the seconds that a cell is expected to take, from those of others, by layer and task; None without."""
     if not took:
         return None
     everything = fmean(map(log, took.values()))
     of_layer, of_task = (
-        fmean([log(seconds) for other, seconds in took.items() if other[i] == place[i]] or [everything]) for i in (0, 1)
+        fmean([log(seconds) for other, seconds in took.items() if other[i] == cell[i]] or [everything]) for i in (0, 1)
     )
     return exp(of_layer + of_task - everything)
