@@ -53,17 +53,16 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     cell_file,
-    discard_runs,
     new_cell,
     next_place,
     read_cell,
     runs_left,
-    train_place,
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
 from runners.c4.reference.staleness import check_cell, is_stale
+from runners.c4.reference.training import discard_runs, train_place
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline

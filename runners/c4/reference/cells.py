@@ -1,41 +1,22 @@
-"""The runs of a reference language model: the order of the runs, their training, and the file that holds them.
+"""The file of a reference language model: the order of its runs, and how they are kept.
 
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
 its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
-next best rate takes its place. These other seeds are also measured for the size of their gradients by distance
-(``runners.c4.evaluation.gradients``). The file of the model is written after each run, so that the files alone show
-which runs are missing.
+next best rate takes its place. The file of the model is written after each run, so that the files alone show which runs
+are missing.
 """
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-import torch
-
-from mixers.models import LanguageModel
-from runners.c4.checkpoints import discard, load_model, newest
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
-from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token, model_parameters
-from runners.c4.curve import read_curve
-from runners.c4.distributed import World
-from runners.c4.errors import DivergedError
-from runners.c4.evaluation.evaluate import windows_together
-from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import RecallSplit
-from runners.c4.identity import run_code, run_folder
 from runners.c4.model import layer_of
-from runners.c4.records import read_record
-from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
-from runners.c4.train import train
-from runners.c4.watchers import Watcher
-from runners.device import device_name
 from runners.files import check_entries, damaged, make_durable, read_json, write_json
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
@@ -49,8 +30,6 @@ FIRST = RATES[3:6]
 """Learning rates at which every model is trained. At 1e-3, every loss measured with RT or the Transformer is at least
 0.3 nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
 SEEDS = (0, 1)
-DIGITS = 5
-"""Significant digits of the curves."""
 
 ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("options", "config", "corpus"), dict),
@@ -213,88 +192,7 @@ def settings_in(cell: Mapping[str, Any]) -> dict[str, Any]:
     return settings_of(Config()) | cell["config"]
 
 
-def train_place(
-    place: Place,
-    config: Config,
-    options: dict[str, Any],
-    corpus: Corpus,
-    split: RecallSplit,
-    world: World,
-    watchers: Sequence[Watcher],
-) -> dict[str, Any]:
-    """Train one run, or read its result if it is finished; return its entry in the model's file.
-
-    Raises:
-        RunError: the run cannot continue.
-        StoppedError: the process was asked to stop; the same call continues the run.
-        DamagedFileError: the last checkpoint is damaged.
-    """
-    # The CUDA graphs of the run before hold their memory in cycles of references, until the collector runs.
-    gc.collect()
-
-    config = replace(config, lr=place[0], seed=place[1])
-    folder = run_folder(config, options, corpus.folder.name)
-    described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
-    described |= {"code": run_code(config), "unrehearsed_code": unrehearsed_code()}
-    described |= {"trajectory": trajectory(config, options)}
-    try:
-        result = train(config, options, corpus, world, watchers)
-    except DivergedError:
-        diverged = read_record(folder / "diverged.json")
-        assert diverged is not None  # ``train`` has written or read it
-        return {**described, "validation_loss": None, "diverged_at": diverged["step"]}
-
-    # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
-    model, _ = load_model(newest(folder) or folder)
-    began = monotonic()
-    recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
-    evaluation_seconds = monotonic() - began
-    gradients = _gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}
-    rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
-    curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
-    bytes_per_token = result["corpus"]["bytes_per_token"]
-    return {
-        **described,
-        "validation_loss": result["validation_loss"],
-        "bits_per_byte": bytes_per_token and result["validation_loss"] / math.log(2) / bytes_per_token,
-        "recall_loss": recall,
-        "rest_loss": rest,
-        "curve": curve,
-        "seconds": round(result["seconds"], 1),
-        "evaluation_seconds": round(evaluation_seconds, 2),
-        **gradients,
-        "tokens_per_second": round(result["tokens_per_second"]),
-        "versions": result["versions"],
-    }
-
-
-def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:
-    """Return the gradient norm at each distance in the first validation windows, and half its 95% interval.
-
-    A single window has no interval and is not measured.
-    """
-    count = min(SEQUENCES, len(windows))
-    if count < 2:
-        return {}
-    tokens_ST = torch.from_numpy(windows.batch(0, count))
-    found = sizes_by_distance(model, tokens_ST, world.device)
-    return {"gradient": found.gradient, "gradient_half_width": found.half_width}
-
-
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
     """Write a model's file durably, with the chosen learning rate and whether all runs are there."""
     write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
     make_durable(file)
-
-
-def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
-    """Delete the folders of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
-
-    Args:
-        runs: entries of the runs.
-        config: configuration that the model's runs share.
-        options: options of the layer that differ from its defaults.
-        corpus: data of the runs.
-    """
-    for run in runs:
-        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name))

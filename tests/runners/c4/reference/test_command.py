@@ -25,6 +25,7 @@ from runners.c4.loop import Loop
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
+from runners.c4.reference import training
 from runners.c4.reference.__main__ import RUNS
 from runners.c4.reference.cells import chosen_rate
 from runners.device import device_name, find_devices
@@ -235,14 +236,14 @@ def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], t
 def test_a_layer_that_fails_leaves_the_others_to_train(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_of_all = cells_of_layers.train
+    train_of_all = training.train
 
     def train_but_gla(config: Config, *others: Any) -> dict[str, Any]:
         if config.mixer == "gla":
             raise RuntimeError("CUDA error: no such\nkernel")
         return train_of_all(config, *others)
 
-    monkeypatch.setattr(cells_of_layers, "train", train_but_gla)
+    monkeypatch.setattr(training, "train", train_but_gla)
     monkeypatch.setattr("mixers.origin.origin", lambda error: None)  # not of a user's file, as this one is
     with pytest.raises(SystemExit, match="1"):
         reference.main(command)
@@ -275,7 +276,7 @@ def test_an_orderly_stop_in_one_layer_stops_all(
     def stop(*others: object) -> None:
         raise StoppedError(3, [])
 
-    monkeypatch.setattr(cells_of_layers, "train", stop)
+    monkeypatch.setattr(training, "train", stop)
     with pytest.raises(StoppedError):
         reference.main(command)
     assert names_of_cells(tmp_path) == []
@@ -542,7 +543,7 @@ def test_a_variant_of_rt_is_trained_with_its_options(
     name, places = "rt-6-no-persistent-norm-authors", ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path)]
     command = ["--data", str(texts), "--experiment", "variants-authors", "--rows", name, *places]
     models = []
-    monkeypatch.setattr(cells_of_layers, "load_model", lambda path: models.append(load_model(path)) or models[-1])
+    monkeypatch.setattr(training, "load_model", lambda path: models.append(load_model(path)) or models[-1])
     reference.main(command)
     file = tmp_path / "cells" / "rt-against-transformer" / f"{name}.json"
     cell = read_json(file)

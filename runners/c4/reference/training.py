@@ -1,0 +1,117 @@
+"""The training of one run of a reference language model, and its entry in the model's file.
+
+Runs of other seeds than the first are also measured for the size of their gradients by distance
+(``runners.c4.evaluation.gradients``).
+"""
+
+import gc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import torch
+
+from mixers.models import LanguageModel
+from runners.c4.checkpoints import discard, load_model, newest
+from runners.c4.config import Config
+from runners.c4.corpus.prepare import Corpus
+from runners.c4.corpus.windows import Windows
+from runners.c4.curve import read_curve
+from runners.c4.distributed import World
+from runners.c4.errors import DivergedError
+from runners.c4.evaluation.evaluate import windows_together
+from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
+from runners.c4.evaluation.recall import RecallSplit
+from runners.c4.identity import run_code, run_folder
+from runners.c4.records import read_record
+from runners.c4.reference.cells import SEEDS, Place
+from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
+from runners.c4.train import train
+from runners.c4.watchers import Watcher
+from runners.device import device_name
+
+DIGITS = 5
+"""Significant digits of the curves."""
+
+
+def train_place(
+    place: Place,
+    config: Config,
+    options: dict[str, Any],
+    corpus: Corpus,
+    split: RecallSplit,
+    world: World,
+    watchers: Sequence[Watcher],
+) -> dict[str, Any]:
+    """Train one run, or read its result if it is finished; return its entry in the model's file.
+
+    Raises:
+        RunError: the run cannot continue.
+        StoppedError: the process was asked to stop; the same call continues the run.
+        DamagedFileError: the last checkpoint is damaged.
+    """
+    # The CUDA graphs of the run before hold their memory in cycles of references, until the collector runs.
+    gc.collect()
+
+    config = replace(config, lr=place[0], seed=place[1])
+    folder = run_folder(config, options, corpus.folder.name)
+    described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
+    described |= {"code": run_code(config), "unrehearsed_code": unrehearsed_code()}
+    described |= {"trajectory": trajectory(config, options)}
+    try:
+        result = train(config, options, corpus, world, watchers)
+    except DivergedError:
+        diverged = read_record(folder / "diverged.json")
+        assert diverged is not None  # ``train`` has written or read it
+        return {**described, "validation_loss": None, "diverged_at": diverged["step"]}
+
+    # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
+    model, _ = load_model(newest(folder) or folder)
+    began = monotonic()
+    recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
+    evaluation_seconds = monotonic() - began
+    gradients = _gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}
+    rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
+    curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
+    bytes_per_token = result["corpus"]["bytes_per_token"]
+    return {
+        **described,
+        "validation_loss": result["validation_loss"],
+        "bits_per_byte": bytes_per_token and result["validation_loss"] / math.log(2) / bytes_per_token,
+        "recall_loss": recall,
+        "rest_loss": rest,
+        "curve": curve,
+        "seconds": round(result["seconds"], 1),
+        "evaluation_seconds": round(evaluation_seconds, 2),
+        **gradients,
+        "tokens_per_second": round(result["tokens_per_second"]),
+        "versions": result["versions"],
+    }
+
+
+def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:
+    """Return the gradient norm at each distance in the first validation windows, and half its 95% interval.
+
+    A single window has no interval and is not measured.
+    """
+    count = min(SEQUENCES, len(windows))
+    if count < 2:
+        return {}
+    tokens_ST = torch.from_numpy(windows.batch(0, count))
+    found = sizes_by_distance(model, tokens_ST, world.device)
+    return {"gradient": found.gradient, "gradient_half_width": found.half_width}
+
+
+def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
+    """Delete the folders of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
+
+    Args:
+        runs: entries of the runs.
+        config: configuration that the model's runs share.
+        options: options of the layer that differ from its defaults.
+        corpus: data of the runs.
+    """
+    for run in runs:
+        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name))
