@@ -108,7 +108,8 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     if name is None:
         raise ValueError(
             f"no argument of {module_class.__name__} takes the model width: call it {', '.join(WIDTH_NAMES[:-1])} or "
-            f"{WIDTH_NAMES[-1]}, or name it by --mixer.width-argument"
+            f"{WIDTH_NAMES[-1]}, or name it by --mixer.width-argument; if it takes a configuration object, "
+            "write a subclass whose __init__ takes the width and makes the object"
         )
     if name not in parameters:
         raise ValueError(

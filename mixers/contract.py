@@ -214,7 +214,7 @@ def _steps(mixer: str, layer: Layer, x_BTD: Tensor) -> list[Tensor]:
         for x_BD in x_BTD.unbind(1):
             if not (isinstance(state, Mapping) and all(isinstance(y, Tensor) for y in state.values())):
                 raise ContractError(
-                    f"mixer {mixer!r}: a state is a dict of tensors by name, but {source} gave {type(state).__name__}: "
+                    f"mixer {mixer!r}: a state is a dict of tensors by name, but {source} gave {_contents(state)}: "
                     "init_state(batch) returns the first one, each step the output and the next one"
                 )
             z_BD, state = layer.step(x_BD, state)
@@ -223,6 +223,14 @@ def _steps(mixer: str, layer: Layer, x_BTD: Tensor) -> list[Tensor]:
     except NotImplementedError:
         return []
     return outputs
+
+
+def _contents(state: Any) -> str:
+    """Return what a state is that is no dict of tensors: its type, or what is no tensor in a dict."""
+    if not isinstance(state, Mapping):
+        return type(state).__name__
+    name, value = next((name, value) for name, value in state.items() if not isinstance(value, Tensor))
+    return f"a dict with {type(value).__name__} under {name!r}"
 
 
 def _form(y: Any) -> str:

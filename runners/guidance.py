@@ -18,7 +18,7 @@ COLUMNS = 79
 def texts_of(options_class: type) -> dict[str, str]:
     """Return the texts on a class's fields, from the docstrings of the class and of its base classes."""
     return {
-        param.arg_name: " ".join((param.description or "").split())
+        param.arg_name: " ".join((param.description or "").replace("``", '"').split())
         for ancestor in reversed(options_class.__mro__)
         for param in docstring_parser.parse(ancestor.__doc__ or "").params
     }

@@ -145,7 +145,7 @@ def print_forecast(
     console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}{estimates}\n{_remainder(found)}")
     if more_seeds:
         seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
-        runs_more = f"up to {len(more_seeds) * len(experiments):,} runs whose FLOPs are not counted here"
+        runs_more = f"up to {len(more_seeds) * len(experiments):,} runs, which count in the time but not in the FLOPs"
         console.print(f"then the chosen point of each experiment is repeated with {seeds_more}, {runs_more}")
     if any(duration.here != 0.0 for duration in durations) and (text := sentence(durations)):
         console.print(f"time: {text}", soft_wrap=True)

@@ -67,6 +67,8 @@ QUICK_TASKS: dict[str, dict[str, Any]] = {
 class Options:
     """Train single layers on diagnostic tasks and tabulate their accuracies.
 
+    Name layers and tasks beside --help to see their options, too.
+
     Attributes:
         mixer: layers to train: registered names, package.module:Class, or all.
         task: tasks to train on, or all.
@@ -95,7 +97,7 @@ class Options:
         rebuild: before training, add finished runs that the storage lacks, from their folders.
         keep: which models are kept after a study has its result: all; best, those of the chosen point; or none.
         wandb: Weights & Biases mode.
-        wandb_project: W&B project, mad unless given
+        wandb_project: W&B project, mad unless given.
         wandb_entity: W&B user or team, the default of your login unless given.
         wandb_tags: W&B tags of each run.
         reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.

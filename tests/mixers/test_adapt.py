@@ -46,6 +46,7 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
     ("name", "options", "message"),
     [
         ("OwnName", {}, "no argument of OwnName takes the model width: call it d_model, hidden_size, dim"),
+        ("OwnName", {}, "if it takes a configuration object, write a subclass whose __init__ takes the width"),
         ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
         ("OwnName", {"width_argument": "heads"}, "missing 1 required positional argument: 'size'"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),

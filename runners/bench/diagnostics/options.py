@@ -44,7 +44,7 @@ ON_CPU, ON_GPU = (", ".join(IMPLEMENTATIONS[kind]) for kind in ("cpu", "cuda"))
 class DiagnosticsOptions:
     """Time the implementations of the diagnostic layer, after a check against float64.
 
-    With --layers, time layers by name instead: see ``diagnostics --layers all --help``.
+    With --layers, time layers by name instead: see "diagnostics --layers all --help".
 
     Attributes:
         phases: forward; forward+backward; step, the trainer's whole optimizer step.

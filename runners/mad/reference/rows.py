@@ -30,6 +30,8 @@ from tasks.base import Accuracy
 MARK = " (stale)"
 """End of the label of a stale cell."""
 STALE = "stale: trained on other data, or by code that trains differently from today's"
+TASK_SETTINGS = "the task's own settings"
+"""Named among the options with which a study has reference rows, because it is the absence of options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Terms:
 
     def missing_options(self, other: "Terms") -> list[str]:
         """Return the options with which results with the terms ``other`` would have these terms."""
-        found = [] if self.task_config == other.task_config else ["the task's own settings"]
+        found = [] if self.task_config == other.task_config else [TASK_SETTINGS]
         found += [_option(name, n) for name, n in self.shape.items() if n != other.shape[name]]
         found += [_option("steps", self.steps)] if self.steps != other.steps else []
         found += [_option(name, value) for name, value in self.training.items() if value != other.training[name]]
@@ -178,7 +180,8 @@ def _comparable(
     lacking = [Terms.of(cell, cell["points"]).missing_options(terms) for cell in (*full[:1], *quick[:1])]
     needed = min(lacking, key=len)
     others = ", or --preset quick" if quick and needed is lacking[0] else ""
-    return [], f"reference rows need {' '.join(needed)}{others}"
+    wanted = " ".join(needed).replace(f"{TASK_SETTINGS} ", f"{TASK_SETTINGS} and ")
+    return [], f"reference rows need {wanted}{others}"
 
 
 def to_standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:

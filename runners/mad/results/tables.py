@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from runners.mad.results.choice import WIDE_LRS
+from runners.mad.results.choice import PAPER_LRS
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
 
 COLUMNS = (
@@ -122,11 +122,14 @@ def explain_divergence(summary: Summary) -> str:
 
 
 def edge_advice(summary: Summary) -> str:
-    """Return advice for a chosen learning rate that is the smallest or largest of the grid."""
+    """Return advice for a chosen learning rate that is the smallest or largest of the grid.
+
+    A command takes ``--grid wide`` only without learning rates of its own, or of its preset.
+    """
     assert summary.chosen_point is not None
     better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
     lrs = sorted({point.lr for point in summary.points})
-    wider = WIDE_LRS[0] < lrs[0] if summary.edge == "smallest" else WIDE_LRS[-1] > lrs[-1]
+    wider = summary.edge == "largest" and tuple(lrs) == PAPER_LRS
     return (
         f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
         f"try {'--grid wide, or ' * wider}--lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"

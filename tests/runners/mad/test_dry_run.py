@@ -147,7 +147,8 @@ def test_it_says_with_how_many_seeds_the_chosen_point_is_repeated(
     command = [*COMMAND, "--mixer", "transformer", "linear-attention", "--lr", "1e-3", "--out", str(tmp_path)]
     rows, last = dry_run(*command, "--seeds", seeds, "--seeds-of", "chosen")
     assert [rows[name][0] for name in ("transformer", "linear-attention")] == ["0 / 2", "0 / 2"]
-    assert last == f"then the chosen point of each experiment is repeated with {words} whose FLOPs are not counted here"
+    counted = "which count in the time but not in the FLOPs"
+    assert last == f"then the chosen point of each experiment is repeated with {words}, {counted}"
 
 
 def test_a_storage_that_could_not_be_made_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

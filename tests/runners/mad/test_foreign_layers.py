@@ -84,7 +84,8 @@ def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
     [
         (lambda state: state["h"], None, "but init_state gave Tensor"),
         (None, lambda state: state["h"], "but a step gave Tensor"),
-        (None, lambda state: {"h": 0.0}, "but a step gave dict"),
+        (None, lambda state: {"h": 0.0}, "but a step gave a dict with float under 'h'"),
+        (lambda state: {**state, "inner": state}, None, "but init_state gave a dict with dict under 'inner'"),
     ],
 )
 def test_a_state_that_is_no_dict_of_tensors_is_refused(

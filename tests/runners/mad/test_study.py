@@ -134,7 +134,7 @@ def test_the_command_finds_what_the_function_has_trained(result: Study, capsys: 
 def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     result: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both learning rates are ends of this grid; the wide grid has smaller ones, but no larger ones."""
+    """Both learning rates are ends of this grid."""
     from runners.mad.search.study import study_names
     from runners.storage import existing_storage
 
@@ -142,8 +142,7 @@ def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     said = capsys.readouterr().out
     edge = read_summary(result.folder).edge
     assert edge in ("smallest", "largest")
-    advice = {"smallest": "try --grid wide, or --lr with 0.001", "largest": "try --lr with 0.001"}[edge]
-    assert f"is the {edge} of the grid, so a better one may lie beyond it: {advice}" in said
+    assert f"is the {edge} of the grid, so a better one may lie beyond it: try --lr with 0.001" in said
     storage = existing_storage(str(result.out / "studies.journal"))
     assert storage is not None
     (attributes,) = study_names(storage).values()

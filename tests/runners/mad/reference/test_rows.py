@@ -91,6 +91,7 @@ def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch)
         (["--seeds", "5", "--seeds-of", "chosen", "--lr", "1e-3"], "--grid wide"),
         ([*FULL, "--task.length", "32"], "the task's own settings"),
         ([*FULL, "--difficulty", "length-80"], "the task's own settings"),
+        ([*FULL, "--task.length", "32", "--width", "64"], "the task's own settings and --width 128"),
     ],
 )
 def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments: list[str], needed: str) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from runners.mad.results.choice import Edge
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, summarise
-from runners.mad.results.tables import Name, explain_divergence, print_summary
+from runners.mad.results.tables import Name, edge_advice, explain_divergence, print_summary
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 from tests.runners.mad.results.made_up import MANY, SORTED, standings_of
@@ -88,6 +89,28 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     assert rows[120][-2:] == [[*chosen, *validation, *test], [*other, *validation, "", "", "4.1"]]
     at = rows[80].index([*chosen, *validation])
     assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "4.1"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen", "advice"),
+    [
+        ([], 2, "try --grid wide, or --lr with 0.0001, 0.0005, 0.001 and values 2 to 5 times larger"),
+        ([], 0, "try --lr with 0.0001, 0.0005, 0.001 and values 10 times smaller"),
+        (["--preset", "quick"], 0, "try --lr with 0.002, 0.005 and values 10 times smaller"),
+        (["--grid", "wide"], 4, "try --lr with 0.0001, 0.0005, 0.001, 0.002, 0.005 and values 2 to 5 times larger"),
+    ],
+)
+def test_the_advice_on_a_choice_at_the_edge_names_a_grid_only_if_the_command_takes_it(
+    words: list[str], chosen: int, advice: str
+) -> None:
+    options, (experiment,) = planned([*words, "--mixer", "rt", "--task", "parity"])
+    points = [
+        Point(lr=lr, weight_decay=0.0, seeds=[0], estimates={}, diverged={})
+        for lr in dict.fromkeys(run.lr for run in options.runs)
+    ]
+    edge: Edge = "smallest" if chosen == 0 else "largest"
+    summary = replace(summarise(experiment, [], None, {}), points=points, chosen=chosen, edge=edge)
+    assert edge_advice(summary).endswith(f"so a better one may lie beyond it: {advice}")
 
 
 def test_a_study_that_diverged_names_learning_rates_to_try() -> None:
