@@ -1,7 +1,8 @@
 """The Python function behind ``runners.mad.study``."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -30,7 +31,7 @@ P = ParamSpec("P")
 
 
 def _advising(function: Callable[P, Study]) -> Callable[P, Study]:
-    """Make the error on an argument that ``function`` lacks say how to write it; its signature stays the same."""
+    """Make errors name the arguments of ``function`` and say how to write one that it lacks; its signature stays."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -40,9 +41,27 @@ def _advising(function: Callable[P, Study]) -> Callable[P, Study]:
             name, given = unknown[0], signature.bind_partial(*args, **known).arguments
             advice = _advice(name, kwargs[name], given, list(signature.parameters))
             raise TypeError(f"{function.__name__} has no argument {name!r}: {advice}")
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            error.args = tuple(_in_python(part, signature.parameters) for part in error.args)
+            raise
 
     return call
+
+
+def _in_python(message: Any, arguments: Container[str]) -> Any:
+    """Return an error's message with options of the command as ``arguments``; a whole command stays as it is."""
+
+    def spell(option: re.Match[str]) -> str:
+        group, name = option[1], option[2].replace("-", "_")
+        if group is not None:
+            return f"{group}_options[{name!r}]"
+        return name if name in arguments else option[0]
+
+    if not isinstance(message, str) or "python -m" in message:
+        return message
+    return re.sub(r"--(?:(mixer|task)\.)?([a-z][\w-]*)", spell, message)
 
 
 def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Sequence[str]) -> str:

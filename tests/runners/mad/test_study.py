@@ -173,10 +173,16 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ({"mixer": "nope"}, "no mixer 'nope': choose from"),
         ({"task": "nope"}, "no task 'nope': choose from"),
-        ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"steps": 0}, "^steps 0 must be at least 1"),
         ({"mixer_options": {"heads": 3}}, "heads: 3 must divide the model width 16"),
-        ({"mixer_options": {"head": 3}}, "--mixer.head does not apply to mixer transformer: .*--mixer.heads"),
-        ({"task_options": {"len": 3}}, "--task.len does not apply to task in-context-recall: .*--task.length"),
+        (
+            {"mixer_options": {"head": 3}},
+            r"^mixer_options\['head'\] does not apply to mixer transformer: .*\['heads'\]",
+        ),
+        (
+            {"task_options": {"len": 3}},
+            r"^task_options\['len'\] does not apply to task in-context-recall: .*\['length'\]",
+        ),
         ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
         ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
         ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
@@ -188,8 +194,10 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"lr": "1e-3"}, "lr: Input should be a valid number, not '1'"),
         ({"mixer_options": {"heads": "2"}}, "heads: Input should be a valid integer, not '2'"),
         ({"task_options": {"length": 16.0}}, "length: Input should be a valid integer, not 16.0"),
-        ({"lr": [100.0]}, "--lr 100 must lie between"),
-        ({"lr": [1e-3], "grid": "paper"}, "--grid paper has no effect beside the learning rates of --lr: give one"),
+        ({"lr": [100.0]}, "^lr 100 must lie between"),
+        ({"lr": [1e-3], "grid": "paper"}, "^grid paper has no effect beside the learning rates of lr: give one"),
+        ({"short_convolution": 1}, "^short_convolution 1 must be at least 2"),
+        ({"mixer_options": {"qk": 2}}, r"the options are mixer_options\['heads'\], mixer_options\['qk_norm'\]$"),
         ({"lr": 1e-3}, r"lr is a list: write lr=\[0.001\]"),
     ],
 )
