@@ -117,13 +117,14 @@ def told_apart(summaries: Sequence[Summary], usual: Sequence[dict[str, Any]] | N
             states none.
     """
     configs = [summary.config for summary in summaries]
-    layers_of, trainings_of = ([of(config) for config in usual or ()] for of in (_of_layer, _of_training))
 
-    # Names for the settings in which layers of the same name, or the training of all, differ.
-    labels = [_label(summary) for summary in summaries]
-    layers = _differences(labels, [_of_layer(config) for config in configs], layers_of)
-    trainings = _differences(["all"] * len(configs), [_of_training(config) for config in configs], trainings_of)
-    mixers = [", ".join(filter(None, words)) for words in zip(layers, trainings, strict=True)]
+    # Names for the options in which layers of the same name, and for the widths and training in which all, differ.
+    labels, everyone = [_label(summary) for summary in summaries], ["all"] * len(configs)
+    words = [
+        _differences(names, [of(config) for config in configs], [of(config) for config in usual or ()])
+        for names, of in ((labels, _of_layer), (everyone, _of_widths), (everyone, _of_training))
+    ]
+    mixers = [", ".join(filter(None, found)) for found in zip(*words, strict=True)]
 
     # The same for tasks of one name and difficulty.
     settings = [(config["task"], config["difficulty"]) for config in configs]
@@ -162,8 +163,13 @@ def _label(summary: Summary) -> str:
 
 
 def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment's layer."""
-    return dict(_leaves({name: config[name] for name in ("mixer_config", "shape")}))
+    """Return the options of an experiment's layer, and their number."""
+    return dict(_leaves({"mixer_config": config["mixer_config"], "layers": config["shape"]["layers"]}))
+
+
+def _of_widths(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the widths of its layer and MLP."""
+    return {name.replace("_", "-"): value for name, value in config["shape"].items() if name != "layers"}
 
 
 def _of_training(config: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def _of_task(config: dict[str, Any]) -> dict[str, Any]:
 def _place(config: dict[str, Any]) -> tuple[Any, ...]:
     """Return the sort key of an experiment's layer and training."""
     layer = _registered(config["mixer"], MIXERS), config.get("short_convolution", 0)
-    return *layer, _sortable(_of_layer(config)), _sortable(_of_training(config))
+    return *layer, *(_sortable(of(config)) for of in (_of_layer, _of_widths, _of_training))
 
 
 def _registered(name: str, registry: Collection[str]) -> tuple[int, str]:

@@ -54,7 +54,7 @@ def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
         [
             summary_of(*RT),
             summary_of(*RT, "--mixer.block", "4"),
-            summary_of(*RT, "--mixer.block", "4", "--width", "64"),
+            summary_of(*RT, "--mixer.block", "4", "--mixer.heads", "8"),
             summary_of("--mixer", "transformer", "--task", "parity"),
             summary_of(*RT, "--task.length", "32"),
             summary_of(*RT, "--task.length", "48"),
@@ -62,12 +62,19 @@ def test_rows_name_the_settings_in_which_they_differ_and_no_others() -> None:
     )
     assert [(s.mixer, s.setting) for s in standings] == [
         ("rt", "parity"),
-        ("rt-block-4 (width 128)", "parity"),
-        ("rt-block-4 (width 64)", "parity"),
+        ("rt-block-4 (heads 16)", "parity"),
+        ("rt-block-4 (heads 8)", "parity"),
         ("transformer", "parity"),
         ("rt", "parity (custom, length 32)"),
         ("rt", "parity (custom, length 48)"),
     ]
+
+
+def test_rows_of_several_layers_name_the_widths_in_which_they_differ() -> None:
+    """Else layers of different sizes would seem to be compared at equal width."""
+    wide, narrow = ("--mixer", "transformer", "--task", "parity"), (*RT, "--width", "64")
+    standings = told_apart([summary_of(*wide), summary_of(*narrow), summary_of(*narrow, "--mixer.block", "4")])
+    assert [s.mixer for s in standings] == ["transformer (width 128)", "rt (width 64)", "rt-block-4 (width 64)"]
 
 
 def test_rows_of_several_layers_name_the_training_in_which_they_differ() -> None:
