@@ -16,7 +16,7 @@ from mixers.costs import attempt
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import FOLDER, cell_file, protocol_folder, read_cell
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.results.choice import choose_point
+from runners.mad.results.choice import GridPoint, choose_point, diverged_seeds, repeats_of
 from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
 from runners.mad.training.ensemble import Ensemble
@@ -229,12 +229,16 @@ def work_left(
     saved = sum(saved_step(experiment, run, folder) for run in grid if run not in finished)
     unfinished = len(grid) - len(done)
 
-    # The repeated point is known when the grid is finished.
-    repeats = len(more_seeds)
-    if not unfinished and storage is not None:
-        chosen = choose_point(done)
-        runs = [] if chosen is None else [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in more_seeds]
-        repeats = len(runs) - len(done_of(runs, experiment, storage))
+    # The repeated point is known when the grid is finished; it is the next best one if a seed diverged.
+    repeats, unstable = len(more_seeds), set[GridPoint]()
+    while not unfinished and storage is not None:
+        chosen = choose_point(done, without=unstable)
+        runs = [] if chosen is None else repeats_of(chosen, more_seeds)
+        repeated = done_of(runs, experiment, storage)
+        repeats = len(runs) - len(repeated)
+        if chosen is None or repeats or not diverged_seeds(repeated):
+            break
+        unstable.add(chosen)
 
     steps = experiment.protocol.total_steps(experiment.task_config.train_examples)
     runs_left = unfinished + repeats

@@ -4,7 +4,8 @@ For each experiment:
 
 1. find the study that was trained by code which behaves as today's (``runners.mad.search.identity``);
 2. train what is missing of its grid (``runners.mad.search.search``);
-3. choose the point with the best mean validation score, and repeat it with more seeds if they are asked for;
+3. choose the point with the best mean validation score, and repeat it with more seeds if they are asked for; if one of
+   them diverges, the next best point takes its place;
 4. read the test split for the runs of that point, and of no other (``runners.mad.results.held_out``);
 5. write ``summary.json``, and look into the chosen model (``runners.mad.diagnosis``).
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from mixers.contract import POSITIONS, check_foreign, warn_unused
@@ -25,7 +27,13 @@ from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
-from runners.mad.results.choice import GridPoint, choose_in_other_grids, choose_point
+from runners.mad.results.choice import (
+    GridPoint,
+    choose_in_other_grids,
+    choose_point,
+    diverged_seeds,
+    repeats_of,
+)
 from runners.mad.results.held_out import Reading, kept_parameters, read_test
 from runners.mad.results.kept import Keep
 from runners.mad.results.summary import Summary, read_summary, summarise, write_summary
@@ -141,15 +149,15 @@ def train_studies(
             for experiment in experiments:
                 if len(done_of(grid, experiment, store.storage)) < len(grid):
                     workers.start()
-                trials = search(experiment, grid, store, devices[0], together, watcher)
-
-                chosen = choose_point(trials)
-                if chosen is not None and more_seeds:
-                    repeats = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in more_seeds]
-                    trials += search(experiment, repeats, store, devices[0], together, watcher)
+                of_grid = search(experiment, grid, store, devices[0], together, watcher)
+                train_more = partial(
+                    search, experiment, store=store, device=devices[0], together=together, watcher=watcher
+                )
+                chosen, repeats, unstable = _choose_and_repeat(of_grid, more_seeds, train_more)
+                trials = [*of_grid, *repeats]
 
                 # The study may hold more points and seeds than this grid; the choice is that of this grid.
-                done, others = done_trials(experiment, store), choose_in_other_grids(trials)
+                done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
                 selected = {chosen, *others.values()}
                 runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) in selected]
                 readings = _read_test(experiment, runs, store, devices[0], together, say_once)
@@ -159,6 +167,31 @@ def train_studies(
                 write_summary(whole, study_folder(store.folder, experiment))
                 flag_study(experiment, summary, store)
                 yield experiment, summary
+
+
+def _choose_and_repeat(
+    trials: Sequence[FrozenTrial], seeds: Sequence[int], train_more: Callable[[Sequence[Run]], list[FrozenTrial]]
+) -> tuple[GridPoint | None, list[FrozenTrial], set[GridPoint]]:
+    """Choose a point of a finished grid and train it with more seeds; if one diverges, the next best takes its place.
+
+    Args:
+        trials: trials of the grid.
+        seeds: seeds that the chosen point is repeated with.
+        train_more: trains runs and returns their trials.
+
+    Returns:
+        The chosen point, None if a seed of each point diverged; the trials that repeat points; the points of which such
+        a trial diverged.
+    """
+    repeats: list[FrozenTrial] = []
+    unstable: set[GridPoint] = set()
+    while (chosen := choose_point(trials, without=unstable)) is not None and seeds:
+        found = train_more(repeats_of(chosen, seeds))
+        repeats += found
+        if not diverged_seeds(found):
+            break
+        unstable.add(chosen)
+    return chosen, repeats, unstable
 
 
 def _say_lost(experiment: Experiment, unknown: Sequence[Run], folder: Path, say: Say) -> None:

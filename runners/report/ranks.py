@@ -17,6 +17,8 @@ from tasks import TASKS
 
 RESAMPLES = 2000
 """Number of bootstrap samples."""
+DIGITS = 12
+"""Decimal digits of a sample's mean. A sum of floats depends on its order, which would rank equal means apart."""
 SEED = 0
 
 
@@ -59,7 +61,7 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
     drawn_BLT = np.empty((RESAMPLES, len(rows), len(tasks)))
     for layer, task in np.ndindex(len(rows), len(tasks)):
         seeds = values[layer][task]
-        drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1)
+        drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1).round(DIGITS)
     chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
     resampled_BL = np.take_along_axis(_ranks(drawn_BLT), chosen_BT[:, None, :], axis=2).mean(axis=2)
     lows, highs = np.percentile(resampled_BL, [2.5, 97.5], axis=0)

@@ -1,12 +1,13 @@
 """The choice of a grid point on validation, the choices of other grids, and what the choice shows about the grid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
 from optuna.trial import FrozenTrial
 
 from runners.mad.search.study import run_of
+from runners.mad.training.protocol import Run
 from tasks.base import Accuracy
 
 PAPER_LRS = (1e-4, 5e-4, 1e-3)
@@ -24,12 +25,15 @@ GridPoint = tuple[float, float]
 Edge = Literal["smallest", "largest"]
 
 
-def choose_point(trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = None) -> GridPoint | None:
+def choose_point(
+    trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = None, without: Collection[GridPoint] = ()
+) -> GridPoint | None:
     """Return the grid point with the best mean validation score over its seeds.
 
     Args:
         trials: finished trials.
         lrs: learning rates to choose from; all by default.
+        without: points that are not chosen, because a seed that repeats them diverged.
 
     Returns:
         None if a seed of each point diverged.
@@ -37,15 +41,21 @@ def choose_point(trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = No
     scores = {
         point: fmean(trial.user_attrs["validation_score"] for trial in members)
         for point, members in by_point(trials).items()
-        if not diverged_seeds(members) and (lrs is None or point[0] in lrs)
+        if not diverged_seeds(members) and (lrs is None or point[0] in lrs) and point not in without
     }
     return max(scores, key=scores.__getitem__, default=None)
 
 
-def choose_in_other_grids(trials: Sequence[FrozenTrial]) -> dict[str, GridPoint]:
-    """Return the choice of each of ``OTHER_GRIDS`` for which the trials hold its learning rates and further ones."""
+def choose_in_other_grids(trials: Sequence[FrozenTrial], without: Collection[GridPoint] = ()) -> dict[str, GridPoint]:
+    """Return the choice of each of ``OTHER_GRIDS`` for which the trials hold its learning rates and further ones.
+
+    Args:
+        trials: finished trials of the grid alone: a mean that also contains seeds which repeat the chosen point is not
+            comparable with the other points.
+        without: as in ``choose_point``.
+    """
     tried = {run_of(trial).lr for trial in trials}
-    choices = {name: choose_point(trials, lrs) for name, lrs in OTHER_GRIDS.items() if tried > set(lrs)}
+    choices = {name: choose_point(trials, lrs, without) for name, lrs in OTHER_GRIDS.items() if tried > set(lrs)}
     return {name: point for name, point in choices.items() if point is not None}
 
 
@@ -56,6 +66,11 @@ def by_point(trials: Sequence[FrozenTrial]) -> dict[GridPoint, list[FrozenTrial]
         run = run_of(trial)
         groups.setdefault((run.lr, run.weight_decay), []).append(trial)
     return groups
+
+
+def repeats_of(chosen: GridPoint, seeds: Sequence[int]) -> list[Run]:
+    """Return the runs that repeat a point with more seeds."""
+    return [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in seeds]
 
 
 def diverged_seeds(trials: Sequence[FrozenTrial]) -> dict[int, int]:
@@ -69,12 +84,14 @@ def edge_of(
     """Return which end of the grid's learning rates was chosen; None inside the grid, and if the ceiling is reached.
 
     Args:
-        chosen: the chosen point.
+        chosen: the chosen point; without an accuracy if a seed of it diverged that did not take part in the choice.
         tried: learning rates of the grid, including those that diverged.
         accuracies: mean validation token accuracy of each point that did not diverge.
         ceiling: ceiling of the task.
     """
-    if chosen is None or len(set(tried)) < 2 or accuracies[chosen] >= ceiling.token - SATURATED:
+    if chosen is None or chosen not in accuracies or len(set(tried)) < 2:
+        return None
+    if accuracies[chosen] >= ceiling.token - SATURATED:
         return None
     ends: dict[float, Edge] = {min(tried): "smallest", max(tried): "largest"}
     return ends.get(chosen[0])

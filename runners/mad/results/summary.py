@@ -198,7 +198,8 @@ def summarise(
 
     best = None
     if chosen is not None:
-        best = run_of(max(groups[chosen], key=lambda trial: trial.user_attrs["validation_score"])).seed
+        converged = [trial for trial in groups[chosen] if "validation_score" in trial.user_attrs]
+        best = run_of(max(converged, key=lambda trial: trial.user_attrs["validation_score"])).seed
 
     accuracies = {
         (point.lr, point.weight_decay): point.estimates["validation_token_accuracy"].mean

@@ -1,18 +1,23 @@
 """How long a command says that it will take."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial
 
 from mixers import MIXERS
 from runners.mad import __main__ as mad
 from runners.mad import duration
 from runners.mad.duration import Clock, Duration, Work, seconds_on_gpu, sentence, work_left
 from runners.mad.reference.cells import FOLDER, read_cell
+from runners.mad.training.protocol import Run
 from runners.progress import spell
 from tests.runners.mad.commands import planned
+from tests.runners.mad.results.test_summary import made_up_trial
 
 CPU = torch.device("cpu")
 
@@ -143,6 +148,29 @@ def test_repeats_of_the_chosen_point_are_part_of_the_work(tmp_path: Path) -> Non
     options, (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick"])
     work = work_left(experiment, options.runs, options.more_seeds, None, tmp_path)
     assert work == Work(runs=2, run_steps=(2 + 2) * 1000)
+
+
+def test_where_a_repeat_diverged_the_repeats_of_the_next_best_point_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick"])
+    (best, next_best), done = [run.lr for run in options.runs], {}
+    for lr, seed, score in ((best, 0, 0.9), (next_best, 0, 0.5), (best, 1, None), (best, 2, 0.9), (next_best, 1, 0.5)):
+        done[lr, seed] = made_up_trial(lr, 0.0, seed, score)
+
+    def done_of(runs: Sequence[Run], *_: object) -> list[FrozenTrial]:
+        return [done[run.lr, run.seed] for run in runs if (run.lr, run.seed) in done]
+
+    monkeypatch.setattr(duration, "done_of", done_of)
+
+    def left() -> int:
+        return work_left(experiment, options.runs, options.more_seeds, InMemoryStorage(), tmp_path).runs
+
+    assert left() == 1
+    done[next_best, 2] = made_up_trial(next_best, 0.0, 2, None)
+    assert left() == 0  # a seed of each point diverged
+    del done[best, 2]
+    assert left() == 1
 
 
 def test_training_is_announced_unless_it_is_short(timed: list[int], tmp_path: Path) -> None:

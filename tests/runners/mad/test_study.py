@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ from runners.mad.reference import rows
 from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.results.summary import read_summary
+from runners.mad.search import search
+from runners.mad.training.protocol import Run
+from runners.mad.training.result import Result
 
 SMALL: dict[str, Any] = {
     "lr": [1e-3, 5e-3],
@@ -70,6 +74,59 @@ def test_the_test_split_is_read_for_the_chosen_point_alone(result: Study) -> Non
         assert ("test_loss" in point.values) == (point is result.summary.chosen_point)
     read = list((result.out / "runs").glob("*/test.json"))
     assert len(read) == 4
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, Result], Result]) -> None:
+    """Let the search see changed results of its runs."""
+    real = search.train
+
+    def train(*arguments: Any) -> list[Result]:
+        return [change(run, result) for run, result in zip(arguments[3], real(*arguments), strict=True)]
+
+    monkeypatch.setattr(search, "train", train)
+
+
+def scored(result: Result, value: float) -> Result:
+    """The result with another score on validation."""
+    assert result.validation is not None
+    return replace(result, validation=replace(result.validation, score=value))
+
+
+def test_other_grids_choose_without_the_seeds_that_repeat_the_chosen_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The point with the best first seed lies in the smaller grids, too, whatever its other seeds reach."""
+    altered(
+        monkeypatch,
+        lambda run, result: scored(result, {0: 0.9, 1: 0.1}[run.seed] if run.lr == 1e-4 else 0.5 + run.lr),
+    )
+    settings = {**SMALL, "lr": [1e-4, 5e-4, 1e-3, 2e-3]}
+    result = study("transformer", "in-context-recall", seeds=2, seeds_of="chosen", out=tmp_path, **settings)
+    assert result.summary.points[0].seeds == [0, 1]
+    assert result.summary.chosen == 0
+    assert result.summary.other_choices == {"paper": 0}
+
+
+def test_where_a_further_seed_diverges_the_next_best_point_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverging(run: Run, result: Result) -> Result:
+        if run.seed == 1 and run.lr == 1e-3:
+            return replace(result, diverged_step=3, validation=None)
+        return scored(result, 1 - run.lr)
+
+    altered(monkeypatch, diverging)
+    settings = {**SMALL, "lr": [1e-3, 2e-3, 5e-3]}
+    result = study("transformer", "in-context-recall", seeds=2, seeds_of="chosen", out=tmp_path, **settings)
+    assert [point.seeds for point in result.summary.points] == [[0, 1], [0, 1], [0]]
+    assert [point.diverged for point in result.summary.points] == [{1: 3}, {}, {}]
+    assert result.summary.chosen == 1
+    assert result.test["token_accuracy"].half_width is not None
+    assert read_json(result.folder / "summary.json")["chosen"] == 1
+
+    # A command for fewer seeds chooses among those.
+    fewer = study("transformer", "in-context-recall", seeds=1, out=tmp_path, **settings)
+    assert fewer.summary.chosen == 0
 
 
 def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(

@@ -244,6 +244,19 @@ def test_layers_with_the_same_accuracies_in_another_order_of_seeds_share_a_rank(
     assert rank_on_task(cells, "token") == {"gla": 1, "lstm": 1}
 
 
+def test_bootstrap_samples_of_the_same_mean_share_a_rank(results: Path) -> None:
+    """Sums of shares of 1024 are exact, sums of shares of 1280 are rounded; the order of the layers is the same."""
+    rights = {"gla": [1279, 1280, 1278, 1279, 1279], "lstm": [1280, 1277, 1279, 1279, 1280]}
+    found = []
+    for count in (1024, 1280):
+        for task in TASKS:
+            for row, of_row in rights.items():
+                write_cell(results, row, task, [(right - 1280 + count) / count for right in of_row])
+        found.append(mean_ranks(board_of(results), "token"))
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
 def test_verdicts_follow_the_cells(results: Path) -> None:
     evidence = Evidence(board_of(results), Records(results / "published"), {})
     assert evidence.ahead("parity", "token") == "agrees"

@@ -41,6 +41,15 @@ def test_other_grids_choose_among_their_own_learning_rates() -> None:
     assert choose_in_other_grids(trials) == {"paper": (5e-4, 0.0), "paper with 5e-3": (5e-3, 0.0)}
 
 
+def test_points_that_are_ruled_out_are_chosen_by_no_grid() -> None:
+    scores = dict(zip(LRS, (0.1, 0.3, 0.2, 0.9, 0.5), strict=True))
+    trials = [trial(lr, score) for lr, score in scores.items()]
+    ruled_out = {(2e-3, 0.0), (5e-4, 0.0)}
+    assert choose_point(trials, without=ruled_out) == (5e-3, 0.0)
+    assert choose_in_other_grids(trials, without=ruled_out) == {"paper": (1e-3, 0.0), "paper with 5e-3": (5e-3, 0.0)}
+    assert choose_point(trials, without={(lr, 0.0) for lr in LRS}) is None
+
+
 def test_of_the_papers_grid_itself_no_other_choice_is_stated() -> None:
     assert choose_in_other_grids([trial(lr, 0.1) for lr in LRS[:3]]) == {}
 

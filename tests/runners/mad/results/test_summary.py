@@ -74,6 +74,18 @@ def test_the_point_is_chosen_on_validation_whatever_the_test_split_says() -> Non
     assert summarise(experiment, trials, choose_point(trials[1::4]), readings).chosen == 1
 
 
+def test_a_seed_of_another_command_that_diverged_leaves_the_choice_without_a_mean() -> None:
+    """A command with fewer seeds chooses the point; the study also holds the seed of a command with more."""
+    (experiment,) = planned(["--mixer", "transformer", "--task", "memorization"])[1]
+    grid = [made_up_trial(1e-4, 0.0, 0, 0.3), made_up_trial(1e-3, 0.0, 0, 0.5)]
+    summary = summarise(experiment, [*grid, made_up_trial(1e-3, 0.0, 1, None)], choose_point(grid), {})
+    assert summary.best_run == Run(lr=1e-3, weight_decay=0.0, seed=0)
+    assert summary.chosen_point is not None
+    assert summary.chosen_point.diverged == {1: 7}
+    assert summary.edge is None
+    assert not summary.is_tested
+
+
 def test_a_point_whose_test_loss_is_not_finite_has_the_accuracies_alone() -> None:
     (experiment,) = planned(["--mixer", "transformer", "--task", "memorization"])[1]
     trials = [made_up_trial(1e-4, 0.0, seed, 0.5) for seed in range(2)]
