@@ -1,18 +1,27 @@
 """Fixtures of the tests of pretraining."""
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from runners.c4.corpus import sources
+from runners.c4.corpus import sources, text
 from tests.runners.c4.texts import write_texts
 
 
 @pytest.fixture(autouse=True)
 def digests_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "DIGESTS", tmp_path / "cache" / "text-digests.json")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pieces() -> Iterator[None]:
+    """Count a text's bytes in pieces of 2^11 tokens: a run reads a whole piece even if its text has 100 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "PIECE", 2**11)
+        yield
 
 
 @pytest.fixture

@@ -82,6 +82,9 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
             assert len(done.get("gradient", [])) == len(done.get("gradient_half_width", [])) == done["seed"] * 12
             assert min(done.get("gradient", [1])) > 0
 
+    # A run of the user's own in the same results folder is another.
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.name != "corpora"] == [RUNS]
+
     # Nothing remains of the runs, so that the models can be trained again once their files are deleted.
     assert list((tmp_path / "out" / RUNS / "c4").iterdir()) == []
 
@@ -195,11 +198,6 @@ def test_a_full_disk_ends_the_command(
     assert line.startswith("error: no space for ")
     assert line.endswith("free some and run the same command again; the last checkpoint is none yet")
     assert len(begun) == 1
-
-
-def test_a_run_of_the_users_own_in_the_same_results_folder_is_another(command: list[str], tmp_path: Path) -> None:
-    reference.main(command)
-    assert [path.name for path in (tmp_path / "out").iterdir() if path.name != "corpora"] == [RUNS]
 
 
 def begun_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
