@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -163,7 +165,9 @@ def _name_advice(name: str) -> str:
     module, dot, class_name = name.rpartition(".")
     if dot:
         return f"write {module}:{class_name}, with a colon before the class"
-    return f"choose from {', '.join(MIXERS)}, or give package.module:Class"
+    similar = get_close_matches(name.lower(), MIXERS, n=1)
+    meant = f"did you mean {similar[0]}? The layers are" if similar else "choose from"
+    return f"{meant} {', '.join(MIXERS)}, or give package.module:Class"
 
 
 def _module_of(file: str) -> str:
@@ -180,7 +184,14 @@ def _import_advice(name: str, error: BaseException) -> str:
         return "; modules are found in the current folder, for others set PYTHONPATH"
     if "relative import" in str(error):
         return f"; give its package, too: package.{name}, from the folder that holds the package"
+    if isinstance(error, AttributeError) and (found := sys.modules.get(module)) is not None and error.obj is found:
+        classes = [name for name, value in vars(found).items() if _is_defined_there(value, module)]
+        return f"; its layers are {', '.join(classes)}" if classes else "; it defines no nn.Module"
     return ""
+
+
+def _is_defined_there(value: Any, module: str) -> bool:
+    return inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module
 
 
 def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_convolution: int = 0) -> str:

@@ -1,5 +1,6 @@
 """The tasks by name."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from tasks.base import Task
@@ -34,6 +35,8 @@ def find_task(name: str) -> Any:
         ValueError: there is no such task.
     """
     if name not in TASKS:
-        advice = "separate names by spaces" if "," in name else f"choose from {', '.join(TASKS)}"
+        similar = get_close_matches(name.lower(), TASKS, n=1)
+        meant = f"did you mean {similar[0]}? The tasks are" if similar else "choose from"
+        advice = "separate names by spaces" if "," in name else f"{meant} {', '.join(TASKS)}"
         raise ValueError(f"no task {name!r}: {advice}")
     return TASKS[name]

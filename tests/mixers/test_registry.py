@@ -95,12 +95,18 @@ def test_sizes_are_whole_numbers_of_at_least_1(name: str, size: Any) -> None:
         ("./some/my_layers.py:Mine", "give the module, not its file: some.my_layers:Mine"),
         ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
+        ("whole:Mean", "its layers are Mine, Other"),
+        ("empty:Mean", "it defines no nn.Module"),
     ],
 )
 def test_a_module_that_is_not_found_is_told_how_modules_are_named(
     name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "alone.py").write_text("from .neighbour import Mine\n")
+    (tmp_path / "whole.py").write_text(
+        "from torch.nn import Linear, Module\nclass Mine(Module): pass\nclass Other(Mine): pass\nclass Config: pass\n"
+    )
+    (tmp_path / "empty.py").write_text("from torch.nn import Linear\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=f"; {re.escape(advice)}$"):
         find_mixer(name)

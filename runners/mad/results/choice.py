@@ -97,16 +97,18 @@ def edge_of(
     return ends.get(chosen[0])
 
 
-def near_best(accuracies: Mapping[GridPoint, float], points: int) -> float | None:
+def near_best(accuracies: Mapping[GridPoint, float], points: int, chance: Accuracy) -> float | None:
     """Return the share of the grid's points whose validation token accuracy is at least ``NEAR`` times the best one.
 
-    It shows how sensitive a layer is to learning rate and weight decay: 1 means not at all.
+    It shows how sensitive a layer is to learning rate and weight decay: 1 means not at all. None if no point is above
+    chance.
 
     Args:
         accuracies: as in ``edge_of``.
         points: number of points, including those that diverged.
+        chance: chance level of the task.
     """
-    if not accuracies:
+    best = max(accuracies.values(), default=0.0)
+    if best <= chance.token:
         return None
-    best = max(accuracies.values())
     return sum(accuracy >= NEAR * best for accuracy in accuracies.values()) / points

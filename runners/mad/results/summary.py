@@ -99,7 +99,8 @@ class Summary:
         chosen: index of the point with the best mean validation score; None if all diverged.
         best_seed: the chosen point's seed with the best validation score.
         edge: end of the grid's learning rates at which the chosen point lies, unless it reaches the ceiling.
-        near_best: share of the points with at least 0.9 of the best validation token accuracy.
+        near_best: share of the points with at least 0.9 of the best validation token accuracy; None if that is no
+            better than chance.
         other_choices: by grid, the index of the point that it would choose (``runners.mad.results.choice``).
         ceiling: accuracies that a perfect solver reaches on the test split.
         chance: accuracies of guessing.
@@ -218,7 +219,7 @@ def summarise(
         chosen=None if chosen is None else index(chosen),
         best_seed=best,
         edge=edge_of(chosen, [lr for lr, _ in groups], accuracies, ceiling),
-        near_best=near_best(accuracies, len(points)),
+        near_best=near_best(accuracies, len(points), task.chance("validation")),
         other_choices={name: index(point) for name, point in other_choices.items()},
         ceiling=ceiling,
         chance=task.chance("test"),

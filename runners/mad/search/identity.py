@@ -174,5 +174,6 @@ def _difference(then: Trajectory | None, now: Trajectory | None) -> str:
     if then is None:
         return "has changed, and there is no rehearsal of it to compare with"
     pairs = zip_longest(then, now)
-    before, after = next((a, b) for a, b in pairs if not _close(a, b))
+    differing = next(pair for pair in pairs if not _close(*pair))
+    before, after = ("nothing" if y is None else f"{y:.6g}" for y in differing)
     return f"trains differently (a rehearsal gave {before}, and gives {after} now)"

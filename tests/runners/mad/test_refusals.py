@@ -21,6 +21,14 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
     [
         (["--mixer", "nope", "--task", "compression"], "no mixer 'nope': choose from transformer, sliding-attention"),
         (["--mixer", "rt", "--task", "nope"], "no task 'nope': choose from in-context-recall"),
+        (
+            ["--mixer", "RT", "--task", "parity"],
+            "no mixer 'RT': did you mean rt? The layers are transformer, sliding-att",
+        ),
+        (
+            ["--mixer", "rt", "--task", "memorisation"],
+            "no task 'memorisation': did you mean memorization? The tasks are in-",
+        ),
         (["--mixer", "rt,lstm", "--task", "parity"], "no mixer 'rt,lstm': separate names by spaces\n"),
         (["--mixer", "rt", "--task", "parity,mqar"], "no task 'parity,mqar': separate names by spaces\n"),
         (

@@ -81,5 +81,12 @@ def test_a_grid_of_one_learning_rate_has_no_ends() -> None:
 
 def test_sensitivity_counts_the_points_near_the_best_and_those_that_diverged() -> None:
     accuracies = {(1e-4, 0.0): 0.5, (5e-4, 0.0): 0.91, (1e-3, 0.0): 1.0}
-    assert near_best(accuracies, 4) == 2 / 4
-    assert near_best({}, 4) is None
+    chance = Accuracy(sequence=0.0, token=0.25)
+    assert near_best(accuracies, 4, chance) == 2 / 4
+    assert near_best({}, 4, chance) is None
+
+
+def test_points_at_chance_say_nothing_about_sensitivity() -> None:
+    """All of them are near the best one, which has learned nothing, either."""
+    accuracies = {(1e-4, 0.0): 0.24, (5e-4, 0.0): 0.25}
+    assert near_best(accuracies, 2, Accuracy(sequence=0.0, token=0.25)) is None
