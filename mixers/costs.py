@@ -88,7 +88,12 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[st
         return _counted[key]
 
     layer = build_frozen(layer_class, config, shape)
-    flops = attempt("FLOPs", layer_class, lambda: {LENGTHS[0]: round(flops_at_first(layer) / LENGTHS[0])}, say)
+    flops = attempt(
+        f"FLOPs over {LENGTHS[0]} positions",
+        layer_class,
+        lambda: {LENGTHS[0]: round(flops_at_first(layer) / LENGTHS[0])},
+        say,
+    )
     state = attempt("state", layer_class, lambda: count_state(layer, LENGTHS), say)
     _counted[key] = Costs(parameters=count_parameters(layer), state_floats=state, flops_per_token=flops)
     return _counted[key]

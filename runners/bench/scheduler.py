@@ -194,12 +194,19 @@ class Scheduler(Generic[O, C]):
             return self._too_slow(cell)
 
         # The budget of the run.
-        return f"skipped: budget of {bench.options.budget:g} s spent" if self._is_over_budget(cell) else None
+        if not self._is_over_budget(cell):
+            return None
+        budget = f"budget of {bench.options.budget:g} s"
+        return f"skipped: {budget} spent" if self._left <= 0.0 else f"skipped: needs more than is left of the {budget}"
+
+    @property
+    def _left(self) -> float:
+        """Seconds that are left of the budget of the run."""
+        return self.bench.started + self.bench.options.budget - time.monotonic()
 
     def _is_over_budget(self, cell: C) -> bool:
         """Return whether the budget of the run does not allow a cell."""
-        bench, left = self.bench, self.bench.started + self.bench.options.budget - time.monotonic()
-        total = bench.expected_total(cell)
+        bench, left, total = self.bench, self._left, self.bench.expected_total(cell)
         if total == 0.0:
             return left < 0.0 and any(figures.seconds for figures in bench.figures.values())
         return total > max(CHEAP_SECONDS, left)

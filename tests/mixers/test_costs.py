@@ -211,7 +211,7 @@ def test_what_cannot_be_counted_is_unknown_and_no_error(caplog: pytest.LogCaptur
     figures = costs(GPUOnly, GPUOnly.Config(), SHAPE)
     assert (figures.state_floats, figures.flops_per_token) == (None, None)
     assert figures.cells()[1:] == ["?", "?", "?"]
-    assert "FLOPs of GPUOnly not counted: RuntimeError: CUDA is needed" in caplog.text
+    assert "FLOPs over 128 positions of GPUOnly not counted: RuntimeError: CUDA is needed" in caplog.text
 
 
 @pytest.mark.parametrize(

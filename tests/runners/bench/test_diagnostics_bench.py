@@ -240,6 +240,17 @@ def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.M
     assert [cell["status"] for cell in stored(tmp_path)["cells"]] == ["timed", "skipped: budget of 0.001 s spent"]
 
 
+def test_what_needs_more_than_the_rest_of_the_budget_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {16: 0.0, 32: 1e6}
+    monkeypatch.setattr(DiagnosticsBench, "expected_total", lambda self, cell: expected[cell.length])
+    arguments = ["--lengths", "16", "32", "--phases", "forward", "--implementations", "rt-tiled", "--budget", "1e5"]
+    main([*TINY, *arguments, "--out", str(tmp_path)])
+    reason = "skipped: needs more than is left of the budget of 100000 s"
+    assert [cell["status"] for cell in stored(tmp_path)["cells"]] == ["timed", reason]
+
+
 def test_the_budget_ends_the_repeats_of_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--lengths", "16", "--phases", "forward", "--implementations", "rt-tiled", "transformer"]
     main([*TINY, *arguments, "--budget", "1e-3", "--repeats", "1000000", "--out", str(tmp_path)])
