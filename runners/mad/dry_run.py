@@ -142,7 +142,12 @@ def print_forecast(
     points = len({(run.lr, run.weight_decay) for run in grid})
     seeds = len({run.seed for run in grid})
     estimates = "; ~ an estimate" if any(duration.estimated for duration in durations) else ""
-    console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}{estimates}\n{_remainder(found)}")
+    console.print(f"runs: points of the grid × seeds, {points} × {seeds}; {FOOTNOTE}{estimates}")
+    if not any(work.runs for work in works):
+        console.print("all runs are finished")
+        return
+
+    console.print(_remainder(found))
     if more_seeds:
         seeds_more = f"{len(more_seeds)} more seed{'s' * (len(more_seeds) > 1)}"
         runs_more = f"up to {len(more_seeds) * len(experiments):,} runs, which count in the time but not in the FLOPs"

@@ -97,6 +97,15 @@ def test_it_says_what_is_left_to_do_and_writes_nothing(
 
 
 @pytest.mark.usefixtures("undiagnosed")
+def test_of_a_finished_command_it_announces_nothing_more(dry_run: Callable[..., Any], tmp_path: Path) -> None:
+    command = [*COMMAND, "--mixer", "transformer", "--lr", "1e-3", "--weight-decay", "0", "--out", str(tmp_path)]
+    command += ["--seeds", "2", "--seeds-of", "chosen"]
+    assert dry_run(*command)[1].startswith("then the chosen point of each experiment is repeated with 1 more seed")
+    mad.main(command)
+    assert dry_run(*command)[1] == "all runs are finished"
+
+
+@pytest.mark.usefixtures("undiagnosed")
 def test_it_refuses_a_results_folder_that_the_command_itself_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +146,7 @@ def test_it_says_what_stopped_runs_have_saved(
     assert last.startswith(start)
     assert float(last.removeprefix(start).split()[0]) == pytest.approx(whole / 3, rel=0.01)
     mad.main(command)
-    assert dry_run(*command)[1] == "2 of 2 runs are finished; the others take 0 FLOPs"
+    assert dry_run(*command)[1] == "all runs are finished"
 
 
 @pytest.mark.parametrize(("seeds", "words"), [("2", "1 more seed, up to 2 runs"), ("5", "4 more seeds, up to 8 runs")])
