@@ -106,7 +106,7 @@ def test_the_command_finds_what_the_function_has_trained(
     mad.main([*command, "--out", str(trained[0]), "--dry-run"])
     text = capsys.readouterr().out
     assert "linear-attention+conv3" in text
-    assert "1 of 1 runs are finished" in text
+    assert "all runs are finished" in text
 
 
 @pytest.mark.usefixtures("undiagnosed")
