@@ -170,10 +170,10 @@ def sign_rebuilt(experiment: Experiment, codes: Iterable[str], store: Store) -> 
 def _difference(then: Trajectory | None, now: Trajectory | None) -> str:
     """In what two trajectories differ, in words."""
     if now is None:
-        return "has changed, and the layer cannot be rehearsed on a CPU"
+        return "has changed, and the layer cannot run on a CPU, where the change is checked"
     if then is None:
-        return "has changed, and there is no rehearsal of it to compare with"
+        return "has changed, and stored nothing to compare today's code with"
     pairs = zip_longest(then, now)
     differing = next(pair for pair in pairs if not _close(*pair))
     before, after = ("nothing" if y is None else f"{y:.6g}" for y in differing)
-    return f"trains differently (a rehearsal gave {before}, and gives {after} now)"
+    return f"trains differently (a few test steps gave {before}, and give {after} now)"

@@ -72,4 +72,4 @@ def test_runs_of_other_code_are_rebuilt_into_their_study_but_do_not_count_as_tod
     monkeypatch.setattr(Experiment, "code", property(lambda self: "another hash"))
     text = run(tmp_path, capsys, "--rebuild")
     assert "rebuilt: 2 finished runs\n" in text
-    assert "has changed, and there is no rehearsal of it to compare with; this is study" in text
+    assert "has changed, and stored nothing to compare today's code with; this is study" in text
