@@ -14,7 +14,7 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.progress import track
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
@@ -33,6 +34,7 @@ from runners.report.language import answer, read_language_models
 from runners.report.own import read_own
 from runners.report.page import Language, Shown, predict, show, write_page
 from runners.report.paper import read_claims
+from runners.report.pictures import Picture
 from runners.report.pictures.costs import flops_picture, state_picture
 from runners.report.pictures.depth import block_picture, depth_picture
 from runners.report.pictures.heat_map import heat_picture
@@ -42,6 +44,12 @@ from runners.report.pictures.transition import gradient_picture, transition_pict
 from runners.report.records import Records
 from runners.report.speed import anchors, tables
 from runners.report.transition import finished_models
+
+DRAWS: tuple[Callable[[Board], Picture], ...] = (
+    *(heat_picture, state_picture, flops_picture, depth_picture, block_picture, rate_picture, curve_picture),
+    *(length_picture, position_picture),
+)
+"""What draws the pictures of a board, in their order on the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"published protocol: {published.trained} of {published.expected} cells are trained")
 
         # The page.
-        shown = [_shown(board) for board in (published, quick) if board is published or board.cells]
+        boards = [board for board in (published, quick) if board is published or board.cells]
+        shown = draw_boards(boards, console)
         page = options.out / "report" / "index.html"
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
@@ -91,13 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
 
 
-def _shown(board: Board) -> Shown:
-    """Return a board with its pictures."""
-    draws = (
-        *(heat_picture, state_picture, flops_picture, depth_picture, block_picture, rate_picture, curve_picture),
-        *(length_picture, position_picture),
-    )
-    return show(board, [draw(board) for draw in draws])
+def draw_boards(boards: Sequence[Board], console: Console) -> list[Shown]:
+    """Return boards with their pictures; a bar on a terminal shows how many are drawn."""
+    pictures: dict[str, list[Picture]] = {board.name: [] for board in boards}
+    todo = [(board, draw) for board in boards for draw in DRAWS]
+    for board, draw in track(todo, "drawing", console=console, transient=True, disable=not console.is_terminal):
+        pictures[board.name].append(draw(board))
+    return [show(board, pictures[board.name]) for board in boards]
 
 
 if __name__ == "__main__":

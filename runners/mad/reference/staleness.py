@@ -41,6 +41,8 @@ DECIDING = (
 """Modules that decide what a cell's command would train, beside the modules of layer, task and training."""
 FEW = 12
 """Number of rehearsals that one process finishes before further processes have started."""
+CHECKING = "retraining a few steps of reference cells"
+"""What a progress bar, or a line without a terminal, says while cells are rehearsed."""
 
 Cell = Mapping[str, Any]
 
@@ -99,12 +101,12 @@ def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Tra
         try:
             with deaf_to_interrupts():
                 coming = pool.map(trajectory, *zip(*experiments, strict=True))
-            return [*_shown(coming, "checking reference cells against today's code", len(experiments))]
+            return [*_shown(coming, CHECKING, len(experiments))]
         except BrokenProcessPool:  # the system ended a process, for example for lack of memory
             pass
         finally:
             pool.shutdown(cancel_futures=True)
-    return [trajectory(*experiment) for experiment in _shown(experiments, "checking reference cells against today's code")]
+    return [trajectory(*experiment) for experiment in _shown(experiments, CHECKING)]
 
 
 def _prepare_process() -> None:
@@ -118,5 +120,5 @@ def _shown(items: Any, what: str, total: int | None = None) -> Any:
     """Return an iterator over the items that shows a progress bar on a terminal, and elsewhere one line for many."""
     console = Console(stderr=True)
     if not console.is_terminal and (waiting := total or len(items)) > FEW:
-        print(f"{what}: {waiting} short trainings, once for this code", file=sys.stderr)
+        print(f"{what}: {waiting}, once for this code", file=sys.stderr)
     return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)

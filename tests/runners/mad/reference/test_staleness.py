@@ -141,6 +141,6 @@ def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
     assert BrokenPool.asked == 3
     assert rehearsed.calls == 5 * staleness.FEW - 1
     assert capsys.readouterr().err.splitlines() == [
-        f"checking reference cells against today's code: {2 * staleness.FEW - 1} short trainings, once for this code",
-        f"checking reference cells against today's code: {3 * staleness.FEW} short trainings, once for this code",
+        f"retraining a few steps of reference cells: {2 * staleness.FEW - 1}, once for this code",
+        f"retraining a few steps of reference cells: {3 * staleness.FEW}, once for this code",
     ]
