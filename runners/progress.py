@@ -1,10 +1,14 @@
-"""Progress bars that both training programs show, and times in words."""
+"""Progress bars, and times in words."""
 
+from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 from rich.table import Column
+
+Item = TypeVar("Item")
 
 SECONDS_OF_SPEED = 300.0
 """Speed is a mean over this time, because a step or an evaluation on a CPU may take many seconds."""
@@ -34,6 +38,18 @@ def progress_bars(console: Console) -> Progress:
         speed_estimate_period=SECONDS_OF_SPEED,
         auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
+
+
+def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[Item]:
+    """Return the items, for which a bar on the standard error counts where that is a terminal; at its end it is erased.
+
+    Args:
+        items: what is worked on, one after another.
+        what: what is done with them.
+        total: number of items, if ``items`` has no length.
+    """
+    console = Console(stderr=True)
+    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def spell(seconds: float) -> str:

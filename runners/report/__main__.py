@@ -22,13 +22,13 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import track
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
 from runners.c4.reference.experiments import AGAINST
 from runners.cli import check_out, cli, shown_as
 from runners.ending import run_command, user_errors
 from runners.mad.reference.cells import FOLDER
+from runners.progress import bar
 from runners.report.cells import Board, reference_board
 from runners.report.language import answer, read_language_models
 from runners.report.own import read_own
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         # The page.
         boards = [board for board in (published, quick) if board is published or board.cells]
-        shown = draw_boards(boards, console)
+        shown = draw_boards(boards)
         page = options.out / "report" / "index.html"
         models = read_language_models(FOLDER / LANGUAGE_MODELS)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
@@ -100,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
 
 
-def draw_boards(boards: Sequence[Board], console: Console) -> list[Shown]:
-    """Return boards with their pictures; a bar on a terminal shows how many are drawn."""
+def draw_boards(boards: Sequence[Board]) -> list[Shown]:
+    """Return boards with their pictures."""
     pictures: dict[str, list[Picture]] = {board.name: [] for board in boards}
     todo = [(board, draw) for board in boards for draw in DRAWS]
-    for board, draw in track(todo, "drawing", console=console, transient=True, disable=not console.is_terminal):
+    for board, draw in bar(todo, "drawing"):
         pictures[board.name].append(draw(board))
     return [show(board, pictures[board.name]) for board in boards]
 

@@ -1,4 +1,4 @@
-"""Consoles of the Python functions."""
+"""Progress bars, and the consoles of the Python functions."""
 
 import pytest
 
@@ -13,3 +13,14 @@ def test_a_notebook_has_bars_only_with_widgets(has_widgets: bool, monkeypatch: p
     monkeypatch.setenv("FORCE_COLOR", "1")
     console = progress.console_of_call(quiet=False)
     assert (console.is_jupyter, console.is_terminal) == (has_widgets, False)
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_bar_shows_what_is_done_on_a_terminal_alone(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(progress.bar(iter("abc"), "reading", total=3)) == ["a", "b", "c"]
+    written = capsys.readouterr()
+    assert ("reading" in written.err, written.out) == (on_terminal, "")

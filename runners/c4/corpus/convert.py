@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
+from runners.progress import bar
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -199,7 +201,7 @@ def read_pages(files: Sequence[Path]) -> list[Page]:
     if len(files) < MANY:
         return list(map(read_clean, files))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return list(pool.map(read_clean, files, chunksize=MANY // 10))
+        return list(bar(pool.map(read_clean, files, chunksize=MANY // 10), "reading texts", len(files)))
 
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
@@ -270,7 +272,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> "Toke
         vocab_size=vocabulary,
         special_tokens=[END_OF_TEXT[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

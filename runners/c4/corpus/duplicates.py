@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from runners.c4.corpus.cleaning import PARAGRAPHS, words_of
 from runners.c4.corpus.packing import digest_of
+from runners.progress import bar
 
 SHINGLE = 5
 """Words of a shingle."""
@@ -39,7 +40,7 @@ def without_near_duplicates(documents: Sequence[str]) -> list[str]:
     shingles: dict[int, NDArray[np.uint32]] = {}
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
 
-    for number, document in enumerate(documents):
+    for number, document in enumerate(bar(documents, "looking for near-duplicates")):
         own = shingles_of(document)
         keys = list(enumerate(_bands(own)))
         candidates = {other for key in keys for other in buckets.get(key, ())}

@@ -22,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from mixers.registry import find_mixer
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import experiment_of
 from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
 from runners.mad.search.workers import deaf_to_interrupts, end_with_parent
+from runners.progress import bar
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered
 from tasks import TASKS
@@ -118,7 +117,6 @@ def _prepare_process() -> None:
 
 def _shown(items: Any, what: str, total: int | None = None) -> Any:
     """Return an iterator over the items that shows a progress bar on a terminal, and elsewhere one line for many."""
-    console = Console(stderr=True)
-    if not console.is_terminal and (waiting := total or len(items)) > FEW:
+    if not sys.stderr.isatty() and (waiting := total or len(items)) > FEW:
         print(f"{what}: {waiting}, once for this code", file=sys.stderr)
-    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
+    return bar(items, what, total)
