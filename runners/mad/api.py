@@ -146,7 +146,7 @@ def study(
         difficulty: ``baseline``, or the name of a sweep's setting such as ``vocab-size-32``.
         mixer_options: settings of the layer, by the names of its ``Config``.
         task_options: settings of the task, by the names of its ``Config``.
-        together: largest number of runs trained as one ensemble.
+        together: largest number of runs trained as one ensemble; on a CPU it is fewer if their steps are long.
         device: ``auto`` takes the GPUs if there are any.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default ``studies.journal`` in ``out``.

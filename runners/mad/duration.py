@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage
 
 from mixers.costs import attempt
 from runners.mad.experiment import Experiment
+from runners.mad.memory import runs_at_once
 from runners.mad.reference.cells import FOLDER, cell_file, protocol_folder, read_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.results.choice import GridPoint, choose_point, diverged_seeds, repeats_of
@@ -99,7 +100,7 @@ class Clock:
         todo = [pair for pair in zip(experiments, works, strict=True) if pair[1].run_steps]
         layers = len({_model(experiment) for experiment, _ in todo})
         for experiment, work in sorted(todo, key=lambda pair: pair[0].length):
-            self._time(experiment, self._members(work), limit=min(BUDGET_OF_A_SHAPE, self.budget / layers))
+            self._time(experiment, self._members(experiment, work), limit=min(BUDGET_OF_A_SHAPE, self.budget / layers))
         return [self._duration(experiment, work) for experiment, work in zip(experiments, works, strict=True)]
 
     def _duration(self, experiment: Experiment, work: Work) -> Duration:
@@ -108,7 +109,7 @@ class Clock:
             return Duration(here=0.0, recorded=0.0)
 
         # A step of a shape that failed stays unknown.
-        members = self._members(work)
+        members = self._members(experiment, work)
         shape = _shape(experiment, members)
         estimated = shape not in self._timed
         step = self._estimate(experiment, members) if estimated else self._timed[shape]
@@ -118,9 +119,10 @@ class Clock:
         recorded, device = (None, "") if found is None else (found[0] * work.run_steps, found[1])
         return Duration(here=here, estimated=estimated and here is not None, recorded=recorded, device=device)
 
-    def _members(self, work: Work) -> int:
+    def _members(self, experiment: Experiment, work: Work) -> int:
         """Return the runs of an ensemble, whose step serves all of them."""
-        return min(self.together, math.ceil(work.runs / len(self.devices)))
+        together = runs_at_once(experiment, self.together, self.devices[0])
+        return min(together, math.ceil(work.runs / len(self.devices)))
 
     def _time(self, experiment: Experiment, members: int, limit: float) -> None:
         """Time a step of ``members`` runs, unless it is known or probably longer than what is left of the budget."""

@@ -1,4 +1,4 @@
-"""Lower bounds of the memory that the data and the models of an experiment need."""
+"""How many runs a machine trains at once, and lower bounds of the memory that their data and models need."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,24 @@ TOKEN_BYTES = 17
 COPIES = 5
 """Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
 
+POSITIONS_ON_A_CPU = 2**15
+"""Positions of a step from which more runs at once save no time on a CPU, but need more memory."""
+
+
+def runs_at_once(experiment: Experiment, together: int, device: torch.device) -> int:
+    """Return how many runs are trained as one ensemble: ``together``, or fewer on a CPU if a run's steps are long."""
+    if device.type != "cpu":
+        return together
+    _, length = _data(experiment.task_config)
+    return max(1, min(together, POSITIONS_ON_A_CPU // (experiment.protocol.batch_size * length)))
+
 
 def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
     """Refuse an experiment that cannot fit into memory, before its data are drawn or its models are built.
 
     Args:
         experiment: the experiment.
-        together: number of runs that are trained at the same time.
+        together: largest number of runs that are trained at the same time.
         device: device on which they are trained.
 
     Raises:
@@ -36,15 +47,17 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
     require_memory(data, torch.device("cpu"), f"the data of {experiment.task}", advice)
 
-    models = together * COPIES * 4 * _parameters(experiment)
+    count = runs_at_once(experiment, together, device)
+    runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
+    models = count * COPIES * 4 * _parameters(experiment)
     advice = "lower --width, --mlp-width, --layers, --together or the task's vocabulary"
-    require_memory(models, device, f"{together} runs of {experiment.label}", advice)
+    require_memory(models, device, runs, advice)
 
     # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     shape = experiment.shape
-    kept = 2 * together * experiment.protocol.batch_size * length * shape.width * shape.layers
+    kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
     advice = "lower --batch-size, --together, --layers or the lengths of the task"
-    require_memory(kept, device, f"a step of {together} runs of {experiment.label}", advice)
+    require_memory(kept, device, f"a step of {runs}", advice)
 
 
 def _data(config: Any) -> tuple[int, int]:

@@ -90,7 +90,8 @@ class Options:
         short_convolution: positions that a causal convolution before each layer spans; 0 for none.
         match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
             and FLOPs are counted at 128 positions, independent of the task's length.
-        together: runs trained as one ensemble; lower it to share a study among processes or to save memory.
+        together: runs trained as one ensemble, on a CPU fewer if their steps are long; lower it to share a study among
+            processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
         out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default studies.journal in the results folder.

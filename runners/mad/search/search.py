@@ -1,6 +1,6 @@
 """The hyperparameter search: a grid in an Optuna study, each point trained exactly once by however many processes.
 
-1. Under the storage's lock a process claims trials, as many as it trains together: first those whose owner was killed,
+1. Under the storage's lock a process claims trials, as many as it trains at once: first those whose owner was killed,
    then points of the grid that nobody has taken.
 2. Trials whose checkpoints stand at the same step are trained as one ensemble.
 3. Each result is written to the run's folder, then told to Optuna; the checkpoint is deleted.
@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from runners.device import device_name
 from runners.files import clear_leftovers, load_info, save_tensors, write_json
 from runners.mad.experiment import Experiment, run_folder
+from runners.mad.memory import runs_at_once
 from runners.mad.search.identity import sign_study
 from runners.mad.search.study import (
     describe_study,
@@ -68,7 +69,8 @@ def train_available(
     study = open_study(experiment, store)
     describe_study(study, experiment, store)
     sign_study(experiment, store)
-    while claimed := _claim(study, grid, store, together):
+    limit = runs_at_once(experiment, together, device)
+    while claimed := _claim(study, grid, store, limit):
         for ensemble in _equal_progress(claimed, experiment, store):
             _train_ensemble(study, ensemble, experiment, store, device, watcher)
 

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 
 import pytest
+import torch
+
+from runners.mad.memory import runs_at_once
+from tests.runners.mad.commands import planned
 
 HUGE = "1000000000000"
 PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "--device", "cpu", "--width", "16")
@@ -23,7 +27,7 @@ PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "-
         (("--task.train-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.eval-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.extrapolation-factors", HUGE), ["the data of parity", "the lengths of the task"]),
-        (("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"), ["a step of 6 runs"]),
+        (("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"), ["a step of 1 run of"]),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["train", "dry run"])
@@ -47,6 +51,16 @@ def test_what_fits_is_not_refused_and_its_neighbour_is(
     assert "the data of parity: at least 0.0 GiB" in refused(*PARITY)
     monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360)
     assert "for 6 runs of transformer" in refused(*PARITY, "--width", "1024")
+
+
+@pytest.mark.parametrize(
+    ("task", "device", "runs"),
+    [("s5-permutations", "cpu", 16), ("parity", "cpu", 6), ("copying", "cpu", 1), ("copying", "cuda", 30)],
+)
+def test_a_cpu_trains_as_many_runs_at_once_as_32768_positions_hold(task: str, device: str, runs: int) -> None:
+    """Of 128 sequences of 16, 40 and 220 positions."""
+    (experiment,) = planned(["--mixer", "transformer", "--task", task, "--device", "cpu"])[1]
+    assert runs_at_once(experiment, 30, torch.device(device)) == runs
 
 
 def test_splits_that_share_examples_are_one_line_in_training_as_in_a_dry_run(refused: Callable[..., str]) -> None:

@@ -157,6 +157,13 @@ def test_small_ensembles_give_the_same_figures_as_one(tmp_path: Path) -> None:
     assert values[2] == pytest.approx(values[0], rel=1e-5)
 
 
+def test_a_cpu_trains_fewer_runs_at_once_if_their_steps_are_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 16 sequences of 16 positions."""
+    monkeypatch.setattr("runners.mad.memory.POSITIONS_ON_A_CPU", 4 * 16 * 16 + 255)
+    trials = search(experiment(), GRID, store, CPU, 64, Silent())
+    assert [trial.user_attrs["trained_together"] for trial in trials] == [4, 4, 4, 4, 2, 2]
+
+
 def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> None:
     (trial,) = search(experiment(), GRID[:1], store, CPU, 64, Silent())
     attrs = trial.user_attrs
