@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -39,3 +40,11 @@ def run_program(module: str, arguments: Sequence[str], output: Path) -> None:
     os.environ["COLUMNS"] = "200"
     torch.set_num_threads(1)
     import_module(module).main(arguments)
+
+
+def wait_for(condition: Callable[[], object], patience: float = 100.0) -> None:
+    """Wait until a condition holds, at most ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

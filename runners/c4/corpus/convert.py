@@ -19,10 +19,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +33,7 @@ from runners.c4.corpus.sources import Split
 from runners.c4.corpus.tokenizer import END_OF_TEXT
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
+from runners.processes import mapped
 from runners.progress import bar
 
 if TYPE_CHECKING:
@@ -200,8 +199,8 @@ def read_pages(files: Sequence[Path]) -> list[Page]:
     """Return the prose of each file; many files are read by one process per core."""
     if len(files) < MANY:
         return list(map(read_clean, files))
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return list(bar(pool.map(read_clean, files, chunksize=MANY // 10), "reading texts", len(files)))
+    with mapped(read_clean, files, chunk=MANY // 10) as pages:
+        return list(bar(pages, "reading texts", len(files)))
 
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:

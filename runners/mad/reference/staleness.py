@@ -10,12 +10,8 @@
 """
 
 import json
-import multiprocessing
-import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any
@@ -27,7 +23,7 @@ from mixers.registry import find_mixer
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import experiment_of
 from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
-from runners.mad.search.workers import deaf_to_interrupts, end_with_parent
+from runners.processes import mapped
 from runners.progress import bar
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered
@@ -96,23 +92,17 @@ def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Tra
     """
     processes = min(torch.get_num_threads(), len(experiments) // FEW)
     if processes > 1:
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare_process)
+        work = mapped(trajectory, *zip(*experiments, strict=True), processes=processes, prepare=_take_one_thread)
         try:
-            with deaf_to_interrupts():
-                coming = pool.map(trajectory, *zip(*experiments, strict=True))
-            return [*_shown(coming, CHECKING, len(experiments))]
+            with work as coming:
+                return [*_shown(coming, CHECKING, len(experiments))]
         except BrokenProcessPool:  # the system ended a process, for example for lack of memory
             pass
-        finally:
-            pool.shutdown(cancel_futures=True)
     return [trajectory(*experiment) for experiment in _shown(experiments, CHECKING)]
 
 
-def _prepare_process() -> None:
-    """Limit a process to one thread, and make it ignore Ctrl-C and end with its parent."""
+def _take_one_thread() -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _shown(items: Any, what: str, total: int | None = None) -> Any:

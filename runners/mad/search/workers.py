@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import closing, redirect_stderr, redirect_stdout
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,10 +21,9 @@ from runners.mad.experiment import Experiment
 from runners.mad.search.search import train_available
 from runners.mad.search.watch import Watcher
 from runners.mad.training.protocol import Run
+from runners.processes import SECONDS_TO_END, deaf_to_interrupts, end_with_parent
 from runners.storage import Store
 
-SECONDS_TO_END = 5.0
-"""A process that was told to end is killed after this time."""
 LONGEST_MESSAGE = 1000
 """Bytes that a pipe takes in one piece; several processes may write, and nobody may be reading."""
 
@@ -103,16 +101,6 @@ class Workers:
             raise WorkerError(f"{dead[0].name}: its process ended with exit code {dead[0].exitcode}")
 
 
-@contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Let processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all: this process ends them."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
 def _run(work: Callable[[torch.device], None], device: torch.device, errors: Connection) -> None:
     """Body of a worker process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -129,13 +117,3 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
             kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else WorkerError
             errors.send((kind, f"{device}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE]))
             sys.exit(1)
-
-
-def end_with_parent() -> None:
-    """End this process, in good order if it can, when its parent has exited."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(SECONDS_TO_END)
-    os._exit(1)

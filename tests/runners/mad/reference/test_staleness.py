@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mixers.base import Shape
-from runners import verdicts
+from runners import processes, verdicts
 from runners.mad.experiment import Experiment
 from runners.mad.reference import staleness
 from runners.mad.reference.staleness import check, find_stale
@@ -119,7 +119,7 @@ class BrokenPool:
     def __init__(self, processes: int, *_: object) -> None:
         BrokenPool.asked = processes
 
-    def map(self, work: object, *items: Sequence[object]) -> object:
+    def map(self, work: object, *items: Sequence[object], chunksize: int) -> object:
         raise BrokenProcessPool
 
     def shutdown(self, cancel_futures: bool) -> None:
@@ -131,7 +131,7 @@ def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
 ) -> None:
     """A line says so, once for each way of doing them."""
     rehearsed = Counted(monkeypatch)
-    monkeypatch.setattr(staleness, "ProcessPoolExecutor", BrokenPool)
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", BrokenPool)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
     assert staleness._rehearse([(experiment, torch.float32)] * (2 * staleness.FEW - 1)) == [[1.0]] * (
         2 * staleness.FEW - 1

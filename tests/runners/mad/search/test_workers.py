@@ -4,7 +4,7 @@ import io
 import multiprocessing
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
 from tasks.recall import InContextRecall
-from tests.runners.processes import forks, run_program
+from tests.runners.processes import forks, run_program, wait_for
 
 CPU = torch.device("cpu")
 GRID = [Run(lr=lr, weight_decay=decay, seed=0) for lr in (1e-4, 5e-4, 1e-3) for decay in (0.0, 0.1)]
@@ -60,13 +60,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported the program: as fresh ones, but seconds earlier."""
     context = forks()
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
-
-
-def wait_for(condition: Callable[[], object], patience: float = 100.0) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("forked", "undiagnosed")
