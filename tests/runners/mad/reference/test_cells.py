@@ -85,7 +85,7 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
-    monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device, limit: 0.1)
+    monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device, limit: members * 0.01)
     on_gpu = {**cell[1], "seconds": 90.0, "device": "NVIDIA H200"}
     for row in ("rt", "gla"):
         write_cell(tmp_path, ENTRIES[row], "parity", {**on_gpu, "layer": row, "task": "parity"})
@@ -97,7 +97,7 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     assert stale == "stale: gla on parity"
     assert "│ mqar │ all │ 93 min │ 3 min │" in [" ".join(line.split()) for line in table]
     assert plan.startswith("to train: 2 cells, each at 10 points of the grid, then at the chosen point with 4 more ")
-    # Two cells of 14 runs: 20,000 steps of 0.1 s, which ten runs share; and 90 s each.
+    # Two cells of 14 runs: 20,000 steps of 0.01 s a run; and 90 s each.
     words = "(up to 3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
     assert time == f"time: about 93 min here {words}"
     assert not (tmp_path / "out").exists()
