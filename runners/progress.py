@@ -48,8 +48,12 @@ def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[
         what: what is done with them.
         total: number of items, if ``items`` has no length.
     """
-    console = Console(stderr=True)
-    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
+    return track(items, what, total, console=Console(stderr=True), transient=True, disable=not shows_bars())
+
+
+def shows_bars() -> bool:
+    """Return whether ``bar`` shows something: the standard error is a terminal, or FORCE_COLOR says so."""
+    return Console(stderr=True).is_terminal
 
 
 def spell(seconds: float) -> str:

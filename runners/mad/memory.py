@@ -19,7 +19,7 @@ COPIES = 5
 """Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
 
 POSITIONS_ON_A_CPU = 2**15
-"""Positions of a step from which more runs at once save no time on a CPU, but need more memory."""
+"""Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
 
 
 def runs_at_once(experiment: Experiment, together: int, device: torch.device) -> int:
@@ -50,13 +50,14 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     count = runs_at_once(experiment, together, device)
     runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
     models = count * COPIES * 4 * _parameters(experiment)
-    advice = "lower --width, --mlp-width, --layers, --together or the task's vocabulary"
+    fewer = ", --together" if count > 1 else ""
+    advice = f"lower --width, --mlp-width, --layers{fewer} or the task's vocabulary"
     require_memory(models, device, runs, advice)
 
     # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     shape = experiment.shape
     kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
-    advice = "lower --batch-size, --together, --layers or the lengths of the task"
+    advice = f"lower --batch-size{fewer}, --layers or the lengths of the task"
     require_memory(kept, device, f"a step of {runs}", advice)
 
 

@@ -27,6 +27,7 @@ from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
+from runners.mad.memory import runs_at_once
 from runners.mad.results.choice import (
     GridPoint,
     choose_in_other_grids,
@@ -311,7 +312,7 @@ def _read_test(
 ) -> dict[Run, Reading]:
     """Test figures of the chosen point's runs; without their models there are none, and a line says so."""
     try:
-        return read_test(experiment, runs, store.folder, device, together)
+        return read_test(experiment, runs, store.folder, device, runs_at_once(experiment, together, device))
     except DamagedFileError as error:
         say(f"no test accuracy: {error}")
         return {}

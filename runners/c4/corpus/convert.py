@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,8 @@ LARGEST_VOCABULARY = 1_000_000
 """More than any published tokenizer has; the library reserves memory for all of them at the start."""
 MANY = 500
 """Number of files from which several processes read faster than one."""
+CHUNK = 50
+"""Number of files that such a process takes at a time."""
 FOLDER_OF_TOKENIZER = "tokenizer"
 """The tokenizer has its own folder, because every JSON file in the folder of the texts would be read as text."""
 
@@ -109,7 +112,7 @@ def convert(
     Raises:
         ValueError: the folder exists or cannot be written; there is no text; a text is not UTF-8 or too short to be
             divided; too few documents are left.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written, or the system ended a process that read.
     """
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
@@ -196,11 +199,19 @@ def clean_documents(files: Sequence[Path]) -> Documents:
 
 
 def read_pages(files: Sequence[Path]) -> list[Page]:
-    """Return the prose of each file; many files are read by one process per core."""
+    """Return the prose of each file; many files are read by one process per core.
+
+    Raises:
+        OSError: a file cannot be read, or the system ended a process that read.
+    """
     if len(files) < MANY:
         return list(map(read_clean, files))
-    with mapped(read_clean, files, chunk=MANY // 10) as pages:
-        return list(bar(pages, "reading texts", len(files)))
+    try:
+        with mapped(read_clean, files, chunk=CHUNK) as pages:
+            return list(bar(pages, "reading texts", len(files)))
+    except BrokenProcessPool as error:
+        reason = "a process that read texts was ended, perhaps for lack of memory: free some, or name fewer texts"
+        raise ChildProcessError(reason) from error
 
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
@@ -271,7 +282,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> "Toke
         vocab_size=vocabulary,
         special_tokens=[END_OF_TEXT[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=sys.stderr.isatty(),
+        show_progress=sys.stderr.isatty() and sys.stdout.isatty(),  # it writes empty lines to the standard output
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

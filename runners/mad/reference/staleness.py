@@ -24,7 +24,7 @@ from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import experiment_of
 from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
 from runners.processes import mapped
-from runners.progress import bar
+from runners.progress import bar, shows_bars
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered
 from tasks import TASKS
@@ -107,6 +107,6 @@ def _take_one_thread() -> None:
 
 def _shown(items: Any, what: str, total: int | None = None) -> Any:
     """Return an iterator over the items that shows a progress bar on a terminal, and elsewhere one line for many."""
-    if not sys.stderr.isatty() and (waiting := total or len(items)) > FEW:
+    if not shows_bars() and (waiting := total or len(items)) > FEW:
         print(f"{what}: {waiting}, once for this code", file=sys.stderr)
     return bar(items, what, total)

@@ -27,7 +27,10 @@ PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "-
         (("--task.train-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.eval-examples", HUGE), ["the data of parity", "lower --task.train-examples"]),
         (("--task.extrapolation-factors", HUGE), ["the data of parity", "the lengths of the task"]),
-        (("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"), ["a step of 1 run of"]),
+        (
+            ("--task.train-examples", "10000000", "--batch-size", "10000000", "--layers", "100"),
+            ["a step of 1 run of", "lower --batch-size, --layers"],
+        ),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["train", "dry run"])
@@ -50,7 +53,9 @@ def test_what_fits_is_not_refused_and_its_neighbour_is(
     monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360 - 1)
     assert "the data of parity: at least 0.0 GiB" in refused(*PARITY)
     monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360)
-    assert "for 6 runs of transformer" in refused(*PARITY, "--width", "1024")
+    error = refused(*PARITY, "--width", "1024")
+    assert "for 6 runs of transformer" in error
+    assert "lower --width, --mlp-width, --layers, --together or" in error
 
 
 @pytest.mark.parametrize(

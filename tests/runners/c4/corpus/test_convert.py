@@ -2,10 +2,13 @@
 
 import gzip
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from runners.c4.corpus.cleaning import Page, read_clean
 from runners.c4.corpus.convert import convert, divide, find_texts, main
 from runners.c4.corpus.sources import find_files
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer
@@ -25,6 +28,13 @@ def texts(tmp_path: Path) -> Path:
     (folder / "inner" / "note.md").write_text("word " * 20)
     (folder / "picture.png").write_bytes(b"\xff\xfe")
     return folder
+
+
+def read_or_die(file: Path) -> Page:
+    """Read a file, or end as a process that takes too much memory does."""
+    if file.name == "note.md":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read_clean(file)
 
 
 def documents(folder: Path, split: str) -> list[str]:
@@ -62,6 +72,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert main([str(tmp_path / "made"), str(texts)]) is None
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "made").rglob("*.*")}
     assert max(size for name, size in sizes.items() if name.endswith(".gz")) < 8192 < sizes["tokenizer.json"]
+
+
+def test_a_process_that_the_system_ends_is_one_line_and_leaves_nothing(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runners.c4.corpus.convert.MANY", 2)
+    monkeypatch.setattr("runners.c4.corpus.convert.read_clean", read_or_die)
+    monkeypatch.setattr("runners.c4.corpus.convert.CHUNK", 1)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "made"), str(texts), "--clean"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: a process that read texts was ended, perhaps for lack of memory")
+    assert not (tmp_path / "made").exists()
 
 
 def test_pretraining_reads_the_folder_and_takes_the_tokenizer_for_no_text(texts: Path, tmp_path: Path) -> None:
