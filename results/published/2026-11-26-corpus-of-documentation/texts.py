@@ -55,7 +55,10 @@ LEFT_OUT = [
 
 
 def main(folder: Path, prose: list[Path]) -> None:
-    """Write the texts of the packages and of C4-format files to a new folder, each document as one file."""
+    """Write the texts of the packages and of C4-format files to a new folder, each document as one file.
+
+    A page of pandas that stands in its package plain and packed is the same in both.
+    """
     folder.mkdir()
     index = 0
     for file in prose:
@@ -77,7 +80,7 @@ def _unpack(archive: Path, package: str, folder: Path) -> int:
     """Write those files of a package that are text and are not left out; return their number."""
     with tempfile.TemporaryDirectory() as temporary:
         subprocess.run(["dpkg-deb", "--extract", archive, temporary], check=True)
-        found = 0
+        written = set()
         for place, _, names in os.walk(temporary):
             for source in (Path(place, name) for name in names):
                 name = f"{package}/{source.relative_to(temporary)}"
@@ -86,9 +89,9 @@ def _unpack(archive: Path, package: str, folder: Path) -> int:
                 if not any(pattern.search(name) for pattern in LEFT_OUT):
                     packed = name.endswith(".gz")
                     content = gzip.decompress(source.read_bytes()) if packed else source.read_bytes()
+                    written.add(folder / "packages" / name.removesuffix(".gz"))
                     _write(folder / "packages" / name.removesuffix(".gz"), content)
-                    found += 1
-    return found
+    return len(written)
 
 
 def _write(path: Path, content: bytes) -> None:

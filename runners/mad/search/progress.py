@@ -38,13 +38,13 @@ class Display(Watcher):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int, more: int = 0) -> None:
         """Open a bar for an ensemble."""
         self._close()
 
         seeds = sorted({run.seed for run in runs})
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+        count = f"{len(runs)} run{'s' * (len(runs) > 1)}" + f", then {more} more" * (more > 0)
         description = " · ".join((experiment.task, experiment.label, experiment.difficulty, named, count))
         self._bar = self._progress.add_task(description, total=total_steps, figures="starting")
         self._evaluation = ""

@@ -70,9 +70,14 @@ def train_available(
     describe_study(study, experiment, store)
     sign_study(experiment, store)
     limit = runs_at_once(experiment, together, device)
-    while claimed := _claim(study, grid, store, limit):
+    while True:
+        claimed, more = _claim(study, grid, store, limit)
+        if not claimed:
+            return
+        waiting = more + len(claimed)
         for ensemble in _equal_progress(claimed, experiment, store):
-            _train_ensemble(study, ensemble, experiment, store, device, watcher)
+            waiting -= len(ensemble)
+            _train_ensemble(study, ensemble, experiment, store, device, watcher, waiting)
 
 
 def saved_step(experiment: Experiment, run: Run, folder: Path) -> int:
@@ -81,8 +86,11 @@ def saved_step(experiment: Experiment, run: Run, folder: Path) -> int:
     return int(load_info(path)["step"]) if path.exists() else 0
 
 
-def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> Claimed:
-    """Claim up to ``limit`` runs: those whose process was killed first, then those that nobody has begun."""
+def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -> tuple[Claimed, int]:
+    """Claim up to ``limit`` runs: those whose process was killed first, then those that nobody has begun.
+
+    Return the number of runs that could have been claimed beyond the limit, too.
+    """
     with store.exclusive():
         trials = study.get_trials(deepcopy=False)
 
@@ -94,7 +102,8 @@ def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -
 
         left = [run_of(trial) for trial in orphans if not is_done(trial)]
         known = {run_of(trial) for trial in trials if trial.state == TrialState.RUNNING or is_done(trial)}
-        unclaimed = [*left, *(run for run in grid if run not in known)][:limit]
+        free = [*left, *(run for run in grid if run not in known)]
+        unclaimed = free[:limit]
 
         store.end_queued(trials)
         # All trials are claimed before the first parameter is written, which takes time.
@@ -102,7 +111,7 @@ def _claim(study: optuna.Study, grid: Sequence[Run], store: Store, limit: int) -
         claimed = list(zip(mine, unclaimed, strict=True))
         for claim in claimed:
             write_parameters(*claim)
-        return claimed
+        return claimed, len(free) - len(claimed)
 
 
 def _equal_progress(claimed: Claimed, experiment: Experiment, store: Store) -> list[Claimed]:
@@ -125,12 +134,13 @@ def _train_ensemble(
     store: Store,
     device: torch.device,
     watcher: Watcher,
+    more: int,
 ) -> None:
-    """Train an ensemble of trials and tell Optuna each result."""
+    """Train an ensemble of trials and tell Optuna each result; ``more`` runs of the grid have not begun."""
     trials, runs = [trial for trial, _ in claimed], [run for _, run in claimed]
     checkpoints = [_checkpoint(experiment, run, store.folder) for run in runs]
     task, protocol = experiment.instance, experiment.protocol
-    watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))))
+    watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))), more)
 
     # Evaluations go to Optuna, but not those that a killed process has reported.
     reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]

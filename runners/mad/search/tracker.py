@@ -27,7 +27,7 @@ class Tracker(Watcher):
         self._open: list[Any] = []
         self._trained: dict[Run, tuple[Any, int]] = {}
 
-    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int, more: int = 0) -> None:
         """Open one W&B run for each member."""
         if self.tracking.mode == "disabled":
             return

@@ -10,8 +10,8 @@ from runners.mad.training.result import CurvePoint, Result
 class Watcher:
     """Told what a search does; subclasses draw progress or log curves. By default nothing happens."""
 
-    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
-        """An ensemble of ``runs`` starts or resumes."""
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int, more: int = 0) -> None:
+        """An ensemble of ``runs`` starts or resumes; ``more`` runs of the grid have not begun."""
 
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         """The ensemble resumes after ``step``, with the curve of each run up to there."""
@@ -43,10 +43,10 @@ class Watchers(Watcher):
     def __init__(self, *members: Watcher, check: Callable[[], None] = lambda: None) -> None:
         self.members, self.check = members, check
 
-    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int, more: int = 0) -> None:
         self.check()
         for member in self.members:
-            member.started(experiment, runs, total_steps)
+            member.started(experiment, runs, total_steps, more)
 
     def resumed(self, step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
         self.check()

@@ -52,9 +52,11 @@ class Silent:
 
     def __init__(self) -> None:
         self.started_runs: list[Run] = []
+        self.more: list[int] = []
 
-    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int) -> None:
+    def started(self, experiment: Experiment, runs: Sequence[Run], total_steps: int, more: int = 0) -> None:
         self.started_runs += runs
+        self.more.append(more)
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None: ...
 
@@ -160,8 +162,10 @@ def test_small_ensembles_give_the_same_figures_as_one(tmp_path: Path) -> None:
 def test_a_cpu_trains_fewer_runs_at_once_if_their_steps_are_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 16 sequences of 16 positions."""
     monkeypatch.setattr("runners.mad.memory.POSITIONS_ON_A_CPU", 4 * 16 * 16 + 255)
-    trials = search(experiment(), GRID, store, CPU, 64, Silent())
+    watcher = Silent()
+    trials = search(experiment(), GRID, store, CPU, 64, watcher)
     assert [trial.user_attrs["trained_together"] for trial in trials] == [4, 4, 4, 4, 2, 2]
+    assert watcher.more == [2, 0]
 
 
 def test_a_trial_carries_what_is_needed_to_judge_and_repeat_it(store: Store) -> None:

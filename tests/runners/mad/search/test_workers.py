@@ -202,13 +202,13 @@ def test_without_a_terminal_each_evaluation_is_a_line() -> None:
     assert f"seed 0 · {len(GRID)} runs: step 3 of 6: all runs diverged" in text.getvalue()
 
 
-def test_the_display_tells_the_seeds_of_an_ensemble() -> None:
+def test_the_display_tells_the_seeds_of_an_ensemble_and_how_many_runs_follow() -> None:
     """The chosen point's further seeds look like the grid trained a second time otherwise."""
     text = io.StringIO()
     with Display(Console(file=text, width=200, force_terminal=False)) as display:
-        display.started(EXPERIMENT, [replace(GRID[0], seed=seed) for seed in (2, 1)], 6)
+        display.started(EXPERIMENT, [replace(GRID[0], seed=seed) for seed in (2, 1)], 6, more=4)
         display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
-    assert "seeds 1, 2 · 2 runs: step 3 of 6" in text.getvalue()
+    assert "seeds 1, 2 · 2 runs, then 4 more: step 3 of 6" in text.getvalue()
 
 
 @pytest.mark.parametrize(
