@@ -215,8 +215,8 @@ def read_pages(files: Sequence[Path]) -> list[Page]:
 
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
-    """Return the total number of tokens of texts."""
-    waiting, tokens = iter(texts), 0
+    """Return the total number of tokens of texts, each with an end-of-text token, as in the tokenised corpus."""
+    waiting, tokens = iter(texts), len(texts)
     while batch := list(islice(waiting, BATCH_DOCUMENTS)):
         tokens += sum(map(len, tokenizer.encode_batch_fast(batch)))
     return tokens

@@ -54,7 +54,7 @@ def test_the_splits_make_up_the_texts_and_the_tokenizer_keeps_every_character(te
     for split, parts in {"train": training, "validation": validation}.items():
         encoded = [tokenizer.encode(part).ids for part in parts]
         assert [tokenizer.decode(ids) for ids in encoded] == parts
-        assert sum(map(len, encoded)) == tokens[split]
+        assert sum(map(len, encoded)) + len(parts) == tokens[split]  # an end-of-text token after each
     assert tokenizer.decode(tokenizer.encode("日本 🙂").ids) == "日本 🙂"  # in no text
     assert tokenizer.id_to_token(end_of_text(tokenizer)) == "</s>"
 
