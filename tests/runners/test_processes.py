@@ -6,26 +6,33 @@ import time
 from functools import partial
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from runners.processes import mapped
 from tests.runners.processes import forks, wait_for
 
+HELD: list[FileLock] = []
 
-def write_own_number(folder: Path, _: int) -> None:
-    (folder / str(os.getpid())).touch()
-    time.sleep(0.05)
+
+def hold_lock(folder: Path) -> None:
+    """Hold a lock, named after this process, as long as it lives."""
+    lock = FileLock(folder / str(os.getpid()))
+    lock.acquire()
+    HELD.append(lock)
 
 
 def work_without_end(folder: Path) -> None:
-    with mapped(partial(write_own_number, folder), range(10**6), processes=2):
-        time.sleep(60)
+    with mapped(time.sleep, [0.05] * 10**5, processes=2, prepare=partial(hold_lock, folder)):
+        time.sleep(600)
 
 
-def lives(number: int) -> bool:
+def lives(lock: Path) -> bool:
+    """Whether the holder of a lock lives; a process that nobody has waited for yet does not."""
     try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def test_results_come_in_order_from_other_processes() -> None:
@@ -36,13 +43,14 @@ def test_results_come_in_order_from_other_processes() -> None:
 def test_processes_leave_an_interrupt_to_their_parent_and_end_with_it_also_if_it_is_killed(tmp_path: Path) -> None:
     parent = forks().Process(target=work_without_end, args=(tmp_path,))
     parent.start()
-    wait_for(lambda: len(os.listdir(tmp_path)) == 2)
-    children = [int(name) for name in os.listdir(tmp_path)]
-    for child in children:
-        os.kill(child, signal.SIGINT)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+    locks = list(tmp_path.iterdir())
+    wait_for(lambda: all(map(lives, locks)))
+    for lock in locks:
+        os.kill(int(lock.name), signal.SIGINT)
     time.sleep(0.2)
-    assert all(map(lives, children))
+    assert all(map(lives, locks))
 
     parent.kill()
     parent.join()
-    wait_for(lambda: not any(map(lives, children)))
+    wait_for(lambda: not any(map(lives, locks)))

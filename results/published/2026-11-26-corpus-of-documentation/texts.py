@@ -89,8 +89,9 @@ def _unpack(archive: Path, package: str, folder: Path) -> int:
                 if not any(pattern.search(name) for pattern in LEFT_OUT):
                     packed = name.endswith(".gz")
                     content = gzip.decompress(source.read_bytes()) if packed else source.read_bytes()
-                    written.add(folder / "packages" / name.removesuffix(".gz"))
-                    _write(folder / "packages" / name.removesuffix(".gz"), content)
+                    target = folder / "packages" / name.removesuffix(".gz")
+                    _write(target, content)
+                    written.add(target)
     return len(written)
 
 
