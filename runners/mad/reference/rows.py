@@ -164,8 +164,15 @@ def _comparable(
     terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
+    # If every point diverged, none was chosen to be repeated with more seeds, and their number says nothing.
+    diverged = all(point.diverged for summary, _ in members for point in summary.points)
+    same_seeds = {"seeds": terms.seeds} if diverged else {}
+
+    def of_cell(cell: Mapping[str, Any]) -> Terms:
+        return replace(Terms.of(cell, cell["points"]), **same_seeds)
+
     full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
-    if cells := [cell for cell in (*full, *quick) if Terms.of(cell, cell["points"]) == terms]:
+    if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:
         # One's own training of a reference row takes its place.
         again = {summary.fingerprint for summary, _ in members}
         return [cell for cell in cells if cell["fingerprint"] not in again], None
@@ -177,7 +184,7 @@ def _comparable(
         return [], f"python -m runners.mad.reference{wanted} --tasks {terms.task} trains them"
 
     # Suggest the options of the cells that need the fewest changes.
-    lacking = [Terms.of(cell, cell["points"]).missing_options(terms) for cell in (*full[:1], *quick[:1])]
+    lacking = [of_cell(cell).missing_options(terms) for cell in (*full[:1], *quick[:1])]
     needed = min(lacking, key=len)
     others = ", or --preset quick" if quick and needed is lacking[0] else ""
     wanted = " ".join(needed).replace(f"{TASK_SETTINGS} ", f"{TASK_SETTINGS} and ")

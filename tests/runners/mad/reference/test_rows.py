@@ -22,6 +22,7 @@ from runners.mad.reference.cells import (
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standings
 from runners.mad.results import compare
+from runners.mad.results.ranking import ranked
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Point, Summary, summarise
 from tests.runners.mad.commands import planned
@@ -98,6 +99,22 @@ def test_other_settings_are_refused_in_a_line_that_says_what_would_do(arguments:
     reason = rows_or_reason(*arguments)
     assert isinstance(reason, str)
     assert reason == f"reference rows need {needed}, or --preset quick"
+
+
+def test_a_layer_whose_runs_diverged_is_last_among_the_rows_though_no_seed_repeats_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
+    summary = summary_of(*FULL)
+    diverged = replace(summary, points=[replace(p, seeds=[0], diverged={0: 7}) for p in summary.points])
+    (ranking,) = rankings([diverged], [Standing.of(diverged)], FOLDER)
+    assert [row.mixer for row in ranking.rows][:2] == ["rt", "transformer"]
+    order = [(rank, standing.mixer) for rank, standing in ranked([*ranking.own, *ranking.rows])]
+    assert order[-1] == (len(order), "lstm")
+
+    # Where the rows have other terms, the number of seeds is not among what they need.
+    (ranking,) = rankings([replace(diverged, points=diverged.points[:2])], [Standing.of(diverged)], FOLDER)
+    assert ranking.reason == "reference rows need --grid wide, or --preset quick"
 
 
 def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
