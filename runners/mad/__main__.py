@@ -3,6 +3,7 @@
     python -m runners.mad --mixer rt --task compression
     python -m runners.mad --mixer rt transformer --task all --seeds 5
     python -m runners.mad --mixer my_module:MyLayer --task parity --steps 2000
+    python -m runners.mad --preset full --mixer my_module:MyLayer --task parity
     python -m runners.mad --mixer lstm transformer --task parity --match params
     python -m runners.mad --preset quick --mixer my_module:MyLayer
     python -m runners.mad --preset demo
@@ -10,7 +11,8 @@
     python -m runners.mad --list
 
 By default, a layer is trained at the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic
-experiments") on the task's baseline setting. The same command resumes an interrupted training. Reference results of the
+experiments") on the task's baseline setting. With ``--preset full``, as the reference results, it is trained at ten
+points and with five seeds at the best one. The same command resumes an interrupted training. Reference results of the
 same task and settings are shown beside yours; ``--reference none`` leaves them out.
 """
 

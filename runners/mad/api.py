@@ -91,7 +91,7 @@ def study(
     mixer: str,
     task: str,
     *,
-    preset: Literal["grid", "quick"] = "grid",
+    preset: Literal["grid", "full", "quick"] = "grid",
     grid: Grid | None = None,
     lr: Sequence[float] | None = None,
     weight_decay: Sequence[float] | None = None,
@@ -127,7 +127,8 @@ def study(
     Args:
         mixer: registered name, or ``package.module:Class``; ``__main__:Class`` in a notebook.
         task: registered name.
-        preset: ``grid`` is the published protocol, ``quick`` a small setting of each task.
+        preset: ``grid`` is the published grid; ``full`` is that of the reference results, the wide grid with five seeds
+            of the chosen point; ``quick`` is a small setting of each task.
         grid: ``paper`` unless given, or ``wide``; excludes ``lr`` and the preset ``quick``, which have their own rates.
         lr: peak learning rates, in place of the grid's.
         weight_decay: weight decays, in place of the grid's.

@@ -59,17 +59,18 @@ def main(folder: Path, prose: list[Path]) -> None:
 
     A page of pandas that stands in its package plain and packed is the same in both.
     """
-    folder.mkdir()
-    index = 0
-    for file in prose:
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                _write(folder / "prose" / f"{index:05}.txt", json.loads(line)["text"].encode())
-                index += 1
-    print(f"documents of C4-format files: {index}")
-
     with tempfile.TemporaryDirectory() as temporary:
         subprocess.run(["apt-get", "download", "-q", *PACKAGES], cwd=temporary, check=True)
+
+        folder.mkdir()
+        index = 0
+        for file in prose:
+            with gzip.open(file, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    _write(folder / "prose" / f"{index:05}.txt", json.loads(line)["text"].encode())
+                    index += 1
+        print(f"documents of C4-format files: {index}")
+
         for package in PACKAGES:
             (archive,) = Path(temporary).glob(f"{package}_*.deb")
             version = archive.name.split("_")[1].replace("%3a", ":")
@@ -101,4 +102,6 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
     main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

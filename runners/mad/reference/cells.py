@@ -29,7 +29,6 @@ from runners.mad.studies import kept_model, kept_record, train_studies
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
 """Folder in the checkout of this file; without a checkout, in the current folder."""
-SEEDS = 5
 ProtocolName = Literal["full", "quick"]
 DIGITS = 5
 """Significant digits of figures in the curves."""
@@ -51,12 +50,10 @@ def options_of(entry: Entry, task: str, protocol: ProtocolName = "full", **chang
     Args:
         entry: the row.
         task: registered name.
-        protocol: ``full`` is 200 epochs, the wide grid with one seed, five seeds of the chosen point; ``quick`` is the
-            preset.
+        protocol: name of the preset.
         changes: options that differ from the protocol's.
     """
-    full = Options(mixer=(), task=(), grid="wide", seeds=SEEDS, seeds_of="chosen")
-    options = full if protocol == "full" else PRESETS[protocol][0]
+    options, _ = PRESETS[protocol]
     return replace(options, **{"layers": entry.layers, **changes, "mixer": (entry.mixer,), "task": (task,)})
 
 

@@ -17,14 +17,14 @@ from rich.console import Console
 from mixers import MIXERS
 from mixers.costs import Costs
 from runners.guidance import flag_of
-from runners.mad.options import GRIDS, WEIGHT_DECAYS
+from runners.mad.options import PRESETS
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
-from runners.mad.training.protocol import Optimizer, Protocol
+from runners.mad.training.protocol import Optimizer, Protocol, Run
 from tasks.base import Accuracy
 
 MARK = " (stale)"
@@ -83,14 +83,22 @@ class Terms:
         found += [_option(name, n) for name, n in self.shape.items() if n != other.shape[name]]
         found += [_option("steps", self.steps)] if self.steps != other.steps else []
         found += [_option(name, value) for name, value in self.training.items() if value != other.training[name]]
+
+        # A study of the default grid needs the preset, one with learning rates of its own has to leave them out.
+        default, full = (_points_of(PRESETS[name][0].runs) for name in ("grid", "full"))
+        if (self.points, self.seeds, other.points) == (full, PRESETS["full"][0].seeds, default):
+            return [*found, "--preset full"]
         if self.points != other.points:
-            wide = sorted((lr, decay) for lr in GRIDS["wide"] for decay in WEIGHT_DECAYS)
             lrs, decays = (
                 " ".join(f"{value:g}" for value in sorted(set(values))) for values in zip(*self.points, strict=True)
             )
-            found.append("--grid wide" if self.points == wide else f"--lr {lrs} --weight-decay {decays}")
+            found.append("--grid wide" if self.points == full else f"--lr {lrs} --weight-decay {decays}")
         found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
         return found
+
+
+def _points_of(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    return sorted((run.lr, run.weight_decay) for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +174,10 @@ def _comparable(
     """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
     # If every point diverged, none was chosen to be repeated with more seeds, and their number says nothing.
     diverged = all(point.diverged for summary, _ in members for point in summary.points)
-    same_seeds = {"seeds": terms.seeds} if diverged else {}
 
     def of_cell(cell: Mapping[str, Any]) -> Terms:
-        return replace(Terms.of(cell, cell["points"]), **same_seeds)
+        found = Terms.of(cell, cell["points"])
+        return replace(found, seeds=terms.seeds) if diverged else found
 
     full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
     if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:

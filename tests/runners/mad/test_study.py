@@ -243,7 +243,7 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
         ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
         ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
-        ({"preset": "small"}, "preset: Input should be 'grid', 'quick' or 'demo', not 'small'"),
+        ({"preset": "small"}, "preset: Input should be 'grid', 'full', 'quick' or 'demo', not 'small'"),
         ({"task": "all"}, "one layer on one task"),
         ({"difficulty": "all"}, "one layer on one task"),
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),

@@ -57,7 +57,7 @@ def rows_or_reason(*arguments: str, folder: Path = FOLDER) -> list[str] | str:
     return [row.mixer for row in ranking.rows] if ranking.reason is None else ranking.reason
 
 
-FULL = ("--grid", "wide", "--seeds", "5", "--seeds-of", "chosen")
+FULL = ("--preset", "full")
 
 
 def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_study_of_the_full_protocol_has_the_shipped_rows_beside_it(monkeypatch
     found = rows_or_reason(*FULL)
     assert found[:2] == ["rt", "transformer"]
     assert not any(name.startswith(("rt-", "transformer-2")) for name in found)
-    assert rows_or_reason(*FULL, "--steps", "20000") == found
+    assert rows_or_reason("--grid", "wide", "--seeds", "5", "--seeds-of", "chosen", "--steps", "20000") == found
 
 
 def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,10 @@ def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch)
     [
         ([*FULL, "--steps", "500"], "--steps 20000"),
         ([*FULL, "--epochs", "100"], "--steps 20000"),
-        ([], "--grid wide --seeds 5 --seeds-of chosen"),
-        (["--steps", "500", "--seeds", "5"], "--steps 20000 --grid wide"),
+        ([], "--preset full"),
+        (["--steps", "500", "--seeds", "5"], "--steps 20000 --preset full"),
+        (["--grid", "wide"], "--seeds 5 --seeds-of chosen"),
+        (["--preset", "full", "--lr", "1e-3"], "--grid wide"),
         ([*FULL, "--width", "64"], "--width 128"),
         ([*FULL, "--layers", "2"], "--layers 1"),
         ([*FULL, "--batch-size", "64", "--steps", "20000"], "--batch-size 128"),
@@ -130,6 +132,10 @@ def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
         assert experiment.to_dict().get("preset") == ("quick" if name == "quick" else None)
     assert rows_or_reason("--preset", "quick", "--steps", "60") == "reference rows need --steps 1000"
 
+    # The runs of full are those of grid, so the studies are the same.
+    full, grid = (planned(["--mixer", "rt", "--task", "parity", "--preset", name])[1][0] for name in ("full", "grid"))
+    assert (full.title, full.to_dict()) == (grid.title, grid.to_dict())
+
 
 def test_settings_that_lack_the_same_share_a_line() -> None:
     summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
@@ -137,8 +143,7 @@ def test_settings_that_lack_the_same_share_a_line() -> None:
     print_rankings(rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER), console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == (
-        "no reference rows for parity, mqar: reference rows need --grid wide --seeds 5 --seeds-of chosen, "
-        "or --preset quick\n"
+        "no reference rows for parity, mqar: reference rows need --preset full, or --preset quick\n"
     )
 
 
@@ -159,7 +164,7 @@ def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatc
     assert config["preset"] == "quick"
     assert rows_or_reason("--preset", "quick", folder=tmp_path) == ["gla"]
     assert rows_or_reason(*FULL, folder=tmp_path) == ["rt"]
-    assert str(rows_or_reason(folder=tmp_path)).endswith("--seeds 5 --seeds-of chosen, or --preset quick")
+    assert str(rows_or_reason(folder=tmp_path)).endswith("need --preset full, or --preset quick")
     assert str(rows_or_reason("--preset", "quick", "--steps", "9", folder=tmp_path)).endswith("need --steps 1000")
 
 
