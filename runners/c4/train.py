@@ -26,6 +26,9 @@ from runners.c4.records import read_record
 from runners.c4.watchers import Watcher
 from runners.files import write_json
 
+LOCK = ".lock"
+"""Name of the file in a run's folder that a process locks while it uses the folder."""
+
 
 def train(
     config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
@@ -156,7 +159,7 @@ def _only_one(folder: Path, world: World) -> Iterator[None]:
         busy = 0.0
         if world.is_first:
             try:
-                stack.enter_context(FileLock(folder / ".lock", timeout=0))
+                stack.enter_context(FileLock(folder / LOCK, timeout=0))
                 checkpoints.clear_leftovers(folder)
             except Timeout:
                 busy = 1.0

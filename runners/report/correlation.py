@@ -17,6 +17,7 @@ regression on the ranks of a third figure, such as the number of parameters or, 
 
 import math
 from dataclasses import dataclass
+from itertools import chain, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,12 @@ Of the random orders of five, one in twelve has |ρ| of 0.9 or more.
 """
 SIGNIFICANT = 0.05
 """A score predicts a figure if its p-value is below this."""
+
+MOST_ORDERS = math.factorial(7)
+"""Largest number of orders of which the test takes all, not a random sample: those of the seven families of layers.
+
+At seven families, ρ = 0.786 has p = 0.048. In random samples of 2,000 orders, p is 0.040 to 0.066.
+"""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,11 +161,20 @@ def _mean_by_family(values_NL: Floats, families_L: Ints) -> Floats:
 
 
 def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
-    """Return the order of the layers, then random orders in which each place keeps its family; P in all."""
-    orders_PL = np.argsort(families_L + rng.random((1 + RESAMPLES, len(families_L))), axis=1)
+    """Return the order of the layers, then others in which each place keeps its family; P in all.
+
+    These are all such orders if there are at most ``MOST_ORDERS``, else random ones.
+    """
+    places = [np.flatnonzero(families_L == family) for family in np.unique(families_L)]
+    if math.prod(math.factorial(len(at)) for at in places) <= MOST_ORDERS:
+        orders = product(*map(permutations, places))
+        orders_PL = np.array([list(chain.from_iterable(order)) for order in orders], int)
+    else:
+        orders_PL = np.argsort(families_L + rng.random((1 + RESAMPLES, len(families_L))), axis=1)
+        orders_PL[0] = np.concatenate(places)
+
     shuffled_PL = np.empty_like(orders_PL)
     shuffled_PL[:, np.argsort(families_L, kind="stable")] = orders_PL
-    shuffled_PL[0] = np.arange(len(families_L))
     return shuffled_PL
 
 

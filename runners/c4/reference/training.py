@@ -7,11 +7,13 @@ Runs of other seeds than the first are also measured for the size of their gradi
 import gc
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import discard, load_model, newest
@@ -28,7 +30,7 @@ from runners.c4.identity import run_code, run_folder
 from runners.c4.records import read_record
 from runners.c4.reference.cells import SEEDS, Place
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
-from runners.c4.train import train
+from runners.c4.train import LOCK, train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
 
@@ -107,6 +109,8 @@ def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str
 def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
     """Delete the folders of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
 
+    A run that another process trains for a file in another folder keeps its folder.
+
     Args:
         runs: entries of the runs.
         config: configuration that the model's runs share.
@@ -114,4 +118,7 @@ def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dic
         corpus: data of the runs.
     """
     for run in runs:
-        discard(run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name))
+        folder = run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name)
+        if folder.is_dir():
+            with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
+                discard(folder)

@@ -145,7 +145,10 @@ def test_between_families_a_family_counts_once_with_the_mean_rank_of_its_members
 
 
 def test_without_a_relation_relatives_are_no_evidence() -> None:
-    """Tests at 0.05 of scores and losses that families have in common, but that are independent of each other."""
+    """Tests at 0.05 of scores and losses that families have in common, but that are independent of each other.
+
+    Of 100,000 such tests between families, 0.048 are significant; the standard error of the share of 600 is 0.009.
+    """
     rng = np.random.default_rng(6)
     counts = {"families": 0, "layers": 0, "yes": 0}
     for _ in range(30):
@@ -156,7 +159,7 @@ def test_without_a_relation_relatives_are_no_evidence() -> None:
         counts["yes"] += sum(rho.significant and rho.value > 0 for rho in between)
         counts["layers"] += sum(rho.significant for rho in pooled(x_1L[0], *y_KL) if rho)
     assert counts["yes"] <= 0.05 * 600
-    assert counts["families"] <= 0.06 * 600
+    assert counts["families"] <= 0.07 * 600
     assert counts["layers"] >= 0.08 * 600  # what the families' test avoids
 
 
@@ -208,6 +211,19 @@ def test_the_p_value_is_the_share_of_all_orders_that_are_as_strong() -> None:
     assert rho is not None
     strengths = [abs(spearmanr(x_L, order).statistic) for order in permutations(y_L)]
     assert rho.p == pytest.approx(np.mean(np.array(strengths) > rho.value - 1e-9), abs=0.02)
+
+
+def test_between_seven_families_the_p_value_is_exact() -> None:
+    """ρ = 0.786 has p = 0.048, so a random sample of the orders would decide whether it counts."""
+    x_F, critical = np.arange(7.0), 1 - 6 * 12 / (7 * 48)
+    orders = [np.array(order, float) for order in permutations(range(7))]
+    strengths = np.array([abs(1 - 6 * ((y_F - x_F) ** 2).sum() / (7 * 48)) for y_F in orders])
+    exact = (strengths > critical - 1e-9).mean()
+    assert exact == pytest.approx(0.048, abs=1e-4)
+    for y_F in (orders[at] for at in np.flatnonzero(np.isclose(strengths, critical))[::9]):
+        ((rho,),) = between_families(x_F[None], y_F[None], np.ones(7), np.arange(7))
+        assert rho is not None
+        assert rho.p == pytest.approx(exact)
 
 
 def test_the_best_of_many_scores_is_seldom_found_by_chance() -> None:

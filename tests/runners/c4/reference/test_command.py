@@ -231,6 +231,25 @@ def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], t
     assert names_of_cells(tmp_path) == ["transformer.json"]
 
 
+def test_a_run_that_another_process_trains_for_another_folder_keeps_its_checkpoints(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both commands have the same --out; this one has the run's figures already."""
+    command = [*command[:3], "transformer", *command[5:]]
+    discard = training.discard
+    monkeypatch.setattr(training, "discard", lambda folder: None)
+    reference.main(command)
+    monkeypatch.setattr(training, "discard", discard)
+    file = tmp_path / "cells" / "transformer.json"
+    store(tmp_path, read_json(file) | {"runs": read_json(file)["runs"][:-1]})
+    trained, *others = sorted((tmp_path / "out" / RUNS / "c4").iterdir())
+    assert others
+    with FileLock(trained / ".lock"):
+        reference.main(command)
+    assert list((tmp_path / "out" / RUNS / "c4").iterdir()) == [trained]
+    assert (trained / "result.json").exists()
+
+
 def test_a_layer_that_fails_leaves_the_others_to_train(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
