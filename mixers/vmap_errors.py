@@ -18,6 +18,7 @@ NO_VMAP_RULE = (nn.RNNBase, nn.LSTMCell)
 SIGNS = ("vmap", "Batching rule", "data pointer of Tensor that doesn't have storage", "match the broadcast shape")
 """Parts of the messages of errors that hardly arise unless all runs are computed at once."""
 MADE_FROM_INPUTS = "write only into tensors made from the inputs, such as x.new_zeros(...)"
+KEEPS_TENSORS = "keep no tensor from call to call, and recompute nothing by torch.utils.checkpoint"
 ADVICE = {
     "data-dependent control flow": "choose between values by torch.where, not by an if or a loop in Python",
     ".item()": "read no value of a tensor in Python, as .item(), float() and int() do",
@@ -26,7 +27,8 @@ ADVICE = {
     "random operation": "draw no random numbers, as dropout does",
     "is not possible because there exists": MADE_FROM_INPUTS,
     "match the broadcast shape": MADE_FROM_INPUTS,
-    "escaped from inside": "keep no tensor from call to call, and recompute nothing by torch.utils.checkpoint",
+    "escaped from inside": KEEPS_TENSORS,
+    "_NoopSaveInputs": KEEPS_TENSORS,  # torch.utils.checkpoint in PyTorch 2.11
     "setup_context": "give the autograd.Function a rule for vmap, as mixers/ops/runs.py does",
 }
 """What to do instead, by a part of PyTorch's message."""

@@ -48,7 +48,9 @@ def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[
         what: what is done with them.
         total: number of items, if ``items`` has no length.
     """
-    return track(items, what, total, console=Console(stderr=True), transient=True, disable=not shows_bars())
+    if not shows_bars():
+        return items
+    return track(items, what, total, console=Console(stderr=True), transient=True)
 
 
 def shows_bars() -> bool:
