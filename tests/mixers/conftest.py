@@ -13,6 +13,8 @@ def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def filled(*a: object, original: object = original, **k: object) -> Tensor:
             y: Tensor = original(*a, **k)  # type: ignore[operator]
-            return y.fill_(torch.nan) if y.is_floating_point() else y
+            if y.is_floating_point():
+                y.detach().fill_(torch.nan)
+            return y
 
         monkeypatch.setattr(module, name, filled)

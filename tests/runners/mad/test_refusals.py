@@ -212,11 +212,12 @@ def test_a_database_that_takes_no_more_data_is_one_clear_line(
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_a_storage_whose_url_names_its_file_as_a_uri_trains(tmp_path: Path) -> None:
-    url = f"sqlite:///file:{tmp_path}/my%2520studies.db?uri=true"  # SQLAlchemy decodes it once, SQLite once more
+    url = f"sqlite:///file:{tmp_path}/my%2520studies.db?uri=true"  # decoded by SQLite, before it by SQLAlchemy from 2.1
     words = ["--mixer", "transformer", "--task", "parity", *HEADS, *TINY, "--lr", "1e-3", "--weight-decay", "0"]
     for rest in (["--dry-run"], []):
         mad.main([*words, "--storage", url, "--out", str(tmp_path / "out"), *rest])
-        assert (tmp_path / "my studies.db").exists() == (not rest)
+        names = [file.name for file in tmp_path.glob("my*")]
+        assert names in ([["my studies.db"], ["my%20studies.db"]] if not rest else [[]])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
