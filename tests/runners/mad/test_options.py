@@ -127,7 +127,7 @@ def test_other_settings_have_a_chart_of_their_own() -> None:
 def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
     for name in (field.name for field in fields(Options)):
-        assert re.search(rf"^        {name}: ", documented, flags=re.MULTILINE), name
+        assert re.search(rf"^ +{name}: ", documented, flags=re.MULTILINE), name
 
 
 @pytest.mark.parametrize(
