@@ -113,9 +113,11 @@ def _content(summary: Summary, folder: Path) -> dict[str, Any]:
 def command_of(summary: Summary, protocol: ProtocolName) -> str:
     """Return the command that trains a study again; it names every option that differs from the protocol's preset."""
     config, usual, points = summary.config, _usual(summary, protocol), summary.points
-    preset = PRESETS["quick" if protocol == "quick" else "grid"][0]
+    lrs, wide = {point.lr for point in points}, {run.lr for run in PRESETS["full"][0].runs}
+    name = "quick" if protocol == "quick" else "full" if lrs == wide else "grid"
+    preset, _ = PRESETS[name]
     grids = {
-        "--lr": ({point.lr for point in points}, {run.lr for run in preset.runs}),
+        "--lr": (lrs, {run.lr for run in preset.runs}),
         "--weight-decay": ({point.weight_decay for point in points}, {run.weight_decay for run in preset.runs}),
     }
 
@@ -126,7 +128,7 @@ def command_of(summary: Summary, protocol: ProtocolName) -> str:
 
     words = [
         "python -m runners.mad",
-        "--preset quick" if protocol == "quick" else "",
+        f"--preset {name}" if name != "grid" else "",
         f"--mixer {config['mixer']} --task {config['task']}",
         *_changed("--mixer.", config["mixer_config"], usual["mixer_config"]),
         *_changed("--task.", config["task_config"], usual["task_config"]),
