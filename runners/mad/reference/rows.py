@@ -17,14 +17,14 @@ from rich.console import Console
 from mixers import MIXERS
 from mixers.costs import Costs
 from runners.guidance import flag_of
-from runners.mad.options import PRESETS
+from runners.mad.options import PRESETS, Options
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Summary
-from runners.mad.training.protocol import Optimizer, Protocol, Run
+from runners.mad.training.protocol import Optimizer, Protocol
 from tasks.base import Accuracy
 
 MARK = " (stale)"
@@ -84,21 +84,32 @@ class Terms:
         found += [_option("steps", self.steps)] if self.steps != other.steps else []
         found += [_option(name, value) for name, value in self.training.items() if value != other.training[name]]
 
-        # A study of the default grid needs the preset, one with learning rates of its own has to leave them out.
-        default, full = (_points_of(PRESETS[name][0].runs) for name in ("grid", "full"))
-        if (self.points, self.seeds, other.points) == (full, PRESETS["full"][0].seeds, default):
+        # The preset replaces default values only. Where others were given, beside it or not, each needs its option.
+        default, full = (PRESETS[name][0] for name in ("grid", "full"))
+        if (self.points, self.seeds) == (_points_of(full), full.seeds) and (other.points, other.seeds) == (
+            _points_of(default),
+            default.seeds,
+        ):
             return [*found, "--preset full"]
-        if self.points != other.points:
-            lrs, decays = (
-                " ".join(f"{value:g}" for value in sorted(set(values))) for values in zip(*self.points, strict=True)
-            )
-            found.append("--grid wide" if self.points == full else f"--lr {lrs} --weight-decay {decays}")
+        (lrs, decays), (other_lrs, other_decays) = map(_axes, (self.points, other.points))
+        if lrs != other_lrs:
+            found.append("--grid wide" if lrs == _axes(_points_of(full))[0] else _option("lr", _words(lrs)))
+        found += [_option("weight_decay", _words(decays))] if decays != other_decays else []
         found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
         return found
 
 
-def _points_of(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    return sorted((run.lr, run.weight_decay) for run in runs)
+def _points_of(options: Options) -> list[tuple[float, float]]:
+    return sorted({(run.lr, run.weight_decay) for run in options.runs})
+
+
+def _axes(points: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """Return the learning rates and the weight decays of grid points."""
+    return [sorted(set(values)) for values in zip(*points, strict=True)]
+
+
+def _words(values: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
