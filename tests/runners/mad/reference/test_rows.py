@@ -123,6 +123,19 @@ def test_a_layer_whose_runs_diverged_is_last_among_the_rows_though_no_seed_repea
     assert ranking.reason == "reference rows need --grid wide, or --preset quick"
 
 
+@pytest.mark.parametrize("diverged_first", [True, False])
+def test_a_layer_whose_runs_diverged_shares_the_ranking_of_one_whose_runs_did_not(
+    diverged_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
+    trained, summary = summary_of("--mixer", "gla", *FULL), summary_of(*FULL)
+    diverged = replace(summary, points=[replace(p, seeds=[0], diverged={0: 7}) for p in summary.points])
+    summaries = [diverged, trained] if diverged_first else [trained, diverged]
+    (ranking,) = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
+    assert [standing.mixer for standing in ranking.own] == [summary.config["mixer"] for summary in summaries]
+    assert [row.mixer for row in ranking.rows][:2] == ["rt", "transformer"]
+
+
 def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
     for words, name in (
         ([], "quick"),
