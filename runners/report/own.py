@@ -10,7 +10,7 @@ from runners.files import read_json
 from runners.mad.experiment import run_id
 from runners.mad.options import PRESETS
 from runners.mad.reference.cells import ProtocolName, cell_point, curve_rows
-from runners.mad.reference.rows import terms_of
+from runners.mad.reference.rows import all_diverged, terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary
@@ -60,13 +60,16 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         protocol: protocol whose task settings it has.
         folder: folder of the study.
     """
-    label = standing.mixer + YOURS
+    label, terms, own = standing.mixer + YOURS, protocol_terms(summary.config["task"], protocol), terms_of(summary)
+    if all_diverged(summary):
+        own = replace(own, seeds=terms.seeds)
+
     return Cell(
         row=label,
         kind="own",
         standing=replace(standing, mixer=label, difficulty="baseline"),
         content=_content(summary, folder),
-        differs=tuple(protocol_terms(summary.config["task"], protocol).missing_options(terms_of(summary))),
+        differs=tuple(terms.missing_options(own)),
         command=command_of(summary, protocol),
         record=folder / "summary.json",
         diagnosis=read_json(folder / "diagnosis.json"),

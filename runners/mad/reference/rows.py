@@ -157,10 +157,10 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         folder: of the reference results.
     """
     groups: list[tuple[Terms, list[tuple[Summary, Standing]]]] = []
-    compared = [terms_of(summary) for summary in summaries if not _all_diverged(summary)]
+    compared = [terms_of(summary) for summary in summaries if not all_diverged(summary)]
     for summary, standing in zip(summaries, standings, strict=True):
         terms = terms_of(summary)
-        if _all_diverged(summary):
+        if all_diverged(summary):
             terms = next((other for other in compared if replace(other, seeds=terms.seeds) == terms), terms)
         group = next((members for known, members in groups if known == terms), None)
         if group is None:
@@ -184,7 +184,7 @@ def _apart(row: Standing, labels: set[str]) -> Standing:
     return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
 
 
-def _all_diverged(summary: Summary) -> bool:
+def all_diverged(summary: Summary) -> bool:
     """Whether every point diverged; none was then chosen to be repeated, and the number of seeds says nothing."""
     return all(point.diverged for point in summary.points)
 
@@ -193,7 +193,7 @@ def _comparable(
     terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
-    diverged = all(_all_diverged(summary) for summary, _ in members)
+    diverged = all(all_diverged(summary) for summary, _ in members)
 
     def of_cell(cell: Mapping[str, Any]) -> Terms:
         found = Terms.of(cell, cell["points"])

@@ -184,6 +184,15 @@ def test_the_details_of_a_study_without_a_result_begin_with_its_steps(results: P
     assert re.sub(r"\s+", " ", details.partition("</table>")[2]).startswith(" 4 steps")
 
 
+def test_a_study_whose_runs_diverged_is_of_the_protocol_though_no_seed_repeats_it(tmp_path: Path) -> None:
+    study = write_study(tmp_path, *MINE, "--preset", "quick")
+    summary = read_summary(study)
+    points = [replace(summary.points[0], lr=lr, seeds=[0], values=None, diverged={0: 2}) for lr in (2e-3, 5e-3)]
+    write_summary(replace(summary, points=points, chosen=None, best_seed=None), study)
+    (cell,) = read_own([study], print)["quick"]
+    assert not cell.differs
+
+
 def test_labels_of_own_studies_name_what_differs_from_their_table(
     tmp_path: Path,
 ) -> None:
