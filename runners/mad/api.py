@@ -129,7 +129,8 @@ def study(
         task: registered name.
         preset: ``grid`` is the published grid; ``full`` is that of the reference results, the wide grid with five seeds
             of the chosen point; ``quick`` is a small setting of each task.
-        grid: ``paper`` unless given, or ``wide``; excludes ``lr`` and the preset ``quick``, which have their own rates.
+        grid: ``paper`` or ``wide``, in place of the preset's; excludes ``lr`` and the preset ``quick``, which have
+            their own rates.
         lr: peak learning rates, in place of the grid's.
         weight_decay: weight decays, in place of the grid's.
         seeds: repetitions with seeds 0, 1, ….
