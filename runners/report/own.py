@@ -128,6 +128,7 @@ def command_of(summary: Summary, protocol: ProtocolName) -> str:
     counts = {len(point.seeds) for point in points}
     seeds_of = "chosen" if len(counts) > 1 else "all"
     repeats = f"--seeds-of {seeds_of}" if max(counts) > 1 and seeds_of != preset.seeds_of else ""
+    seeds = preset.seeds if counts == {1} and all_diverged(summary) else max(counts)  # no seed repeats a diverged point
 
     words = [
         "python -m runners.mad",
@@ -142,7 +143,7 @@ def command_of(summary: Summary, protocol: ProtocolName) -> str:
             for name, (tried, known) in grids.items()
             if tried != known
         ),
-        f"--seeds {max(counts)}" if max(counts) != preset.seeds else "",
+        f"--seeds {seeds}" if seeds != preset.seeds else "",
         repeats,
         f"--short-convolution {config['short_convolution']}" if config.get("short_convolution") else "",
     ]

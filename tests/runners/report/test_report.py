@@ -191,6 +191,7 @@ def test_a_study_whose_runs_diverged_is_of_the_protocol_though_no_seed_repeats_i
     write_summary(replace(summary, points=points, chosen=None, best_seed=None), study)
     (cell,) = read_own([study], print)["quick"]
     assert not cell.differs
+    assert "--seeds" not in (cell.command or "--seeds")
 
 
 def test_labels_of_own_studies_name_what_differs_from_their_table(
