@@ -136,13 +136,12 @@ def save(
 
 
 def discard(folder: Path) -> None:
-    """Delete the folder of a finished run, which no other command uses; there may be none.
+    """Delete the folder of a finished run, whose lock the caller holds.
 
     The result goes first, because a run that has a result but no model would neither be trained nor be evaluated.
     """
     (folder / "result.json").unlink(missing_ok=True)
-    if folder.is_dir():
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
 
 
 def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

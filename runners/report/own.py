@@ -8,9 +8,9 @@ from typing import Any
 from mixers.registry import find_mixer
 from runners.files import read_json
 from runners.mad.experiment import run_id
-from runners.mad.options import PRESETS
+from runners.mad.options import GRIDS, PRESETS
 from runners.mad.reference.cells import ProtocolName, cell_point, curve_rows
-from runners.mad.reference.rows import all_diverged, terms_of
+from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary
@@ -61,7 +61,7 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         folder: folder of the study.
     """
     label, terms, own = standing.mixer + YOURS, protocol_terms(summary.config["task"], protocol), terms_of(summary)
-    if all_diverged(summary):
+    if summary.chosen is None:  # no point was repeated with more seeds
         own = replace(own, seeds=terms.seeds)
 
     return Cell(
@@ -116,19 +116,19 @@ def _content(summary: Summary, folder: Path) -> dict[str, Any]:
 def command_of(summary: Summary, protocol: ProtocolName) -> str:
     """Return the command that trains a study again; it names every option that differs from the protocol's preset."""
     config, usual, points = summary.config, _usual(summary, protocol), summary.points
-    lrs, wide = {point.lr for point in points}, {run.lr for run in PRESETS["full"][0].runs}
-    name = "quick" if protocol == "quick" else "full" if lrs == wide else "grid"
+    lrs = {point.lr for point in points}
+    name = "quick" if protocol == "quick" else "full" if lrs == {*GRIDS["wide"]} else "grid"
     preset, _ = PRESETS[name]
     grids = {
         "--lr": (lrs, {run.lr for run in preset.runs}),
         "--weight-decay": ({point.weight_decay for point in points}, {run.weight_decay for run in preset.runs}),
     }
 
-    # Seeds of the chosen point alone are more than those of the others.
+    # Seeds of the chosen point alone are more than those of the others. If every point diverged, none was repeated.
     counts = {len(point.seeds) for point in points}
     seeds_of = "chosen" if len(counts) > 1 else "all"
     repeats = f"--seeds-of {seeds_of}" if max(counts) > 1 and seeds_of != preset.seeds_of else ""
-    seeds = preset.seeds if counts == {1} and all_diverged(summary) else max(counts)  # no seed repeats a diverged point
+    seeds = preset.seeds if counts == {1} and summary.chosen is None else max(counts)
 
     words = [
         "python -m runners.mad",

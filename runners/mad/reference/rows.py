@@ -17,7 +17,7 @@ from rich.console import Console
 from mixers import MIXERS
 from mixers.costs import Costs
 from runners.guidance import flag_of
-from runners.mad.options import PRESETS, Options
+from runners.mad.options import GRIDS, PRESETS, Options
 from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
@@ -85,15 +85,12 @@ class Terms:
         found += [_option(name, value) for name, value in self.training.items() if value != other.training[name]]
 
         # The preset replaces default values only. Where others were given, beside it or not, each needs its option.
-        default, full = (PRESETS[name][0] for name in ("grid", "full"))
-        if (self.points, self.seeds) == (_points_of(full), full.seeds) and (other.points, other.seeds) == (
-            _points_of(default),
-            default.seeds,
-        ):
+        default, full = ((_points_of(options), options.seeds) for options in (PRESETS["grid"][0], PRESETS["full"][0]))
+        if (self.points, self.seeds) == full and (other.points, other.seeds) == default:
             return [*found, "--preset full"]
         (lrs, decays), (other_lrs, other_decays) = map(_axes, (self.points, other.points))
         if lrs != other_lrs:
-            found.append("--grid wide" if lrs == _axes(_points_of(full))[0] else _option("lr", _words(lrs)))
+            found.append("--grid wide" if lrs == sorted(GRIDS["wide"]) else _option("lr", _words(lrs)))
         found += [_option("weight_decay", _words(decays))] if decays != other_decays else []
         found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
         return found
@@ -157,10 +154,10 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         folder: of the reference results.
     """
     groups: list[tuple[Terms, list[tuple[Summary, Standing]]]] = []
-    compared = [terms_of(summary) for summary in summaries if not all_diverged(summary)]
+    compared = [terms_of(summary) for summary in summaries if summary.chosen is not None]
     for summary, standing in zip(summaries, standings, strict=True):
         terms = terms_of(summary)
-        if all_diverged(summary):
+        if summary.chosen is None:
             terms = next((other for other in compared if replace(other, seeds=terms.seeds) == terms), terms)
         group = next((members for known, members in groups if known == terms), None)
         if group is None:
@@ -184,16 +181,12 @@ def _apart(row: Standing, labels: set[str]) -> Standing:
     return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
 
 
-def all_diverged(summary: Summary) -> bool:
-    """Whether every point diverged; none was then chosen to be repeated, and the number of seeds says nothing."""
-    return all(point.diverged for point in summary.points)
-
-
 def _comparable(
     terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
-    diverged = all(all_diverged(summary) for summary, _ in members)
+    # If every point diverged, none was chosen to be repeated with more seeds, and their number says nothing.
+    diverged = all(summary.chosen is None for summary, _ in members)
 
     def of_cell(cell: Mapping[str, Any]) -> Terms:
         found = Terms.of(cell, cell["points"])

@@ -160,7 +160,7 @@ def test_the_command_of_a_study_makes_the_same_experiment(protocol: ProtocolName
     points = [
         Point(lr=lr, weight_decay=decay, seeds=s, estimates=None, diverged={}) for (lr, decay), s in seeds.items()
     ]
-    summary = replace(summarise(experiment, [], None, {}), points=points)
+    summary = replace(summarise(experiment, [], None, {}), points=points, chosen=0)
     command = command_of(summary, protocol)
     again, (same,) = planned(command.split()[3:])
     assert same.fingerprint == experiment.fingerprint

@@ -47,7 +47,12 @@ def summary_of(*arguments: str) -> Summary:
         for (lr, decay), found in seeds.items()
     ]
     points[0].seeds.extend(options.more_seeds)
-    return replace(summarise(experiment, [], None, {}), points=points)
+    return replace(summarise(experiment, [], None, {}), points=points, chosen=0)
+
+
+def diverged_of(summary: Summary) -> Summary:
+    """The same study, all of whose runs diverged, so that no seed repeats a point."""
+    return replace(summary, points=[replace(p, seeds=[0], diverged={0: 7}) for p in summary.points], chosen=None)
 
 
 def rows_or_reason(*arguments: str, folder: Path = FOLDER) -> list[str] | str:
@@ -112,7 +117,7 @@ def test_a_layer_whose_runs_diverged_is_last_among_the_rows_though_no_seed_repea
 ) -> None:
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     summary = summary_of(*FULL)
-    diverged = replace(summary, points=[replace(p, seeds=[0], diverged={0: 7}) for p in summary.points])
+    diverged = diverged_of(summary)
     (ranking,) = rankings([diverged], [Standing.of(diverged)], FOLDER)
     assert [row.mixer for row in ranking.rows][:2] == ["rt", "transformer"]
     order = [(rank, standing.mixer) for rank, standing in ranked([*ranking.own, *ranking.rows])]
@@ -129,7 +134,7 @@ def test_a_layer_whose_runs_diverged_shares_the_ranking_of_one_whose_runs_did_no
 ) -> None:
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     trained, summary = summary_of("--mixer", "gla", *FULL), summary_of(*FULL)
-    diverged = replace(summary, points=[replace(p, seeds=[0], diverged={0: 7}) for p in summary.points])
+    diverged = diverged_of(summary)
     summaries = [diverged, trained] if diverged_first else [trained, diverged]
     (ranking,) = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
     assert [standing.mixer for standing in ranking.own] == [summary.config["mixer"] for summary in summaries]
