@@ -14,6 +14,7 @@ from tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
+PAGES = ((ROOT, "README.md"), (REFERENCE, "overview.md"))
 QUANTILE = 2.7764451052
 """Of Student's t with four degrees of freedom, for 95% intervals of five seeds."""
 FIGURE = re.compile(r"(\d\.\d{3,}) ± (\d\.\d{3,})")
@@ -55,9 +56,18 @@ def test_the_results_in_the_readme_follow_from_the_cells(task: str) -> None:
     assert f"| {' | '.join(expected)} |" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_counts_the_layers_that_have_all_tasks() -> None:
-    complete = sum(all((name, task) in cells() for task in TASKS) for name in MIXERS)
-    assert f"{complete} of the {len(MIXERS)} have" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_every_layer_has_all_tasks_as_the_readme_says() -> None:
+    assert [(name, task) for name in MIXERS for task in TASKS if (name, task) not in cells()] == []
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"All {len(MIXERS)} layers have been trained on all ten tasks." in readme
+
+
+def test_the_tables_of_the_overview_stand_in_the_readme() -> None:
+    """The overview itself is tested beside the command that makes it."""
+    readme, overview = ((folder / name).read_text(encoding="utf-8") for folder, name in PAGES)
+    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in overview.split("\n## ")]
+    assert [len(table) for table in tables] == [0, 2 + len(MIXERS), 2 + len(TASKS), 2 + len(TASKS)]
+    assert [table[0] for table in tables[1:] if "\n".join(table) not in readme] == []
 
 
 def test_every_interval_in_the_log_is_that_of_a_cell() -> None:
