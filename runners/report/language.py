@@ -103,16 +103,23 @@ class Correlations:
     between: Mapping[str, Rho | None]
     within: Mapping[str, Rho | None]
 
+    @property
+    def known(self) -> bool:
+        """Whether any correlation is known."""
+        return any(rho is not None for part in (self.pooled, self.between, self.within) for rho in part.values())
+
 
 def read_language_models(folder: Path) -> list[LanguageModel]:
-    """Read the language models in a folder, sorted by loss; layers without a converged run are left out until finished.
+    """Read the language models in a folder, sorted by loss, those that are not finished at the end.
+
+    A layer without a converged run is left out until it is finished.
 
     Raises:
         DamagedFileError: a file is damaged, or no model's.
         ValueError: the models are not comparable.
     """
     models = [_language_model(name, cell) for name, cell in read_models(folder, alike=True).items()]
-    return sorted((model for model in models if model is not None), key=lambda model: model.loss("total"))
+    return sorted((model for model in models if model is not None), key=lambda model: (not model.finished, model.loss("total")))
 
 
 def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:

@@ -337,7 +337,8 @@ def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -
     for layer in LAYERS[:3]:
         write_model(results, layer, 3.0, runs=3)
     models = read_language_models(results / "reference" / NAME)
-    assert {model.layer for model in models if not model.finished} == set(LAYERS[:3])
+    assert [model.layer for model in models if not model.finished] == [model.layer for model in models[-3:]]
+    assert {model.layer for model in models[-3:]} == set(LAYERS[:3])
     (row, *_) = correlations(board(results), models, "token")
     assert (row.layers, row.families, row.between["total"]) == (7, 5, None)
 
@@ -408,6 +409,19 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert re.search(r"<b>1.00</b><br><small>-?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     assert section.count("<svg") == 2 * 2  # two losses, two metrics; no layer has the tasks of a mean rank
     assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
+
+
+def test_a_page_with_few_language_models_has_no_table_of_correlations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n, layer in enumerate(LAYERS[: LEAST - 1]):
+        write_model(tmp_path, layer, 3 + n / 10)
+        made_up.write_cell(tmp_path, layer, "parity", [0.9 - n / 20])
+    made_up.use(tmp_path, monkeypatch)
+    main(["--out", str(tmp_path)])
+    section = (tmp_path / "report" / "index.html").read_text().partition('<section id="language">')[2]
+    assert section.count("A correlation needs 6 layers with a finished language model.") == 2
+    assert "<small>all layers</small>" not in section
 
 
 def test_a_page_without_language_models_names_the_command(page: Path) -> None:
