@@ -119,7 +119,8 @@ def read_language_models(folder: Path) -> list[LanguageModel]:
         ValueError: the models are not comparable.
     """
     models = [_language_model(name, cell) for name, cell in read_models(folder, alike=True).items()]
-    return sorted((model for model in models if model is not None), key=lambda model: (not model.finished, model.loss("total")))
+    known = [model for model in models if model is not None]
+    return sorted(known, key=lambda model: (not model.finished, model.loss("total")))
 
 
 def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
