@@ -274,7 +274,8 @@ def check_options(options: Options, grid_given: bool) -> None:
     instead = {"mixer": ", or use --preset demo", "task": ", or use --preset quick or --preset demo", "difficulty": ""}
     for name, preset in instead.items():
         if not getattr(options, name) and not (options.list and name == "task"):
-            raise ValueError(f"{flag_of(name)} is missing: give at least one value{preset}")
+            advice = preset if options.preset == "grid" else ""
+            raise ValueError(f"{flag_of(name)} is missing: give at least one value{advice}")
 
     counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
     for name in counts:

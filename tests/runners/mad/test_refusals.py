@@ -108,6 +108,11 @@ def test_bad_input_is_one_clear_line(refused: Callable[..., str], arguments: lis
     assert message in refused(*arguments)
 
 
+def test_a_chosen_preset_is_not_advised_against(refused: Callable[..., str]) -> None:
+    assert "--preset quick" in refused("--mixer", "rt")
+    assert "--preset" not in refused("--mixer", "rt", "--preset", "full")
+
+
 def test_results_in_place_of_a_folder_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "results"
     file.write_text("")
