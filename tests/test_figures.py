@@ -70,6 +70,13 @@ def test_the_tables_of_the_overview_stand_in_the_readme() -> None:
     assert [table[0] for table in tables[1:] if "\n".join(table) not in readme] == []
 
 
+def test_the_readme_counts_the_language_models() -> None:
+    models = [json.loads(path.read_text()) for path in (REFERENCE / "language-models").glob("*.json")]
+    finished = sum(model["complete"] for model in models)
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{finished} of {len(MIXERS)} layers have one" in readme
+
+
 def test_every_interval_in_the_log_is_that_of_a_cell() -> None:
     """Of any cell: that it is the one of the layer before it is not checked."""
     known = [estimate for key in cells() for estimate in estimates(*key)]
