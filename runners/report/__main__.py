@@ -2,6 +2,7 @@
 
     python -m runners.report                       # results/report/index.html
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
+    python -m runners.report --language-models my_language_models    # those of your own text
 
 The page is one file that loads no other file. It shows leaderboards, pictures, the correlation of scores with losses of
 language models, the paper's claims, and speeds. It is made from ``results/reference``, ``results/published`` and the
@@ -58,10 +59,12 @@ class Options:
 
     Attributes:
         studies: folders of your own studies, or their summary.json, to show in the same tables.
+        language_models: --folder of python -m runners.c4.reference, in place of the project's language models.
         out: folder of results; the page is report/index.html in it.
     """
 
     studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
+    language_models: Annotated[Path | None, shown_as("PATH")] = None
     out: Path = Path("results")
 
 
@@ -73,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
         check_out(options.out)
+        models_folder = options.language_models or FOLDER / LANGUAGE_MODELS
+        if options.language_models and not models_folder.is_dir():
+            raise ValueError(f"no folder {models_folder}: give --language-models the --folder of runners.c4.reference")
 
         # The records.
         own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")
@@ -84,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         boards = [board for board in (published, quick) if board is published or board.cells]
         shown = draw_boards(boards)
         page = options.out / "report" / "index.html"
-        models = read_language_models(FOLDER / LANGUAGE_MODELS)
+        models = read_language_models(models_folder)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
-        against = finished_models(FOLDER / LANGUAGE_MODELS / AGAINST)
+        against = finished_models(models_folder / AGAINST)
         language = Language(
             models=models,
             answer=answer(published, models),

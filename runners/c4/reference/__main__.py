@@ -53,6 +53,7 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     cell_file,
+    cell_files,
     new_cell,
     next_place,
     read_cell,
@@ -183,11 +184,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str) -> None:
-    """Check that today's command can add to the files of all models.
+    """Check that today's command can add to the files of all models, and that their folder holds no other text.
 
     Raises:
-        ValueError: a file belongs to another corpus or other settings, or is unfinished and stale.
+        ValueError: a file in the folder belongs to another corpus, or one of a model to other settings, or that one is
+            unfinished and stale.
     """
+    folder = models[0].file.parent
+    found = {file.stem: cell for file in cell_files(folder) if (cell := read_cell(file)) is not None}
+    if others := [name for name, cell in found.items() if cell["corpus"]["name"] != corpus]:
+        raise ValueError(
+            f"{folder} holds models of another text ({', '.join(others)}): give yours a folder of its own, as by "
+            "--folder my_language_models"
+        )
     for model in models:
         if (cell := cells[model.name]) is not None:
             check_cell(cell, model.config, model.options, corpus, model.file)

@@ -35,8 +35,8 @@ def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any],
     layer, layer_config = layer_of(config, options)
     earlier = settings_in(cell), asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
-        what = "other settings" if same_text else "another corpus"
-        raise ValueError(f"{file} is of {what}: delete it to train the model again, or give another --folder")
+        what = "of other settings" if same_text else "of another text"
+        raise ValueError(f"{file} is {what}: give another --folder, or delete it to train the model again")
 
     if next_place(cell["runs"]) is not None and is_stale(cell, config, options):
         raise ValueError(

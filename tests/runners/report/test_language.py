@@ -424,6 +424,22 @@ def test_a_page_with_few_language_models_has_no_table_of_correlations(
     assert "<small>all layers</small>" not in section
 
 
+def test_language_models_of_a_text_of_ones_own_are_read_from_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up.use(tmp_path / "project", monkeypatch)
+    write_model(tmp_path / "project", "rt", 3.0)
+    write_model(tmp_path / "own", "gla", 4.0)
+    own = tmp_path / "own" / "reference" / NAME
+    main(["--out", str(tmp_path), "--language-models", str(own)])
+    section = (tmp_path / "report" / "index.html").read_text().partition('<section id="language">')[2]
+    assert re.findall(r"<tr><td>([\w-]+)", section.partition("</table>")[0]) == ["gla"]
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path), "--language-models", str(own / "none")])
+    assert capsys.readouterr().err.endswith(": give --language-models the --folder of runners.c4.reference\n")
+
+
 def test_a_page_without_language_models_names_the_command(page: Path) -> None:
     section = page.read_text().partition('<section id="language">')[2].partition("</section>")[0]
     assert "No answer yet: 0 of 21 layers have a finished language model" in section

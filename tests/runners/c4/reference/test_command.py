@@ -497,12 +497,10 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ((unfinished, of_another_corpus), "is of another corpus: delete it to train the model again, or give another"),
-        ((unfinished, of_other_settings), "is of other settings: delete it to train the model again, or give another"),
-        ((of_another_corpus,), "is of another corpus: delete it"),
+        ((unfinished, of_other_settings), "is of other settings: give another --folder, or delete it to train the"),
         ((unfinished, stale), "is unfinished, and its runs were trained by code that trains differently: delete it"),
     ],
-    ids=["another corpus", "other settings", "another corpus, finished", "stale"],
+    ids=["other settings", "stale"],
 )
 def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
     changes: Sequence[Any],
@@ -519,6 +517,18 @@ def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
         reference.main([*command, *dry_run])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {file} {message}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["training", "dry run"])
+def test_a_folder_with_models_of_another_text_is_refused_for_all_layers(
+    dry_run: list[str], trained: dict[str, Any], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = store(tmp_path, of_another_corpus(trained))
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command[:3], "gla", *command[5:], *dry_run])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file.parent} holds models of another text (transformer): give yours a folder of")
     assert not (tmp_path / "out").exists()
 
 
@@ -584,7 +594,7 @@ def test_a_variant_of_rt_is_trained_with_its_options(
     with pytest.raises(SystemExit) as stopped:
         reference.main(command)
     assert stopped.value.code == 2
-    assert f"{name}.json is of other settings: delete it" in capsys.readouterr().err
+    assert f"{name}.json is of other settings: give another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
