@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             against=[transition_picture(against), gradient_picture(against)],
         )
         claims = read_claims(published, records, against)
-        command = " ".join(["python -m runners.report", *("STUDY …" for _ in options.studies[:1])])
+        words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)
+        command = " ".join(["python -m runners.report", *words])
         write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)
 
     say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")

@@ -432,8 +432,10 @@ def test_language_models_of_a_text_of_ones_own_are_read_from_their_folder(
     write_model(tmp_path / "own", "gla", 4.0)
     own = tmp_path / "own" / "reference" / NAME
     main(["--out", str(tmp_path), "--language-models", str(own)])
-    section = (tmp_path / "report" / "index.html").read_text().partition('<section id="language">')[2]
+    page = (tmp_path / "report" / "index.html").read_text()
+    section = page.partition('<section id="language">')[2]
     assert re.findall(r"<tr><td>([\w-]+)", section.partition("</table>")[0]) == ["gla"]
+    assert "python -m runners.report --language-models FOLDER" in page
 
     with pytest.raises(SystemExit, match="2"):
         main(["--out", str(tmp_path), "--language-models", str(own / "none")])
