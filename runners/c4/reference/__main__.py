@@ -12,7 +12,7 @@
 layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
 model is trained at learning rates 3e-3, 1e-2 and 3e-2. While the best rate is the lowest or highest one tried, its next
 neighbour is tried as well. The best rate is then trained with a second seed. If that seed diverges, the next best rate
-takes its place. All models of an experiment read the same text.
+takes its place. All models of a folder read the same text; models of another text need another ``--folder``.
 
 The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
 run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
@@ -86,7 +86,7 @@ class ReferenceOptions:
         data: folder of texts and tokenizer, made by python -m runners.c4 convert.
         experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation.
         rows: models of the experiment to train, all unless given.
-        folder: where the models' files are stored.
+        folder: where the models' files are stored; models of another text need another folder.
         out: results folder; runs that are not finished lie in reference-language-models below it.
         minutes: begin only runs that are expected to end within this time, for rented machines and batch queues.
         dry_run: print which runs are missing and how long training takes, and train nothing.
