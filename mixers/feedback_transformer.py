@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer, with_newest
-from mixers.base import Shape, State
+from mixers.base import Shape, State, log_once
 from mixers.deep import DeepLayer
 from mixers.ops.attention import alibi_slopes, attend
 from mixers.ops.mlp import residual_mlp
-from mixers.ops.numerics import runs_fused
+from mixers.ops.numerics import product_dtype, runs_fused
+from mixers.ops.runs import over_runs
 from mixers.parts import MLP, RMSNorm, check_heads, linear
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.naive import Weights
@@ -84,10 +85,12 @@ class FeedbackTransformer(DeepLayer):
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        shape, heads = self.shape, self.config.heads
-        fused = shape.layers == 1 and runs_fused(x_BTD)
-        if fused and choose("fused", x_BTD, shape.mlp_width, heads, block=1) == "fused":
-            return self._fused(x_BTD)
+        if runs_fused(x_BTD):
+            heads, hidden = self.config.heads, self.shape.mlp_width
+            if self.shape.layers == 1 and choose("fused", x_BTD, hidden, heads, block=1) == "fused":
+                return self._fused(x_BTD)
+            if self._is_supported(x_BTD):
+                return self._stacked(x_BTD)
 
         state, outputs = self.init_state(len(x_BTD)), []
         for x_BD in x_BTD.unbind(1):
@@ -139,6 +142,39 @@ class FeedbackTransformer(DeepLayer):
             block=1,
             implementation="fused",
         )
+
+    def _is_supported(self, x_BTD: Tensor) -> bool:
+        """Return whether the kernels of several layers support a case; if they do not, the log says why, once."""
+        from mixers.feedback.passes import unsupported  # Triton does not exist on every platform
+
+        dtype = product_dtype(x_BTD)
+        reason = unsupported(x_BTD.shape[-1], self.config.heads, dtype, x_BTD.device)
+        if x_BTD.dtype != torch.float32:
+            reason = f"inputs in {x_BTD.dtype} (kernels: float32; torch.autocast computes products in bfloat16)"
+        if reason is not None:
+            log_once(f"Feedback Transformer: a loop over positions runs, because there is no kernel for {reason}")
+        return reason is None
+
+    def _stacked(self, x_BTD: Tensor) -> Tensor:
+        """Return the outputs of any number of layers, by kernels that take one position after the other."""
+        from mixers.feedback.passes import Setting, StackWeights, stack_method
+
+        blocks = [cast(FeedbackBlock, block) for block in self.blocks]
+        gains = None
+        if isinstance(self.k_norm, RMSNorm):
+            gains = torch.stack([cast(RMSNorm, block.q_norm).gain * self.k_norm.gain for block in blocks])
+        weights = StackWeights(
+            wq_LDD=torch.stack([block.q.weight * block.attention_norm.gain for block in blocks]),
+            gain_LD=gains,
+            wo_LDD=torch.stack([block.out.weight for block in blocks]),
+            up_LFD=torch.stack([block.mlp.up.weight * block.mlp_norm.gain for block in blocks]),
+            down_LDF=torch.stack([block.mlp.down.weight for block in blocks]),
+            share=self.depth.softmax(0),
+            wkv_ED=torch.cat([self.k.weight, self.v.weight]) * self.memory_norm.gain,
+        )
+        setting = Setting(slopes_H=self.slopes_H, scale=self.shape.residual_scale, dtype=product_dtype(x_BTD))
+        (z_BTD,) = over_runs(stack_method(setting), x_BTD, *weights)
+        return z_BTD
 
     @classmethod
     def growth_period(cls, config: Any) -> int:

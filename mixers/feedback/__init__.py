@@ -1,0 +1,1 @@
+"""The Feedback Transformer's layers in kernels, position after position; see ``passes``."""

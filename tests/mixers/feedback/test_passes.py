@@ -1,0 +1,181 @@
+"""All layers of the Feedback Transformer in kernels against its plain loop in float64: outputs and gradients."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+from mixers.base import Shape  # noqa: E402
+from mixers.feedback.passes import unsupported  # noqa: E402
+from mixers.feedback_transformer import FeedbackTransformer  # noqa: E402
+from tests.mixers.errors import error  # noqa: E402
+
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Case(NamedTuple):
+    """Layers, runs, and the shape of one layer and its inputs."""
+
+    L: int
+    R: int
+    B: int
+    T: int
+    D: int
+    H: int
+    F: int
+    qk_norm: bool = True
+
+
+def build(case: Case) -> tuple[list[FeedbackTransformer], Tensor, Tensor]:
+    """Models of R runs in float64, inputs (R, B, T, D), and gradients of outputs."""
+    torch.manual_seed(sum(case))
+    shape = Shape(width=case.D, mlp_width=case.F, layers=case.L)
+    config = FeedbackTransformer.Config(heads=case.H, qk_norm=case.qk_norm)
+    runs = [FeedbackTransformer(config, shape).double() for _ in range(case.R)]
+    for model in runs:
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # gains and the mixture of the memory
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    x, dz = (torch.randn(case.R, case.B, case.T, case.D, dtype=torch.float64).to(DEVICE) for _ in range(2))
+    return [model.to(DEVICE) for model in runs], x, dz
+
+
+class Kernels(torch.nn.Module):
+    """A model that trains through the kernels."""
+
+    def __init__(self, model: FeedbackTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.model._stacked(x_BTD)
+
+
+class Loop(torch.nn.Module):
+    """A model that trains through its plain loop, also under autocast."""
+
+    def __init__(self, model: FeedbackTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        state, outputs = self.model.init_state(len(x_BTD)), []
+        for x_BD in x_BTD.unbind(1):
+            z_BD, state = self.model.step(x_BD, state)
+            outputs.append(z_BD)
+        return torch.stack(outputs, dim=1)
+
+
+def passes(
+    kind: type[Kernels] | type[Loop], runs: Sequence[FeedbackTransformer], x_RBTD: Tensor, dz_RBTD: Tensor
+) -> dict[str, Tensor]:
+    """Outputs and every gradient, runs stacked by vmap where there are several."""
+    models = [kind(model) for model in runs]
+    params = {
+        name: torch.stack([dict(model.named_parameters())[name].detach() for model in models]).requires_grad_()
+        for name, _ in models[0].named_parameters()
+    }
+    x_RBTD = x_RBTD.clone().requires_grad_()
+    call = partial(torch.func.functional_call, models[0])
+    if len(runs) == 1:
+        z_RBTD = call({name: p[0] for name, p in params.items()}, (x_RBTD[0],))[None]
+    else:
+        z_RBTD = torch.func.vmap(lambda p, x: call(p, (x,)))(params, x_RBTD)
+    gradients = torch.autograd.grad(
+        z_RBTD, [x_RBTD, *params.values()], dz_RBTD.to(z_RBTD.dtype), materialize_grads=True
+    )
+    return dict(zip(["z", "x", *params], [z_RBTD.detach(), *gradients], strict=True))
+
+
+def check_float32(case: Case) -> None:
+    runs, x, dz = build(case)
+    wanted = passes(Loop, runs, x, dz)
+    got = passes(Kernels, [model.float() for model in runs], x.float(), dz.float())
+    for name, reference in wanted.items():
+        if reference.norm() > 1e-9 * wanted["x"].norm():
+            assert error(got[name], reference) <= 1e-5, name
+        else:  # one position: nothing reads its memory
+            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 1, 1, 1, 16, 1, 16),
+        Case(2, 1, 2, 5, 32, 2, 24),
+        Case(3, 1, 1, 17, 48, 3, 40),
+        Case(2, 2, 1, 18, 16, 1, 16, qk_norm=False),
+        Case(2, 1, 1, 33, 16, 1, 16),
+    ],
+)
+def test_interpreted(case: Case) -> None:
+    check_float32(case)
+
+
+def test_says_why_a_case_is_unsupported() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert unsupported(256, 16, torch.bfloat16, cuda) is None
+    assert "16 heads of width 1408" in str(unsupported(1408, 16, torch.bfloat16, cuda))
+    assert "float64" in str(unsupported(256, 16, torch.float64, cuda))
+    assert "cpu" in str(unsupported(256, 16, torch.bfloat16, cpu))
+
+
+SHAPES = [
+    Case(1, 1, 1, 1, 192, 3, 768),
+    Case(1, 1, 2, 300, 320, 5, 640),
+    Case(1, 3, 5, 100, 256, 4, 512),
+    Case(2, 1, 17, 70, 512, 4, 1000),
+    Case(2, 2, 5, 64, 96, 6, 100),
+    Case(3, 1, 3, 70, 96, 3, 384),
+    Case(4, 1, 3, 130, 256, 16, 1024),
+]
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_gpu_float32(case: Case, qk_norm: bool) -> None:
+    check_float32(case._replace(qk_norm=qk_norm))
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SHAPES)
+def test_gpu_bfloat16(case: Case) -> None:
+    runs, x, dz = build(case)
+    wanted = passes(Loop, runs, x, dz)
+    runs = [model.float() for model in runs]
+    with torch.autocast("cuda", torch.bfloat16):
+        got, plain = (passes(kind, runs, x.float(), dz.float()) for kind in (Kernels, Loop))
+    for name, reference in wanted.items():
+        if reference.norm() > 1e-9 * wanted["x"].norm():
+            assert error(got[name], reference) <= 1.5 * error(plain[name], reference) + 1e-6, name
+        else:
+            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_gpu_graph_repeats_bitwise() -> None:
+    (model,), x, dz = build(Case(3, 1, 20, 70, 128, 8, 512))
+    call = partial(passes, Kernels, [model.float()], x.float(), dz.float())
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        want = call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call()
+    for _ in range(2):
+        graph.replay()
+        assert all(torch.equal(y, want[name]) for name, y in got.items())
