@@ -27,7 +27,7 @@ from statistics import fmean
 import numpy as np
 
 from mixers import MIXERS
-from runners.c4.reference.cells import RATES, chosen_rate, next_place
+from runners.c4.reference.cells import RATES, chosen_rate, open_places
 from runners.c4.reference.cells import Cell as ModelCell
 from runners.report.cells import Board, Cell
 from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
@@ -124,7 +124,7 @@ def read_language_models(folder: Path) -> list[LanguageModel]:
 
 
 def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
-    rate, finished = chosen_rate(cell["runs"]), next_place(cell["runs"]) is None
+    rate, finished = chosen_rate(cell["runs"]), not open_places(cell["runs"])
     if rate is None and not finished:
         return None
     runs = [run for run in cell["runs"] if run["lr"] == rate]

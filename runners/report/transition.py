@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from runners.c4.reference.cells import chosen_rate, next_place
+from runners.c4.reference.cells import chosen_rate, open_places
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 
@@ -213,7 +213,7 @@ def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
     return {
         name: cell
         for name, cell in read_models(folder, alike=False).items()
-        if next_place(cell["runs"]) is None and chosen_rate(cell["runs"]) is not None and not is_stale_model(name, cell)
+        if not open_places(cell["runs"]) and chosen_rate(cell["runs"]) is not None and not is_stale_model(name, cell)
     }
 
 

@@ -16,10 +16,10 @@ takes its place. All models of a folder read the same text; models of another te
 
 The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
 run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
-finished run are deleted. On several GPUs, one process per GPU takes models. Several commands may share both folders:
-each model is trained by one of them. With ``--minutes``, a run is left for another time if it is expected to end too
-late. A stopped run counts for its remaining steps; a run whose time is not known begins. An error in a model is one
-line; the other models are trained, and the command ends with status 1.
+finished run are deleted. On several GPUs, one process per GPU takes runs. Several commands may share both folders: each
+run is trained by one of them. With ``--minutes``, a run is left for another time if it is expected to end too late. A
+stopped run counts for its remaining steps; a run whose time is not known begins. An error in a model is one line; the
+other models are trained, and the command ends with status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from rich.console import Console
 
 from runners.c4.checks import check, check_memory
@@ -54,16 +54,19 @@ from runners.c4.reference.cells import (
     Cell,
     cell_file,
     cell_files,
+    free_place,
+    locked,
     new_cell,
-    next_place,
+    open_places,
     read_cell,
+    runs_in,
     runs_left,
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
 from runners.c4.reference.staleness import check_cell, is_stale
-from runners.c4.reference.training import discard_runs, train_place
+from runners.c4.reference.training import discard_run, train_place
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline
@@ -168,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             corpus = corpus_name_of(models[0].config)  # all models read the same text
             check_files(cells, models, corpus)
             print_state(cells, models, corpus, options, partial(console.print, soft_wrap=True))
-    missing = [model for model in models if (cell := cells[model.name]) is None or next_place(cell["runs"]) is not None]
+    missing = [model for model in models if (cell := cells[model.name]) is None or open_places(cell["runs"])]
     if options.dry_run or not missing:
         return
 
@@ -231,7 +234,7 @@ def print_state(
         return
 
     works = [
-        seconds_of_run(model.name, known) * work_left(done[model.name], model.config, model.options, corpus)
+        work_left(done[model.name], model.config, model.options, corpus, seconds_of_run(model.name, known))
         for model in models
     ]
     unknown = [name for name, count in left.items() if count and name not in known]
@@ -245,8 +248,8 @@ def train_models(
 ) -> bool:
     """Train the missing runs of models; return False if one of them stopped with an error.
 
-    What a killed command left of finished runs is deleted, also of finished models. A model that another process
-    trains counts as trained.
+    What a killed command left of finished runs is deleted, also of finished models. A run that another process trains
+    counts as trained.
     """
     failed: list[str] = []
     config = models[0].config  # all models read the same text
@@ -258,11 +261,11 @@ def train_models(
 
         for model in models:
             with others_continue(model.name, failed, RunError, ValueError):
-                train_if_free(model, corpus, split, here, deadline, options, console)
+                train_model(model, corpus, split, here, deadline, options, console)
     return not failed
 
 
-def train_if_free(
+def train_model(
     model: Model,
     corpus: Corpus,
     split: RecallSplit,
@@ -271,7 +274,7 @@ def train_if_free(
     options: ReferenceOptions,
     console: Console,
 ) -> None:
-    """Train the missing runs of a model as far as the deadline allows, unless another process trains it.
+    """Train the missing runs of a model as far as the deadline allows, but those that other processes train.
 
     Raises:
         RunError: a run cannot continue.
@@ -280,31 +283,47 @@ def train_if_free(
     """
     config, file = model.config, model.file
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(file.with_name(f".{file.stem}.lock"), timeout=0):
-            cell = read_cell(file) or new_cell(config, model.options, corpus, split)
-            check_cell(cell, config, model.options, corpus.folder.name, file)
-            discard_runs(cell["runs"], config, model.options, corpus)  # a killed command may have left some
-            while (place := next_place(cell["runs"])) is not None:
-                if deadline is not None:
-                    known = seconds_of_runs(file.parent, device_name(here.device))
-                    share = share_left(place, config, model.options, corpus.folder.name)
-                    if not deadline.allows(share * seconds_of_run(model.name, known)):
-                        return
-                check_memory(config, model.options, here)
-                with closing(Bar(console)) as bar:
-                    run = train_place(place, config, model.options, corpus, split, here, [bar])
-                cell["runs"].append(run)
-                write_cell(file, cell)
-                discard_runs([run], config, model.options, corpus)
-                console.print(f"{file}: {in_words(run)}", soft_wrap=True)
-    except Timeout:
-        return
+    if (cell := read_cell(file)) is not None:
+        check_cell(cell, config, model.options, corpus.folder.name, file)
+        for run in cell["runs"]:  # a killed command may have left some of their folders
+            with locked(file, (run["lr"], run["seed"])) as is_free:
+                if is_free:
+                    discard_run(run, config, model.options, corpus)
+
+    while True:
+        with free_place(file) as place:
+            if place is None:
+                return
+            if deadline is not None:
+                known = seconds_of_runs(file.parent, device_name(here.device))
+                share = share_left(place, config, model.options, corpus.folder.name)
+                if not deadline.allows(share * seconds_of_run(model.name, known)):
+                    return
+            check_memory(config, model.options, here)
+            with closing(Bar(console)) as bar:
+                run = train_place(place, config, model.options, corpus, split, here, [bar])
+            add_run(run, model, corpus, split)
+            discard_run(run, config, model.options, corpus)
+            console.print(f"{file}: {in_words(run)}", soft_wrap=True)
+
+
+def add_run(run: Mapping[str, Any], model: Model, corpus: Corpus, split: RecallSplit) -> None:
+    """Add a run to a model's file, while no other process does so.
+
+    Raises:
+        ValueError: another process has meanwhile written a file that ``check_files`` refuses.
+    """
+    config, file = model.config, model.file
+    with FileLock(file.with_name(f".{file.stem}.lock")):
+        cell = read_cell(file) or new_cell(config, model.options, corpus, split)
+        check_cell(cell, config, model.options, corpus.folder.name, file)
+        cell["runs"].append(run)
+        write_cell(file, cell)
 
 
 def print_unfinished(models: Sequence[Model], deadline: Deadline | None) -> None:
     """Name the models that are not finished after all."""
-    left = [model.name for model in models if (cell := read_cell(model.file)) is None or next_place(cell["runs"])]
+    left = [model.name for model in models if open_places(runs_in(model.file))]
     if left:
         reasons = ["failed", "trained by other processes"] + ([] if deadline is None else [str(deadline)])
         print(f"not finished: {', '.join(left)} ({', '.join(reasons[:-1])}, or {reasons[-1]})", file=sys.stderr)

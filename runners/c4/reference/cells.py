@@ -3,14 +3,18 @@
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
 its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
 next best rate takes its place. The file of the model is written after each run, so that the files alone show which runs
-are missing.
+are missing. Processes share the runs of a model: each run has a lock beside the file, and the file has one for as long
+as a run is added to it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
@@ -90,24 +94,62 @@ def read_cell(file: Path) -> Cell | None:
     return cell
 
 
-def next_place(runs: Sequence[Mapping[str, Any]]) -> Place | None:
-    """Return learning rate and seed of the run to train after ``runs``; None if the model is finished."""
+def runs_in(file: Path) -> list[dict[str, Any]]:
+    """Return the runs in a model's file; none if there is no file.
+
+    Raises:
+        DamagedFileError: it is damaged, or no model's file.
+    """
+    cell = read_cell(file)
+    return [] if cell is None else list(cell["runs"])
+
+
+def open_places(runs: Sequence[Mapping[str, Any]]) -> list[Place]:
+    """Return learning rate and seed of each run that can be trained after ``runs``; none if the model is finished.
+
+    None of them depends on the loss of another, so several processes may train them at the same time.
+    """
     losses = losses_by_rate(runs)
-    for rate in FIRST:
-        if rate not in losses:
-            return rate, SEEDS[0]
+    if rates := [rate for rate in FIRST if rate not in losses]:
+        return [(rate, SEEDS[0]) for rate in rates]
 
     # Neighbours of the best rate.
     best = min(losses, key=lambda rate: (losses[rate], rate))
     at = RATES.index(best)
-    for rate in RATES[max(0, at - 1) : at + 2]:
-        if rate not in losses:
-            return rate, SEEDS[0]
+    if rates := [rate for rate in RATES[max(0, at - 1) : at + 2] if rate not in losses]:
+        return [(rate, SEEDS[0]) for rate in rates]
 
     # Other seeds, unless every run diverged.
     done = {run["seed"] for run in runs if run["lr"] == best}
-    missing = [seed for seed in SEEDS if seed not in done] if math.isfinite(losses[best]) else []
-    return (best, missing[0]) if missing else None
+    return [(best, seed) for seed in SEEDS if seed not in done] if math.isfinite(losses[best]) else []
+
+
+@contextmanager
+def free_place(file: Path) -> Iterator[Place | None]:
+    """Give and lock the first run of a model that is missing and that no other process trains; None if there is none.
+
+    Raises:
+        DamagedFileError: the file is damaged, or no model's file.
+    """
+    for place in open_places(runs_in(file)):
+        with locked(file, place) as is_free:
+            if is_free and place in open_places(runs_in(file)):  # another process may have ended it before the lock
+                yield place
+                return
+    yield None
+
+
+@contextmanager
+def locked(file: Path, place: Place) -> Iterator[bool]:
+    """Lock a run of a model; False if another process has locked it."""
+    rate, seed = place
+    with ExitStack() as stack:
+        is_free = True
+        try:
+            stack.enter_context(FileLock(file.with_name(f".{file.stem}-lr{rate:g}-seed{seed}.lock"), timeout=0))
+        except Timeout:
+            is_free = False
+        yield is_free
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
@@ -137,8 +179,8 @@ def _runs_if_best(best: float, runs: Sequence[Mapping[str, Any]]) -> int:
     If ``best`` is tried already, all rates to try diverge. The other seeds of the chosen rate converge.
     """
     imagined = [*runs]
-    while (place := next_place(imagined)) is not None:
-        rate, seed = place
+    while places := open_places(imagined):
+        rate, seed = places[0]
         loss = None if seed == SEEDS[0] and rate != best else 0.0
         imagined.append({"lr": rate, "seed": seed, "validation_loss": loss})
     return len(imagined) - len(runs)
@@ -194,5 +236,5 @@ def settings_in(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
     """Write a model's file durably, with the chosen learning rate and whether all runs are there."""
-    write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": next_place(cell["runs"]) is None})
+    write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": not open_places(cell["runs"])})
     make_durable(file)

@@ -4,22 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from runners.c4.checkpoints import steps_done
 from runners.c4.config import Config
 from runners.c4.identity import run_folder
-from runners.c4.reference.cells import Place, cell_files, next_place, read_cell, runs_left
+from runners.c4.reference.cells import Place, cell_files, open_places, runs_in, runs_left
 
 
 def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
     """Return by name the mean seconds of the runs of each model in a folder that has runs on ``device``."""
     found = {}
     for file in cell_files(folder):
-        runs = (read_cell(file) or {"runs": []})["runs"]
-        if seconds := [
-            seconds_of(run) for run in runs if run["device"] == device and run["validation_loss"] is not None
-        ]:
+        runs = [run for run in runs_in(file) if run["device"] == device and run["validation_loss"] is not None]
+        if seconds := [seconds_of(run) for run in runs]:
             found[file.stem] = fmean(seconds)
     return found
 
@@ -50,22 +48,46 @@ def share_left(place: Place, config: Config, options: dict[str, Any], corpus: st
     return 1 - steps_done(run_folder(replace(config, lr=lr, seed=seed), options, corpus)) / config.steps
 
 
-def work_left(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: str) -> float:
-    """Return the work that a model still needs at least, in runs, of which the next one may have been begun.
+class Work(NamedTuple):
+    """The least training that a model still needs.
+
+    Attributes:
+        open: seconds of each run that can begin now.
+        later: seconds of the runs that follow one another once all of these have ended.
+    """
+
+    open: list[float]
+    later: float
+
+
+def work_left(
+    runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: str, seconds: float
+) -> Work:
+    """Return the work that a model still needs at least; runs that can begin now may have been begun before.
 
     Args:
         runs: the model's finished runs.
         config: configuration that the model's runs share.
         options: options of the layer that differ from its defaults.
         corpus: name of the corpus.
+        seconds: expected seconds of a run.
     """
-    place = next_place(runs)
-    return 0.0 if place is None else runs_left(runs) - 1 + share_left(place, config, options, corpus)
+    shares = [share_left(place, config, options, corpus) for place in open_places(runs)]
+    return Work([share * seconds for share in shares], (runs_left(runs) - len(shares)) * seconds)
 
 
-def seconds_on(devices: int, works: Sequence[float]) -> float:
-    """Return when the last of ``devices`` is done, if each takes the next work as soon as it is free."""
+def seconds_on(devices: int, works: Sequence[Work]) -> float:
+    """Return when the last of ``devices`` is done.
+
+    Each takes the next run as soon as it is free; the one that ends a model's last open run trains the later ones.
+    """
     ends = [0.0] * devices
-    for seconds in works:
-        ends[ends.index(min(ends))] += seconds
+    for work in works:
+        taken = []
+        for seconds in work.open:
+            device = ends.index(min(ends))
+            ends[device] += seconds
+            taken.append(device)
+        if taken:
+            ends[max(taken, key=lambda at: ends[at])] += work.later
     return max(ends)

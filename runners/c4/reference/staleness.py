@@ -11,7 +11,7 @@ import torch
 from runners.c4.config import Config
 from runners.c4.identity import run_code
 from runners.c4.model import layer_of
-from runners.c4.reference.cells import next_place, settings_in, settings_of
+from runners.c4.reference.cells import open_places, settings_in, settings_of
 from runners.c4.reference.rehearsal import agree, trajectory, unrehearsed_code
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered
@@ -38,7 +38,7 @@ def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any],
         what = "of other settings" if same_text else "of another text"
         raise ValueError(f"{file} is {what}: give another --folder, or delete it to train the model again")
 
-    if next_place(cell["runs"]) is not None and is_stale(cell, config, options):
+    if open_places(cell["runs"]) and is_stale(cell, config, options):
         raise ValueError(
             f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
             "model again"

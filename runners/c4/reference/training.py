@@ -106,19 +106,18 @@ def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str
     return {"gradient": found.gradient, "gradient_half_width": found.half_width}
 
 
-def discard_runs(runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
-    """Delete the folders of runs that a model's file holds: those of 30M parameters take about a gigabyte a run.
+def discard_run(run: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
+    """Delete the folder of a run that a model's file holds: one of 30M parameters takes about a gigabyte.
 
     A run that another process trains for a file in another folder keeps its folder.
 
     Args:
-        runs: entries of the runs.
+        run: entry of the run.
         config: configuration that the model's runs share.
         options: options of the layer that differ from its defaults.
         corpus: data of the runs.
     """
-    for run in runs:
-        folder = run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name)
-        if folder.is_dir():
-            with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
-                discard(folder)
+    folder = run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name)
+    if folder.is_dir():
+        with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
+            discard(folder)

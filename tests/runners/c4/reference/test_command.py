@@ -34,6 +34,7 @@ from runners.gpus import WORKER
 from runners.interrupt import StoppedError
 from tests.runners.c4.reference.tiny import TINY
 from tests.runners.c4.runs import At, Interruption, interrupt
+from tests.runners.processes import forks, start
 
 FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
 
@@ -133,7 +134,7 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
         assert {**done, **times} == {**other, **times}
 
 
-@pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_runs")])
+@pytest.mark.parametrize(("module", "name"), [(cells_of_layers, "make_durable"), (reference, "discard_run")])
 def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
     module: Any, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +142,7 @@ def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
     whole = getattr(module, name)
 
     def kill(*arguments: Any) -> None:
-        if arguments[0]:  # a file, or runs whose checkpoints to delete
+        if arguments[0]:  # a file, or a run whose checkpoints to delete
             interrupt()
         whole(*arguments)
 
@@ -223,12 +224,53 @@ def test_a_folder_that_is_a_file_is_refused_before_training(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_layer_that_another_process_trains_is_left_to_it(command: list[str], tmp_path: Path) -> None:
-    """Also by one with another --out: the lock lies beside the file that both would write."""
+def test_a_run_that_another_process_trains_is_left_to_it(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by one with another --out: the lock lies beside the file. No run that depends on it begins."""
     (tmp_path / "cells").mkdir()
-    with FileLock(tmp_path / "cells" / ".gla.lock"):
+    with FileLock(tmp_path / "cells" / ".gla-lr0.01-seed0.lock"):
         reference.main(command)
-    assert names_of_cells(tmp_path) == ["transformer.json"]
+    assert [(done["lr"], done["seed"]) for done in cell_of(tmp_path, "gla")["runs"]] == [FIRST[0], FIRST[2]]
+    assert not cell_of(tmp_path, "gla")["complete"]
+    assert cell_of(tmp_path, "transformer")["complete"]
+    assert "not finished: gla (failed, or trained by other processes)" in capsys.readouterr().err
+
+    begun = begun_runs(monkeypatch)
+    reference.main(command)
+    cell = cell_of(tmp_path, "gla")
+    assert begun == [FIRST[1], (cell["chosen"], 1)]
+    assert cell["complete"]
+
+
+def share(command: list[str], meeting: Any) -> None:
+    """Body of a process that trains in the tiny setting, and begins its first run together with another process."""
+    first = iter([meeting])
+
+    def begin(*arguments: Any) -> Loop:
+        for together in first:
+            together.wait(60)
+        return Loop(*arguments)
+
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+        patch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
+        patch.setattr("runners.c4.train.Loop", begin)
+        reference.main(command)
+
+
+def test_two_processes_share_the_runs_of_one_layer(command: list[str], tmp_path: Path) -> None:
+    command, meeting = [*command[:3], "transformer", *command[5:]], forks().Barrier(2)
+    processes = [start(share, command, meeting) for _ in range(2)]
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+    cell = cell_of(tmp_path, "transformer")
+    assert cell["complete"]
+    assert sorted((done["lr"], done["seed"]) for done in cell["runs"]) == sorted([*FIRST, (cell["chosen"], 1)])
+    assert list((tmp_path / "out" / RUNS / "c4").iterdir()) == []
 
 
 def test_a_run_that_another_process_trains_for_another_folder_keeps_its_checkpoints(
@@ -329,7 +371,7 @@ def timed(cell: dict[str, Any], seconds: float) -> dict[str, Any]:
     return cell | {"runs": [{**done, **own} for done in cell["runs"]]}
 
 
-@pytest.mark.parametrize(("gpus", "words"), [(1, "about 22 min as"), (2, "about 14 min on 2 GPUs as")])
+@pytest.mark.parametrize(("gpus", "words"), [(1, "about 22 min as"), (2, "about 12 min on 2 GPUs as")])
 def test_the_time_left_has_evaluations_and_is_divided_among_gpus(
     gpus: int,
     words: str,
@@ -339,7 +381,7 @@ def test_the_time_left_has_evaluations_and_is_divided_among_gpus(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Runs of 120 s. 3 are left of the Transformer, and 4 of each other model, so that one GPU takes 4 + 3 of 11."""
+    """Runs of 120 s. 3 are left of the Transformer, 4 of each other model: of two GPUs one takes 6 of 11."""
     store(tmp_path, timed(unfinished(trained), 90.0))
     monkeypatch.setattr(reference, "find_devices", lambda _: find_devices("auto")[:1] * gpus)
     reference.main([*command[:3], "gla", "transformer", "lru", *command[5:], "--dry-run"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runners.c4.reference.cells import chosen_rate, next_place, runs_left
+from runners.c4.reference.cells import chosen_rate, open_places, runs_left
 
 
 def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
@@ -16,8 +16,9 @@ def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
 def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
     """The runs of a layer whose losses depend on the learning rate as given."""
     runs: list[dict[str, Any]] = []
-    while (place := next_place(runs)) is not None:
-        runs.append(run(place[0], losses[place[0]], place[1]))
+    while places := open_places(runs):
+        rate, seed = places[0]
+        runs.append(run(rate, losses[rate], seed))
     return [(done["lr"], done["seed"]) for done in runs]
 
 
@@ -45,10 +46,21 @@ def test_the_grid_grows_until_the_best_rate_is_inside(
     assert runs_left([run(3e-3, 2.0), run(1e-2, None)]) == 3  # 3e-2 and 1e-3, and a second seed
 
 
+def test_runs_are_open_together_if_none_depends_on_the_loss_of_another() -> None:
+    assert open_places([]) == FIRST
+    assert open_places([run(1e-2, 2.0)]) == [(3e-3, 0), (3e-2, 0)]
+    assert open_places([run(1e-2, 2.0), run(3e-2, 1.5)]) == [(3e-3, 0)]
+    for length in range(7):
+        for runs in histories(length):
+            for (rate, seed), loss in product(open_places(runs), (0.5, 9.0, None)):
+                others = {place for place in open_places(runs) if place != (rate, seed)}
+                assert others <= set(open_places([*runs, run(rate, loss, seed)]))
+
+
 def test_the_second_seed_chooses_nothing() -> None:
     runs = [run(3e-3, 2.0), run(1e-2, 1.9), run(3e-2, 2.1), run(1e-2, 9.0, seed=1)]
     assert chosen_rate(runs) == 1e-2
-    assert next_place(runs) is None
+    assert open_places(runs) == []
     assert runs_left(runs) == 0
 
 
@@ -59,23 +71,24 @@ def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
 
     # The next best rate is searched on its other side, and gets a second seed.
     runs.append(run(1e-3, 1.85))
-    assert next_place(runs[:-1]) == (1e-3, 0)
-    assert next_place(runs) == (3e-3, 1)
+    assert open_places(runs[:-1]) == [(1e-3, 0)]
+    assert open_places(runs) == [(3e-3, 1)]
     assert runs_left(runs) == 1
 
     # Where its second seed diverges as well, the third best one follows.
     runs.append(run(3e-3, None, seed=1))
     assert chosen_rate(runs) == 1e-3
-    assert next_place(runs) == (3e-4, 0)
+    assert open_places(runs) == [(3e-4, 0)]
 
 
 def fewest(runs: list[dict[str, Any]]) -> int:
     """The least number of runs left, over all ways in which each of them can end."""
-    if (place := next_place(runs)) is None:
+    if not (places := open_places(runs)):
         return 0
+    rate, seed = places[0]
     best = min((done["validation_loss"] for done in runs if done["validation_loss"] is not None), default=1.0)
     ends = (best / 2, 9.0, None)
-    return 1 + min(fewest([*runs, run(place[0], loss, place[1])]) for loss in ends)
+    return 1 + min(fewest([*runs, run(rate, loss, seed)]) for loss in ends)
 
 
 def histories(length: int) -> Iterator[list[dict[str, Any]]]:
@@ -83,8 +96,9 @@ def histories(length: int) -> Iterator[list[dict[str, Any]]]:
     for losses in product((1.0, 2.0, None), repeat=length):
         runs: list[dict[str, Any]] = []
         for loss in losses:
-            if (place := next_place(runs)) is not None:
-                runs.append(run(place[0], loss, place[1]))
+            if places := open_places(runs):
+                rate, seed = places[0]
+                runs.append(run(rate, loss, seed))
         yield runs
 
 
