@@ -3,7 +3,7 @@
 import difflib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -84,6 +84,19 @@ def not_understood(argument: str, known: Mapping[str, str]) -> str:
     option = argument.partition("=")[0]
     found = closest(option, known)
     return f"unknown option {option}: " + (f"did you mean {found}?" if found else "see --help")
+
+
+def row_of(name: str, rows: Iterable[str]) -> str:
+    """Return the row of that name.
+
+    Raises:
+        ValueError: there is none; the message names the one that was probably meant.
+    """
+    if name in (rows := tuple(rows)):
+        return name
+    similar = difflib.get_close_matches(name.lower(), rows, n=1)
+    advice = f"did you mean {similar[0]}? The rows are" if similar else "choose from"
+    raise ValueError(f"no row {name!r}: {advice} {', '.join(rows)}")
 
 
 def closest(option: str, known: Mapping[str, str]) -> str | None:

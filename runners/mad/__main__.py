@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.list:
             print_layers(plan_layers(options, mixer_values, say), console)
             return
+        reference_folder(options.reference)
         experiments = plan_experiments(options, mixer_values, task_values, say)
         with explaining_database(options.settings.storage):
             check_homes(experiments, options.out, options.settings.storage)
@@ -82,7 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 storage, clock = existing_storage(options.settings.storage), _clock(options)
                 print_forecast(experiments, options.runs, storage, options.out, console, clock, options.more_seeds)
                 return
-        reference_folder(options.reference)
         check_login(options.wandb)
     with user_errors(ContractError, SplitOverlapError):
         try_layers(experiments, find_devices(options.device)[0])

@@ -73,6 +73,7 @@ from runners.deadline import Deadline
 from runners.device import device_name, find_devices
 from runners.ending import others_continue, run_command, user_errors
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
+from runners.guidance import row_of
 from runners.progress import spell
 
 RUNS = "reference-language-models"
@@ -115,9 +116,6 @@ class ReferenceOptions:
             ValueError: the experiment has no such model.
         """
         experiment = EXPERIMENTS[self.experiment]
-        if unknown := [name for name in self.rows if name not in experiment.rows]:
-            raise ValueError(f"no row {unknown[0]!r} in {self.experiment}: choose from {', '.join(experiment.rows)}")
-
         data = {"data": (str(self.data),), "tokenizer": str(self.tokenizer)}
         shared = {**data, "out": self.out / RUNS, "dry_run": self.dry_run}
         return [
@@ -127,7 +125,7 @@ class ReferenceOptions:
                 options=dict(experiment.rows[name].options),
                 file=cell_file(self.folder / experiment.folder, name),
             )
-            for name in dict.fromkeys(self.rows or experiment.rows)
+            for name in dict.fromkeys(row_of(name, experiment.rows) for name in self.rows or experiment.rows)
         ]
 
 

@@ -40,6 +40,7 @@ from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline
 from runners.ending import others_continue, run_command, user_errors
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
+from runners.guidance import row_of
 from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
@@ -111,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = cli(ReferenceOptions, ReferenceOptions(), arguments)
         check_out(options.out, writes=not (options.dry_run or options.overview))
         check_out(options.cells, "--folder", writes=not options.dry_run)
+        if options.overview and options.dry_run:
+            raise ValueError("--overview writes the overview, and --dry-run writes nothing: leave one of them out")
         deadline = None if options.minutes is None else Deadline(options.minutes, began)
         wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
         there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
@@ -208,9 +211,7 @@ def chosen_entries(names: Sequence[str]) -> list[Entry]:
     Raises:
         ValueError: there is no such row.
     """
-    if unknown := [name for name in names if name not in ENTRIES]:
-        raise ValueError(f"no row {unknown[0]!r}: choose from {', '.join(ENTRIES)}")
-    return [ENTRIES[name] for name in names or ENTRIES]
+    return [ENTRIES[row_of(name, ENTRIES)] for name in names or ENTRIES]
 
 
 def chosen_tasks(names: Sequence[str]) -> list[str]:

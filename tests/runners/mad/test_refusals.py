@@ -30,6 +30,10 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             "no task 'memorisation': did you mean memorization? The tasks are in-",
         ),
         (["--mixer", "rt,lstm", "--task", "parity"], "no mixer 'rt,lstm': separate names by spaces\n"),
+        (
+            ["--mixer", "rt", "--task", "parity", "--reference", "/nowhere", "--dry-run"],
+            "--reference /nowhere is no folder: give shipped, none, or a folder of reference results\n",
+        ),
         (["--mixer", "rt", "--task", "parity,mqar"], "no task 'parity,mqar': separate names by spaces\n"),
         (
             ["--mixer", "my.layer.L", "--task", "parity"],

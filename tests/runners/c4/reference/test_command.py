@@ -642,7 +642,7 @@ def test_a_variant_of_rt_is_trained_with_its_options(
 @pytest.mark.parametrize(
     ("layer", "tokenizer", "message"),
     [
-        ("transformr", True, "error: no row 'transformr' in ranking: choose from transformer"),
+        ("transformr", True, "error: no row 'transformr': did you mean transformer? The rows are transformer, sliding"),
         ("gla", False, "tokenizer.json: give --data a folder that python -m runners.c4 convert made"),
     ],
 )

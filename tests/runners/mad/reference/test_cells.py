@@ -202,11 +202,28 @@ def test_a_file_in_place_of_the_preset_s_folder_is_refused_before_training(
     assert capsys.readouterr().err == f"error: --folder {tmp_path / 'quick'} is a file: name a folder\n"
 
 
-def test_unknown_names_are_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in ((["--layers", "nope"], "no row 'nope'"), (["--tasks", "nope"], "no task 'nope'")):
-        with pytest.raises(SystemExit, match="2"):
-            command.main(arguments)
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "nope"], "no row 'nope': choose from rt, transformer, "),
+        (
+            ["--layers", "rt", "transfomer"],
+            "no row 'transfomer': did you mean transformer? The rows are rt, transformer, ",
+        ),
+        (["--tasks", "nope"], "no task 'nope'"),
+        (
+            ["--overview", "--dry-run"],
+            "--overview writes the overview, and --dry-run writes nothing: leave one of them",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
