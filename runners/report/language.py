@@ -199,18 +199,24 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 
 
 def task_that_goes_with_the_loss(found: Sequence[Correlations]) -> str:
-    """Return in words which task goes most with the validation loss between families, and which least."""
+    """Return in words which task goes most with the validation loss, which least, and what is clearer than chance."""
     rhos = {row.score: row.between["total"] for row in found if row.score != MEAN_RANK}
     by_strength = sorted((-abs(rho.value), title, rho) for title, rho in rhos.items() if rho)
     if len(by_strength) < 2:
         return ""
     (_, most, strongest), *_, (_, least, weakest) = by_strength
-    clear = [title for _, title, rho in by_strength if rho.significant]
+    inverse = ", better scores with higher losses" if strongest.value < 0 else ""
     return (
-        f"Of the tasks, {most} goes most with the validation loss between families (ρ = {strongest.value:.2f}), and "
-        f"{least} least (ρ = {weakest.value:.2f}). "
-        f"Clearer than chance, all scores together: {', '.join(clear) or 'none'}."
+        f"Of the tasks, {most} goes most with the validation loss between families (ρ = {strongest.value:.2f}{inverse}), "
+        f"and {least} least (ρ = {weakest.value:.2f}). Clearer than chance, with all scores tested together: between "
+        f"families {_clear({row.score: row.between['total'] for row in found})}; "
+        f"within families {_clear({row.score: row.within['total'] for row in found})}."
     )
+
+
+def _clear(rhos: Mapping[str, Rho | None]) -> str:
+    """Return in words which scores are clearer than chance."""
+    return ", ".join(f"{name} ({rho.value:.2f})" for name, rho in rhos.items() if rho and rho.significant) or "none"
 
 
 def _parameters(models: Sequence[LanguageModel]) -> Floats:

@@ -276,11 +276,17 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
 def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
     text = task_that_goes_with_the_loss(found)
-    assert text.startswith("Of the tasks, copying goes most with the validation loss between families (ρ = -1.00), and")
+    assert text.startswith(
+        "Of the tasks, copying goes most with the validation loss between families (ρ = -1.00, better scores with higher "
+        "losses), and"
+    )
     (least,) = (row.between["total"] for row in found if row.score == "memorization")
     assert least is not None
     assert f"memorization least (ρ = {least.value:.2f})." in text
-    assert text.endswith("Clearer than chance, all scores together: copying, parity.")
+    assert text.endswith(
+        "Clearer than chance, with all scores tested together: between families copying (-1.00), parity (1.00); "
+        "within families none."
+    )
     assert task_that_goes_with_the_loss(found[:1]) == ""
 
 
