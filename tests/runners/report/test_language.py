@@ -277,8 +277,8 @@ def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
     text = task_that_goes_with_the_loss(found)
     assert text.startswith(
-        "Of the tasks, copying goes most with the validation loss between families (ρ = -1.00, better scores with higher "
-        "losses), and"
+        "Of the tasks, copying goes most with the validation loss between families "
+        "(ρ = -1.00, better scores with higher losses), and"
     )
     (least,) = (row.between["total"] for row in found if row.score == "memorization")
     assert least is not None
