@@ -208,8 +208,9 @@ def task_that_goes_with_the_loss(found: Sequence[Correlations]) -> str:
     inverse = ", better scores with higher losses" if strongest.value < 0 else ""
     return (
         f"Of the tasks, {most} goes most with the validation loss between families "
-        f"(ρ = {strongest.value:.2f}{inverse}), and {least} least (ρ = {weakest.value:.2f}). Clearer than chance, with all scores tested together: between "
-        f"families {_clear({row.score: row.between['total'] for row in found})}; "
+        f"(ρ = {strongest.value:.2f}{inverse}), and {least} least (ρ = {weakest.value:.2f}). "
+        "Clearer than chance, with all scores tested together: "
+        f"between families {_clear({row.score: row.between['total'] for row in found})}; "
         f"within families {_clear({row.score: row.within['total'] for row in found})}."
     )
 
