@@ -40,8 +40,13 @@ from runners.report.pictures.costs import flops_picture, state_picture
 from runners.report.pictures.depth import block_picture, depth_picture
 from runners.report.pictures.heat_map import heat_picture
 from runners.report.pictures.lengths import length_picture, position_picture
+from runners.report.pictures.models import (
+    gradient_picture,
+    loss_picture,
+    panels_of_families,
+    panels_of_parametrisations,
+)
 from runners.report.pictures.training import curve_picture, rate_picture
-from runners.report.pictures.transition import gradient_picture, transition_picture
 from runners.report.records import Records
 from runners.report.speed import anchors, tables
 from runners.report.transition import finished_models
@@ -93,11 +98,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models = read_language_models(models_folder)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
         against = finished_models(models_folder / AGAINST)
+        of_layers, of_rt = panels_of_families(finished_models(models_folder)), panels_of_parametrisations(against)
         language = Language(
             models=models,
             answer=answer(published, models),
             boards=predictions,
-            against=[transition_picture(against), gradient_picture(against)],
+            pictures=[
+                loss_picture(of_layers, "learning", "How the language models learn"),
+                gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
+            ],
+            against=[
+                loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
+                gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
+            ],
         )
         claims = read_claims(published, records, against)
         words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)

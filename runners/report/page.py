@@ -80,12 +80,14 @@ class Language:
         models: the language models.
         answer: result of the primary analysis in words.
         boards: exploratory predictions by name of a board.
+        pictures: loss curves and gradients of the language models.
         against: loss curves and gradients of RT against the Transformer.
     """
 
     models: Sequence[LanguageModel]
     answer: str
     boards: Mapping[str, Predictions]
+    pictures: Sequence[Picture]
     against: Sequence[Picture]
 
 

@@ -46,7 +46,7 @@ LANGUAGE_RUN: Mapping[str, Any] = {
     "code": "",
     "trajectory": [],
     "seconds": 600.0,
-    "curve": [],
+    "curve": [[1, 9.5, 9.0], [10, 3.0, 3.0]],
 }
 """Entries of the file of a language model, and of one of its runs."""
 

@@ -1,5 +1,6 @@
 """The table of RT against the Transformer: what it says of made-up losses."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,15 @@ import pytest
 from runners.c4.reference.cells import write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
 from runners.files import read_json
-from runners.report.pictures.transition import _curves, gradient_picture, transition_picture
-from runners.report.transition import HEADINGS, ROWS, Transition, finished_models
+from runners.report.pictures import Picture
+from runners.report.pictures.models import (
+    _curves,
+    gradient_picture,
+    loss_picture,
+    panels_of_families,
+    panels_of_parametrisations,
+)
+from runners.report.transition import HEADINGS, ROWS, Models, Transition, finished_models
 from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 
 SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
@@ -125,8 +133,12 @@ def test_a_model_that_is_not_finished_is_not_trained(tmp_path: Path) -> None:
     assert rows(tmp_path)["6 RT layers have a lower loss than 6 Transformer layers"] == ["not trained"] * 3
 
 
+def drawn(picture: Callable[..., Picture], models: Models) -> Mapping[str, Mapping[str, str]]:
+    return picture(panels_of_parametrisations(models), "name", "title").panels
+
+
 def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
-    assert transition_picture({}).panels == {}
+    assert drawn(loss_picture, {}) == {}
     write(tmp_path, "rt-6", (3.0, 3.1))
     write(tmp_path, "rt-6-authors", (3.2, 3.1))
     write(tmp_path, "transformer-6", (3.4, 3.3))
@@ -134,7 +146,7 @@ def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
     tokens_E, losses_SE = _curves(models["rt-6"])
     assert tokens_E.tolist() == [64 * 512, 640 * 512]
     assert losses_SE.tolist() == [[9.0, 3.0], [9.0, 3.1]]
-    panels = transition_picture(models).panels
+    panels = drawn(loss_picture, models)
     assert [("rt-6 3.050, transformer-6 3.350" in panel["both"]) for panel in panels.values()] == [True, False]
     assert "rt-6 3.150" in panels["authors' parametrisation"]["both"]
 
@@ -149,13 +161,25 @@ def test_the_experiments_train_every_model_of_the_table(row: Any, tmp_path: Path
 
 
 def test_gradients_are_relative_to_those_at_the_position_itself(tmp_path: Path) -> None:
-    assert gradient_picture({}).panels == {}
+    assert drawn(gradient_picture, {}) == {}
     write(tmp_path, "rt-6", (3.0, 3.1))
     write(tmp_path, "transformer-6", (3.4, 3.3))
     cell = read_json(tmp_path / "rt-6.json")
     cell["runs"][-1] |= {"gradient": [4.0, 2.0, 0.5], "gradient_half_width": [0.4, 3.0, 0.1]}
     cell["runs"][0] |= {"gradient": [1.0, 1.0, 1.0], "gradient_half_width": [0.1, 0.1, 0.1]}  # not the best rate
     write_cell(tmp_path / "rt-6.json", cell)
-    (panel,) = gradient_picture(finished_models(tmp_path)).panels.values()
+    (panel,) = drawn(gradient_picture, finished_models(tmp_path)).values()
     assert "s parametrisation; at the largest distance rt-6 0.12" in panel["both"]
     assert "transformer-6" not in panel["both"]
+
+
+def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path: Path) -> None:
+    for layer, losses in {"gla": (3.3, 3.4), "retnet": (3.5, 3.5), "transformer": (3.1, 3.1)}.items():
+        write(tmp_path, layer, losses)
+    panels = panels_of_families(finished_models(tmp_path))
+    assert {title: list(models) for title, models in panels.items()} == {
+        "attention": ["transformer"],
+        "linear attention": ["retnet", "gla", "transformer"],
+    }
+    drawn = loss_picture(panels, "name", "title").panels["linear attention"]["both"]
+    assert "retnet 3.500, gla 3.350, transformer 3.100" in drawn

@@ -1,0 +1,157 @@
+"""Language models: loss curves, and the size of the gradient by distance."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+
+from mixers import MIXERS
+from runners.c4.reference.cells import chosen_rate, settings_in
+from runners.drawing import Style, styles
+from runners.report.pictures import Picture
+from runners.report.svg import STYLE, name_lines, panel, to_svg
+from runners.report.transition import ENDINGS, Models
+
+Panels = Mapping[str, Models]
+"""Models by the title of the panel that draws them, and by name."""
+
+COMPARED = ("rt-6", "transformer-6", "transformer-12")
+"""Models of 30M parameters whose curves are drawn, in the paper's parametrisation."""
+LAST = 100
+"""Ratio of the last to the first number of tokens on the axis."""
+
+
+def panels_of_parametrisations(models: Models) -> Panels:
+    """Return a panel for each parametrisation in which one of the models ``COMPARED`` is there."""
+    return _with_models(
+        {
+            f"{parametrisation} parametrisation": [(row, row + ending) for row in COMPARED]
+            for parametrisation, ending in ENDINGS.items()
+        },
+        models,
+    )
+
+
+def panels_of_families(models: Models) -> Panels:
+    """Return a panel for each family of layers with a model, and the Transformer in all of them."""
+    families: dict[str, list[str]] = {}
+    for layer in filter(models.__contains__, MIXERS):
+        families.setdefault(MIXERS[layer].family, []).append(layer)
+    names = {family: dict.fromkeys([*layers, "transformer"]) for family, layers in families.items()}
+    return _with_models({family: [(layer, layer) for layer in layers] for family, layers in names.items()}, models)
+
+
+def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> Panels:
+    """Return panels by title from pairs of label and name of a model; panels without a model are left out."""
+    found = {title: {label: models[name] for label, name in pairs if name in models} for title, pairs in names.items()}
+    return {title: drawn for title, drawn in found.items() if drawn}
+
+
+def loss_picture(panels: Panels, name: str, title: str) -> Picture:
+    """Return the validation loss against the tokens read.
+
+    Args:
+        panels: the models.
+        name: anchor in the page.
+        title: title.
+    """
+    return _picture(
+        panels,
+        _draw_losses,
+        name,
+        title,
+        "Who learns faster, and who is ahead in the end? Validation loss against the tokens read, at the best learning "
+        "rate of each model. The line is the mean of the seeds, the band reaches from seed to seed.",
+    )
+
+
+def gradient_picture(panels: Panels, name: str, title: str) -> Picture:
+    """Return the size of the gradient against the distance; arguments as for ``loss_picture``."""
+    measured = {
+        title: found
+        for title, models in panels.items()
+        if (found := {label: cell for label, cell in models.items() if _measured(cell)})
+    }
+    return _picture(
+        measured,
+        _draw_gradients,
+        name,
+        title,
+        "Norm of the gradient of the loss at position t by the embedding at t − d, divided by that at d = 0: one seed "
+        "at the best learning rate, mean over sequences of validation text with its 95% interval.",
+    )
+
+
+def _picture(
+    panels: Panels,
+    draw: Callable[[Models, Mapping[str, Style], str], Markup],
+    name: str,
+    title: str,
+    question: str,
+) -> Picture:
+    legend = styles([label for models in panels.values() for label in models])
+    return Picture(
+        name=name,
+        title=title,
+        question=question,
+        panels={title: {"both": draw(models, legend, title)} for title, models in panels.items()},
+        legend=legend,
+        missing="" if panels else "Nothing to draw yet: no model is trained.",
+    )
+
+
+def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
+    figure, axes = panel()
+    ends, lowest = [], np.inf
+    with rc_context(STYLE):
+        for row, cell in found.items():
+            tokens_E, losses_SE = _curves(cell)
+            mean_E, style = losses_SE.mean(0), legend[row]
+            axes.plot(tokens_E, mean_E, style.line, color=style.color, linewidth=1.6)
+            axes.fill_between(tokens_E, losses_SE.min(0), losses_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
+            ends.append((row, float(mean_E[-1]), style.color))
+            lowest = min(lowest, float(mean_E[-1]))
+
+        # Show the end of training, because the first steps would take most of the panel.
+        axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.2))
+        axes.set(xlabel="tokens", ylabel="nats per token")
+        name_lines(axes, ends)
+    last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
+    return to_svg(figure, f"validation loss against tokens, {name}; at the end {last}")
+
+
+def _draw_gradients(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
+    figure, axes = panel()
+    far = []
+    with rc_context(STYLE):
+        for row, cell in found.items():
+            mean_T, half_T = _relative(_measured(cell)[0])
+            distance, style = np.arange(1, len(mean_T)), legend[row]
+            axes.plot(distance, mean_T[1:], style.line, color=style.color, linewidth=1.4)
+            low_T = np.maximum(mean_T - half_T, mean_T / 10)  # an interval may reach zero, a logarithm may not
+            axes.fill_between(distance, low_T[1:], (mean_T + half_T)[1:], color=style.color, alpha=0.2, linewidth=0)
+            far.append(f"{row} {mean_T[-1]:.2g}")
+        axes.set(xscale="log", yscale="log", xlabel="distance d in tokens", ylabel="relative to d = 0")
+    return to_svg(figure, f"gradient against distance, {name}; at the largest distance {', '.join(far)}")
+
+
+def _measured(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the runs at the best learning rate whose gradients are measured."""
+    rate = chosen_rate(cell["runs"])
+    return [run for run in cell["runs"] if run["lr"] == rate and "gradient" in run]
+
+
+def _relative(run: Mapping[str, Any]) -> np.ndarray:
+    """Return the means and half widths (2, T) of a run's gradients, divided by the mean at distance 0."""
+    return np.array([run["gradient"], run["gradient_half_width"]]) / run["gradient"][0]
+
+
+def _curves(cell: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of E evaluations, and the validation losses (S, E) of the seeds at the best learning rate."""
+    rate, config = chosen_rate(cell["runs"]), settings_in(cell)
+    curves = [run["curve"] for run in cell["runs"] if run["lr"] == rate]
+    losses_SE = np.array([[loss for _, _, loss in curve] for curve in curves])
+    steps_E = np.array([step for step, _, _ in curves[0]])
+    return steps_E * config["batch_size"] * config["seq_len"], losses_SE
