@@ -95,8 +95,9 @@ def row_of(name: str, rows: Iterable[str]) -> str:
     if name in (rows := tuple(rows)):
         return name
     similar = difflib.get_close_matches(name.lower(), rows, n=1)
-    advice = f"did you mean {similar[0]}? The rows are" if similar else "choose from"
-    raise ValueError(f"no row {name!r}: {advice} {', '.join(rows)}")
+    meant = f"did you mean {similar[0]}? The rows are" if similar else "choose from"
+    advice = "separate names by spaces" if "," in name else f"{meant} {', '.join(rows)}"
+    raise ValueError(f"no row {name!r}: {advice}")
 
 
 def closest(option: str, known: Mapping[str, str]) -> str | None:

@@ -63,7 +63,7 @@ class Predictions:
 
     Attributes:
         correlations: correlations by metric.
-        in_words: which task goes most with the validation loss, and which least, by metric.
+        in_words: which task goes most with the validation loss, which least, what is clearer than chance; by metric.
         pictures: the pictures.
     """
 

@@ -52,6 +52,7 @@ from runners.c4.pretraining import corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
     Cell,
+    Place,
     cell_file,
     cell_files,
     free_place,
@@ -65,8 +66,8 @@ from runners.c4.reference.cells import (
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
-from runners.c4.reference.staleness import check_cell, is_stale
-from runners.c4.reference.training import discard_run, train_place
+from runners.c4.reference.staleness import check_cell, check_terms, is_stale
+from runners.c4.reference.training import discard_run, folder_of, train_place
 from runners.c4.watchers import Bar
 from runners.cli import check_out, cli, shown_as
 from runners.deadline import Deadline
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not is_worker():
             corpus = corpus_name_of(models[0].config)  # all models read the same text
             check_files(cells, models, corpus)
+            if not options.dry_run:
+                discard_leftovers(cells, models, corpus)
             print_state(cells, models, corpus, options, partial(console.print, soft_wrap=True))
     missing = [model for model in models if (cell := cells[model.name]) is None or open_places(cell["runs"])]
     if options.dry_run or not missing:
@@ -201,6 +204,18 @@ def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model], corpu
     for model in models:
         if (cell := cells[model.name]) is not None:
             check_cell(cell, model.config, model.options, corpus, model.file)
+
+
+def discard_leftovers(cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str) -> None:
+    """Delete the folders that killed commands left of finished runs, but those that other processes use."""
+    for model in models:
+        cell = cells[model.name]
+        for place in [(run["lr"], run["seed"]) for run in cell["runs"]] if cell else []:
+            folder = folder_of(place, model.config, model.options, corpus)
+            if folder.is_dir():
+                with locked(model.file, place) as is_free:
+                    if is_free:
+                        discard_run(folder)
 
 
 def print_state(
@@ -246,8 +261,7 @@ def train_models(
 ) -> bool:
     """Train the missing runs of models; return False if one of them stopped with an error.
 
-    What a killed command left of finished runs is deleted, also of finished models. A run that another process trains
-    counts as trained.
+    A run that another process trains counts as trained.
     """
     failed: list[str] = []
     config = models[0].config  # all models read the same text
@@ -279,29 +293,28 @@ def train_model(
         StoppedError: the process was asked to stop; its state is saved.
         ValueError: another process has meanwhile written a file that ``check_files`` refuses.
     """
-    config, file = model.config, model.file
+    config, file, text = model.config, model.file, corpus.folder.name
     file.parent.mkdir(parents=True, exist_ok=True)
     if (cell := read_cell(file)) is not None:
-        check_cell(cell, config, model.options, corpus.folder.name, file)
-        for run in cell["runs"]:  # a killed command may have left some of their folders
-            with locked(file, (run["lr"], run["seed"])) as is_free:
-                if is_free:
-                    discard_run(run, config, model.options, corpus)
+        check_cell(cell, config, model.options, text, file)
+
+    def fits(place: Place) -> bool:
+        if deadline is None:
+            return True
+        known = seconds_of_runs(file.parent, device_name(here.device))
+        return deadline.allows(share_left(place, config, model.options, text) * seconds_of_run(model.name, known))
 
     while True:
-        with free_place(file) as place:
+        with free_place(file, fits) as place:
             if place is None:
                 return
-            if deadline is not None:
-                known = seconds_of_runs(file.parent, device_name(here.device))
-                share = share_left(place, config, model.options, corpus.folder.name)
-                if not deadline.allows(share * seconds_of_run(model.name, known)):
-                    return
+            if (cell := read_cell(file)) is not None:  # which another process may have written meanwhile
+                check_terms(cell, config, model.options, text, file)
             check_memory(config, model.options, here)
             with closing(Bar(console)) as bar:
                 run = train_place(place, config, model.options, corpus, split, here, [bar])
             add_run(run, model, corpus, split)
-            discard_run(run, config, model.options, corpus)
+            discard_run(folder_of(place, config, model.options, text))
             console.print(f"{file}: {in_words(run)}", soft_wrap=True)
 
 
@@ -309,12 +322,12 @@ def add_run(run: Mapping[str, Any], model: Model, corpus: Corpus, split: RecallS
     """Add a run to a model's file, while no other process does so.
 
     Raises:
-        ValueError: another process has meanwhile written a file that ``check_files`` refuses.
+        ValueError: another process has meanwhile written a file of another text or of other settings.
     """
     config, file = model.config, model.file
     with FileLock(file.with_name(f".{file.stem}.lock")):
         cell = read_cell(file) or new_cell(config, model.options, corpus, split)
-        check_cell(cell, config, model.options, corpus.folder.name, file)
+        check_terms(cell, config, model.options, corpus.folder.name, file)
         cell["runs"].append(run)
         write_cell(file, cell)
 

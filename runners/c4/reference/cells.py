@@ -8,7 +8,7 @@ as a run is added to it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -125,13 +125,17 @@ def open_places(runs: Sequence[Mapping[str, Any]]) -> list[Place]:
 
 
 @contextmanager
-def free_place(file: Path) -> Iterator[Place | None]:
-    """Give and lock the first run of a model that is missing and that no other process trains; None if there is none.
+def free_place(file: Path, fits: Callable[[Place], bool]) -> Iterator[Place | None]:
+    """Give and lock the first run of a model that can be trained; None if there is none.
+
+    Args:
+        file: file of the model.
+        fits: whether to train a run; it is asked before the run is locked.
 
     Raises:
         DamagedFileError: the file is damaged, or no model's file.
     """
-    for place in open_places(runs_in(file)):
+    for place in filter(fits, open_places(runs_in(file))):
         with locked(file, place) as is_free:
             if is_free and place in open_places(runs_in(file)):  # another process may have ended it before the lock
                 yield place

@@ -1,15 +1,14 @@
 """How long the missing runs of language models take, from the times of finished runs on the same device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from runners.c4.checkpoints import steps_done
 from runners.c4.config import Config
-from runners.c4.identity import run_folder
 from runners.c4.reference.cells import Place, cell_files, open_places, runs_in, runs_left
+from runners.c4.reference.training import folder_of
 
 
 def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
@@ -44,8 +43,7 @@ def share_left(place: Place, config: Config, options: dict[str, Any], corpus: st
         options: options of the layer that differ from its defaults.
         corpus: name of the corpus.
     """
-    lr, seed = place
-    return 1 - steps_done(run_folder(replace(config, lr=lr, seed=seed), options, corpus)) / config.steps
+    return 1 - steps_done(folder_of(place, config, options, corpus)) / config.steps
 
 
 class Work(NamedTuple):

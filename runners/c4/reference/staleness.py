@@ -31,18 +31,26 @@ def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any],
         ValueError: the corpus or the settings differ, or runs are missing and the code trains differently; the message
             says what to do.
     """
+    check_terms(cell, config, options, corpus, file)
+    if open_places(cell["runs"]) and is_stale(cell, config, options):
+        raise ValueError(
+            f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
+            "model again"
+        )
+
+
+def check_terms(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
+    """Check that the runs of a file have the text and the settings of today's; arguments as for ``check_cell``.
+
+    Raises:
+        ValueError: the corpus or the settings differ; the message says what to do.
+    """
     same_text = cell["corpus"]["name"] == corpus
     layer, layer_config = layer_of(config, options)
     earlier = settings_in(cell), asdict(layer.Config()) | cell["options"]
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "of other settings" if same_text else "of another text"
         raise ValueError(f"{file} is {what}: give another --folder, or delete it to train the model again")
-
-    if open_places(cell["runs"]) and is_stale(cell, config, options):
-        raise ValueError(
-            f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
-            "model again"
-        )
 
 
 def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:

@@ -6,9 +6,10 @@ Runs of other seeds than the first are also measured for the size of their gradi
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -106,18 +107,23 @@ def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str
     return {"gradient": found.gradient, "gradient_half_width": found.half_width}
 
 
-def discard_run(run: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: Corpus) -> None:
+def folder_of(place: Place, config: Config, options: dict[str, Any], corpus: str) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        place: learning rate and seed of the run.
+        config: configuration that the model's runs share.
+        options: options of the layer that differ from its defaults.
+        corpus: name of the corpus.
+    """
+    lr, seed = place
+    return run_folder(replace(config, lr=lr, seed=seed), options, corpus)
+
+
+def discard_run(folder: Path) -> None:
     """Delete the folder of a run that a model's file holds: one of 30M parameters takes about a gigabyte.
 
     A run that another process trains for a file in another folder keeps its folder.
-
-    Args:
-        run: entry of the run.
-        config: configuration that the model's runs share.
-        options: options of the layer that differ from its defaults.
-        corpus: data of the runs.
     """
-    folder = run_folder(replace(config, lr=run["lr"], seed=run["seed"]), options, corpus.folder.name)
-    if folder.is_dir():
-        with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
-            discard(folder)
+    with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
+        discard(folder)

@@ -289,6 +289,13 @@ def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     )
     assert task_that_goes_with_the_loss(found[:1]) == ""
 
+    # Within families, the mean rank counts, too.
+    clear = Rho(value=0.82, low=0.2, high=0.99, p=0.01, partial=None)
+    *others, mean_rank = found
+    assert mean_rank.score == MEAN_RANK
+    text = task_that_goes_with_the_loss([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
+    assert text.endswith("parity (1.00); within families mean rank (0.82).")
+
 
 def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
     write_model(results, "deltanet", 5.0)

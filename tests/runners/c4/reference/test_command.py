@@ -163,6 +163,45 @@ def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
     assert kept() == []
 
 
+def test_what_a_killed_command_left_of_a_finished_model_is_deleted(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [*command[:3], "transformer", *command[5:]]
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "discard_run", lambda folder: None)  # as if killed before it
+        reference.main(command)
+    cell, folders = cell_of(tmp_path, "transformer"), tmp_path / "out" / RUNS / "c4"
+    assert cell["complete"]
+    assert len(list(folders.iterdir())) == len(cell["runs"])
+    reference.main([*command, "--dry-run"])
+    assert len(list(folders.iterdir())) == len(cell["runs"])
+
+    # Another process may still use one of them.
+    with FileLock(tmp_path / "cells" / ".transformer-lr0.003-seed0.lock"):
+        reference.main(command)
+        (kept,) = folders.iterdir()
+    assert "-lr0.003-" in kept.name
+    reference.main(command)
+    assert list(folders.iterdir()) == []
+
+
+def test_runs_are_stored_after_an_edit_of_the_code_on_the_disk(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running command trains as the code was when it began."""
+    command = [*command[:3], "transformer", *command[5:]]
+    train = reference.train_place
+
+    def train_and_edit(*arguments: Any) -> dict[str, Any]:
+        done = train(*arguments)
+        monkeypatch.setattr("runners.c4.reference.staleness.is_stale", lambda *_: True)
+        return done
+
+    monkeypatch.setattr(reference, "train_place", train_and_edit)
+    reference.main(command)
+    assert cell_of(tmp_path, "transformer")["complete"]
+
+
 def test_a_run_whose_figures_cannot_be_written_is_not_trained_again(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +456,25 @@ def test_within_minutes_only_runs_begin_that_are_expected_to_end_in_time(
     assert names == begun
     reasons = f"failed, trained by other processes, or not expected to end within {minutes} minutes"
     assert f"not finished: gla, transformer ({reasons})" in capsys.readouterr().err
+
+
+def test_a_run_that_is_too_long_keeps_no_shorter_one_from_beginning(
+    trained: dict[str, Any], command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes 4 minutes; a quarter of the one at 3e-2 is left."""
+    command = [*command[:3], "transformer", *command[5:]]
+    store(tmp_path, timed(unfinished(trained), 210.0))
+    begun: list[tuple[float, int]] = []
+
+    def train(place: tuple[float, int], *_: object) -> dict[str, Any]:
+        begun.append(place)
+        raise RunError("stopped by the test")
+
+    monkeypatch.setattr(reference, "train_place", train)
+    monkeypatch.setattr(reference, "share_left", lambda place, *_: 0.25 if place == FIRST[2] else 1.0)
+    with contextlib.suppress(SystemExit):  # as the run is stopped
+        reference.main([*command, "--minutes", "3"])
+    assert begun == [FIRST[2]]
 
 
 def test_a_stopped_run_counts_for_its_remaining_steps(

@@ -210,6 +210,7 @@ def test_a_file_in_place_of_the_preset_s_folder_is_refused_before_training(
             ["--layers", "rt", "transfomer"],
             "no row 'transfomer': did you mean transformer? The rows are rt, transformer, ",
         ),
+        (["--layers", "rt,lstm"], "no row 'rt,lstm': separate names by spaces"),
         (["--tasks", "nope"], "no task 'nope'"),
         (
             ["--overview", "--dry-run"],
