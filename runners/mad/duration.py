@@ -27,6 +27,8 @@ from runners.progress import spell
 
 STEPS = 3
 """Largest number of steps of each shape that are timed, after a first step that is not."""
+FORWARD = 1 / 3
+"""Time of a sequence's forward pass, relative to that of its training."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
 """Seconds after which no further shape, and no further step of a shape, is timed; many layers share the budget."""
 
@@ -91,7 +93,7 @@ class Clock:
         self._rates: dict[Any, float] = {}
 
     def durations(self, experiments: Sequence[Experiment], works: Sequence[Work]) -> list[Duration]:
-        """Return how long the work on each experiment takes: training alone, evaluations left out.
+        """Return how long the work on each experiment takes: training and its evaluations.
 
         Shapes are timed in the order of their sequences' lengths, until the budget is spent. A step of another shape is
         estimated: in each position of its sequences, it takes as long as the longest timed shape of its layer, or as
@@ -113,7 +115,8 @@ class Clock:
         shape = _shape(experiment, members)
         estimated = shape not in self._timed
         step = self._estimate(experiment, members) if estimated else self._timed[shape]
-        here = None if step is None else step / members * work.run_steps / len(self.devices)
+        run_steps = work.run_steps * _with_evaluations(experiment)
+        here = None if step is None else step / members * run_steps / len(self.devices)
 
         found = seconds_on_gpu(experiment)
         recorded, device = (None, "") if found is None else (found[0] * work.run_steps, found[1])
@@ -144,6 +147,14 @@ class Clock:
             return None
         rate = self._rates.get(_model(experiment), median(self._rates.values()))
         return rate * members * experiment.length
+
+
+def _with_evaluations(experiment: Experiment) -> float:
+    """Return the time of a run and its evaluations, relative to that of its steps alone."""
+    protocol, task = experiment.protocol, experiment.task_config
+    steps = protocol.total_steps(task.train_examples)
+    evaluated = len(protocol.evaluation_steps(steps)) * task.eval_examples
+    return 1 + FORWARD * evaluated / (protocol.batch_size * steps)
 
 
 def _model(experiment: Experiment) -> tuple[Any, ...]:

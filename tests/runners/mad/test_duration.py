@@ -20,6 +20,8 @@ from tests.runners.mad.commands import planned
 from tests.runners.mad.results.test_summary import made_up_trial
 
 CPU = torch.device("cpu")
+EVALUATIONS = 40 * 1280 / 3
+"""Sequences that the evaluations of a run read, as many as take their time in training."""
 
 
 @pytest.fixture
@@ -48,13 +50,16 @@ def test_a_shape_is_timed_once_and_others_are_estimated_after_the_budget(timed: 
     some, fewer, none = (Work(runs=10, run_steps=steps) for steps in (200, 20, 0))
 
     clock = Clock([CPU], together=4)
+    whole = 1 + EVALUATIONS / (128 * 20_000)
     found = clock.durations([short, short, short], [some, fewer, none])
-    assert [duration.here for duration in found] == [50.0, 5.0, 0.0]  # four runs per second
+    assert [duration.here for duration in found] == pytest.approx(
+        [50.0 * whole, 5.0 * whole, 0.0]
+    )  # four runs a second
     assert timed == [4]
 
     clock.left = 0.0
     found = clock.durations([long, long, short], [some, none, some])
-    assert [duration.here for duration in found] == [pytest.approx(50.0 * ratio), 0.0, 50.0]
+    assert [duration.here for duration in found] == pytest.approx([50.0 * whole * ratio, 0.0, 50.0 * whole])
     assert [duration.estimated for duration in found] == [True, False, False]
     assert timed == [4]
 
@@ -67,9 +72,17 @@ def test_the_shortest_sequences_come_first_and_no_step_that_would_not_fit(timed:
     work = Work(runs=4, run_steps=40)
     found = Clock([CPU], together=4, budget=2.0).durations(experiments, [work] * len(experiments))
 
-    shortest = min(lengths)
+    shortest, whole = min(lengths), 1 + EVALUATIONS / (128 * 20_000)
     assert [not duration.estimated for duration in found] == [length == shortest for length in lengths]
-    assert [duration.here for duration in found] == [pytest.approx(10 * length / shortest) for length in lengths]
+    assert [duration.here for duration in found] == pytest.approx(
+        [10 * whole * length / shortest for length in lengths]
+    )
+
+
+def test_evaluations_count_where_there_are_few_steps(timed: list[int]) -> None:
+    (experiment,) = planned(["--mixer", "rt", "--task", "memorization", "--steps", "400", "--device", "cpu"])[1]
+    (found,) = Clock([CPU], together=4).durations([experiment], [Work(runs=4, run_steps=4 * 400)])
+    assert found.here == pytest.approx(400 * (1 + EVALUATIONS / (128 * 400)))
 
 
 def test_many_layers_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,11 +95,11 @@ def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_t
     assert first.startswith("2 of 4 cells are in ")
     assert first.endswith(", 1 of them stale: delete a stale cell's file to train it again")
     assert stale == "stale: gla on parity"
-    assert "│ mqar │ all │ 93 min │ 3 min │" in [" ".join(line.split()) for line in table]
+    assert "│ mqar │ all │ 94 min │ 3 min │" in [" ".join(line.split()) for line in table]
     assert plan.startswith("to train: 2 cells, each at 10 points of the grid, then at the chosen point with 4 more ")
-    # Two cells of 14 runs: 20,000 steps of 0.01 s a run; and 90 s each.
+    # Two cells of 14 runs: 20,000 steps of 0.01 s a run and evaluations, a 150th of it; and 90 s each.
     words = "(up to 3 steps of each shape were timed), about 3 min on one NVIDIA H200 (from the reference results)"
-    assert time == f"time: about 93 min here {words}"
+    assert time == f"time: about 94 min here {words}"
     assert not (tmp_path / "out").exists()
 
     command.main(["--layers", "rt", "--tasks", "parity", "--preset", "quick", *folders, "--dry-run"])
