@@ -377,6 +377,8 @@ class _Backward(_Pass):
     def forget(self, t: int, start: int) -> None:
         """Compute the gradients of a position's memory, and of its output: ``d`` of the last layer."""
         kept = self.kept
+
+        # The position's pair, from the queries of later positions.
         pair_bwd_kernel[self.B, 1, self.R](
             q_ptr=kept.q[:, :, start:],
             da_ptr=self.da[:, :, start:],
@@ -401,6 +403,8 @@ class _Backward(_Pass):
             **self.strides,
             **PAIR,
         )
+
+        # The memory, and the last layer's output.
         product(self.dkv[:, t], self.wkv, out=self.dn)
         memory_bwd_kernel[self.B, 1, self.R](
             dz_ptr=self.dz[:, t],

@@ -28,7 +28,7 @@ from runners.progress import spell
 STEPS = 3
 """Largest number of steps of each shape that are timed, after a first step that is not."""
 FORWARD = 1 / 3
-"""Time of a sequence's forward pass, relative to that of its training."""
+"""Time of a sequence's forward pass, relative to that of its training: by their operations, not measured."""
 BUDGET, BUDGET_OF_A_SHAPE = 45.0, 10.0
 """Seconds after which no further shape, and no further step of a shape, is timed; many layers share the budget."""
 

@@ -170,7 +170,7 @@ def test_gpu_bfloat16(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [SHAPES[1], SHAPES[-1]])
 def test_gpu_bfloat16_mixture_of_the_memory(case: Case) -> None:
-    """A few numbers, each a sum of all positions that nearly cancel: its error is luck, so many draws are compared."""
+    """Its gradient is a few numbers, each a sum whose terms almost cancel; one draw says little about its error."""
     runs, x, dz = build(case)
     low = [model.float() for model in deepcopy(runs)]
     squares = torch.zeros(2, dtype=torch.float64, device=DEVICE)
