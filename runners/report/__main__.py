@@ -56,6 +56,8 @@ DRAWS: tuple[Callable[[Board], Picture], ...] = (
     *(length_picture, position_picture),
 )
 """What draws the pictures of a board, in their order on the page."""
+TEXT = "documentation of free software in English, not C4 (results/LOG.md names the sources)"
+"""What the project's language models read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         of_layers, of_rt = panels_of_families(finished_models(models_folder)), panels_of_parametrisations(against)
         language = Language(
             models=models,
+            text="the user’s own text" if options.language_models else TEXT,
             answer=answer(published, models),
             boards=predictions,
             pictures=[
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
             ],
         )
-        claims = read_claims(published, records, against)
+        claims = read_claims(published, records, against, models)
         words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)
         command = " ".join(["python -m runners.report", *words])
         write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)

@@ -13,9 +13,11 @@ model:
   counts once, with the mean rank of its members;
 - test: permutation of the families, two-sided. The answer is "Yes" if ρ is positive and p is below 0.05.
 
-It is computed once every registered layer has all tasks and a finished language model, so that nobody stops training
-when the answer suits. All other correlations are exploratory: they suggest what to test on other models. Those over all
-layers alike are not tested, because relatives are no independent evidence; their intervals are too narrow, too.
+It is the answer once every registered layer has all tasks and a finished language model. Until then its value over the
+finished layers stands among the exploratory ones, but nobody can stop when it suits: the runs that are still missing
+are trained whatever it is. All other correlations are exploratory: they suggest what to test on other models. Those
+over all layers alike are not tested, because relatives are no independent evidence; their intervals are too narrow,
+too.
 """
 
 import math
@@ -27,7 +29,8 @@ from statistics import fmean
 import numpy as np
 
 from mixers import MIXERS
-from runners.c4.reference.cells import RATES, chosen_rate, open_places
+from mixers.costs import short
+from runners.c4.reference.cells import RATES, chosen_rate, open_places, settings_in
 from runners.c4.reference.cells import Cell as ModelCell
 from runners.report.cells import Board, Cell
 from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
@@ -51,7 +54,7 @@ class LanguageModel:
     Attributes:
         layer: name of the layer.
         parameters: number of parameters without the embeddings.
-        tokens: number of tokens that a run reads.
+        setting: size of the model and its text, in words.
         lr: the learning rate; None if training diverged at every rate.
         edge: ``smallest`` or ``largest`` if the learning rate is the end of all that may be tried; else None.
         values: the loss of each seed in nats per token, by short name of the loss; infinite if training diverged at
@@ -63,7 +66,7 @@ class LanguageModel:
 
     layer: str
     parameters: int
-    tokens: int
+    setting: str
     lr: float | None
     edge: str | None
     values: Mapping[str, Sequence[float]]
@@ -132,7 +135,7 @@ def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
     return LanguageModel(
         layer=cell["layer"],
         parameters=cell["parameters_without_embeddings"],
-        tokens=cell["tokens"],
+        setting=_setting(cell),
         lr=rate,
         edge={RATES[0]: "smallest", RATES[-1]: "largest"}.get(rate) if rate else None,
         values={loss: [run[key] for run in runs] or [math.inf] for loss, (key, _) in LOSSES.items()},
@@ -198,26 +201,35 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
     ]
 
 
-def task_that_goes_with_the_loss(found: Sequence[Correlations]) -> str:
-    """Return in words which task goes most with the validation loss, which least, and what is clearer than chance."""
-    rhos = {row.score: row.between["total"] for row in found if row.score != MEAN_RANK}
-    by_strength = sorted((-abs(rho.value), title, rho) for title, rho in rhos.items() if rho)
+def what_goes_with_the_loss(found: Sequence[Correlations]) -> str:
+    """Return in words which scores go with the validation loss more clearly than by chance, and which task most."""
+    between, within = ({row.score: getattr(row, part)["total"] for row in found} for part in ("between", "within"))
+    by_strength = sorted((-abs(rho.value), title, rho) for title, rho in between.items() if rho and title != MEAN_RANK)
     if len(by_strength) < 2:
         return ""
     (_, most, strongest), *_, (_, least, weakest) = by_strength
     inverse = ", better scores with higher losses" if strongest.value < 0 else ""
     return (
-        f"Of the tasks, {most} goes most with the validation loss between families "
-        f"(ρ = {strongest.value:.2f}{inverse}), and {least} least (ρ = {weakest.value:.2f}). "
-        "Clearer than chance, with all scores tested together: "
-        f"between families {_clear({row.score: row.between['total'] for row in found})}; "
-        f"within families {_clear({row.score: row.within['total'] for row in found})}."
+        "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
+        f"between families {_clear(between)}; within families {_clear(within)}. Of the tasks, whether clear or not, "
+        f"{most} goes most with it between families (ρ = {strongest.value:.2f}{inverse}), and {least} least "
+        f"(ρ = {weakest.value:.2f})."
     )
 
 
 def _clear(rhos: Mapping[str, Rho | None]) -> str:
     """Return in words which scores are clearer than chance."""
     return ", ".join(f"{name} ({rho.value:.2f})" for name, rho in rhos.items() if rho and rho.significant) or "none"
+
+
+def _setting(cell: ModelCell) -> str:
+    """Return the size of a model and its text, in words."""
+    config, corpus, tokens = settings_in(cell), cell["corpus"], cell["tokens"]
+    return (
+        f"{config['layers']} layers of width {config['width']}, sequences of {config['seq_len']} tokens, a vocabulary "
+        f"of {corpus['vocab_size']:,}, and {short(tokens)} tokens of training, from a text of "
+        f"{short(corpus['train_tokens'])} that is read {tokens / corpus['train_tokens']:.1f} times"
+    )
 
 
 def _parameters(models: Sequence[LanguageModel]) -> Floats:

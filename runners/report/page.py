@@ -15,10 +15,11 @@ from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
-from runners.report.language import LOSSES, Correlations, LanguageModel, correlations, task_that_goes_with_the_loss
+from runners.report.glance import glance
+from runners.report.language import LOSSES, Correlations, LanguageModel, correlations, what_goes_with_the_loss
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
-from runners.report.pictures import CIRCLES, Picture
+from runners.report.pictures import CIRCLES, DASHES, Picture
 from runners.report.pictures.language import language_picture
 from runners.report.ranks import Ranks, mean_ranks, rank_on_task
 from runners.report.speed import Anchor, Table
@@ -63,7 +64,7 @@ class Predictions:
 
     Attributes:
         correlations: correlations by metric.
-        in_words: which task goes most with the validation loss, which least, what is clearer than chance; by metric.
+        in_words: which scores go with the validation loss, by metric.
         pictures: the pictures.
     """
 
@@ -78,6 +79,7 @@ class Language:
 
     Attributes:
         models: the language models.
+        text: what they read, in words.
         answer: result of the primary analysis in words.
         boards: exploratory predictions by name of a board.
         pictures: loss curves and gradients of the language models.
@@ -85,6 +87,7 @@ class Language:
     """
 
     models: Sequence[LanguageModel]
+    text: str
     answer: str
     boards: Mapping[str, Predictions]
     pictures: Sequence[Picture]
@@ -96,7 +99,7 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     found = {metric: correlations(board, models, metric) for metric in METRICS}
     return Predictions(
         correlations=found,
-        in_words={metric: task_that_goes_with_the_loss(rows) for metric, rows in found.items()},
+        in_words={metric: what_goes_with_the_loss(rows) for metric, rows in found.items()},
         pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
     )
 
@@ -153,6 +156,7 @@ def write_page(
     own = [shown.board.name for shown in boards if any(kind == "own" for kind, _ in shown.board.rows.values())]
     text = environment.get_template("index.html").render(
         boards=boards,
+        answers=glance(boards[0].ranks["token"], language.models, language.answer, anchors),
         start=[*own, boards[0].board.name][0],
         tasks=list(TASKS),
         metrics=METRICS,
@@ -168,6 +172,7 @@ def write_page(
         command=command,
         colors=DARK,
         edges=EDGES,
+        dashes=DASHES,
     )
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 

@@ -19,6 +19,7 @@ from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_de
 from runners.mad.results.ranking import interval
 from runners.mad.results.standings import Standing
 from runners.report.cells import Board
+from runners.report.language import LanguageModel
 from runners.report.records import ABSENT, Records
 from runners.report.transition import Models, Transition
 from tasks import TASKS
@@ -80,16 +81,17 @@ class Evidence:
         board: the board of the published protocol.
         records: published records.
         models: finished language models of RT and the Transformer.
+        small: small language models of all layers.
     """
 
-    def __init__(self, board: Board, records: Records, models: Models) -> None:
-        self.board, self.records, self.transition = board, records, Transition(models)
+    def __init__(self, board: Board, records: Records, models: Models, small: Sequence[LanguageModel]) -> None:
+        self.board, self.records, self.transition, self.small = board, records, Transition(models), small
 
     def names(self) -> dict[str, Any]:
         """Return the functions and records of the templates by name."""
         methods = (
             *("acc", "both", "early", "order", "ahead", "synthetic", "recurrence", "depth", "worth"),
-            *("blocks", "seconds", "parameters"),
+            *("blocks", "seconds", "parameters", "small_models"),
         )
         return {
             **{name: getattr(self, name) for name in methods},
@@ -218,6 +220,16 @@ class Evidence:
         cell = next(found, None)
         return NOT_TRAINED if cell is None else short(cell.standing.costs.parameters)
 
+    def small_models(self) -> str:
+        """Return the losses of RT and the Transformer as small language models; nothing before both are finished."""
+        losses = {model.layer: model.loss("total") for model in self.small if model.counts}
+        if not losses.keys() >= {"rt", "transformer"}:
+            return ""
+        return (
+            f"As small language models, trained for longer ({self.small[0].setting}), RT has {losses['rt']:.3f} and "
+            f"the Transformer {losses['transformer']:.3f} nats per token."
+        )
+
     def took(self, file: str) -> str:
         """Return how long a benchmark took."""
         content = dict(self.records.benchmarks()).get(file)
@@ -226,19 +238,20 @@ class Evidence:
         return f"{content['elapsed_seconds'] / 60:.0f} minutes on one {content['device']}"
 
 
-def read_claims(board: Board, records: Records, models: Models) -> list[Claim]:
+def read_claims(board: Board, records: Records, models: Models, small: Sequence[LanguageModel]) -> list[Claim]:
     """Return the claims with our results.
 
     Args:
         board: the board of the published protocol.
         records: published records.
         models: finished language models of RT and the Transformer.
+        small: small language models of all layers.
 
     Raises:
         ValueError: the verdict of a claim is not one of ``Verdict``.
     """
     environment = Environment(undefined=StrictUndefined, autoescape=False)
-    names = Evidence(board, records, models).names()
+    names = Evidence(board, records, models, small).names()
     render = partial(_render, environment, names)
     return [_claim(found, render) for found in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]]
 

@@ -169,6 +169,10 @@ class Transition:
             return "partly"
         return "differs" if NO in answers or all(found) else "not shown"
 
+    def missing(self) -> str:
+        """Return a sentence that says so if no model is trained; else nothing."""
+        return "" if self._models else "Not trained yet. "
+
     def took(self) -> str:
         """Return how long the training of the models took."""
         runs = [run for cell in self._models.values() for run in cell["runs"] if run["validation_loss"] is not None]

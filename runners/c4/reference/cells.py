@@ -42,7 +42,7 @@ ENTRIES: dict[str, Any] = {
     "runs": list,
 }
 """Types of the entries of a model's file that are read, by name; below those of its corpus and of a run."""
-ENTRIES_OF_CORPUS: dict[str, Any] = {"name": str}
+ENTRIES_OF_CORPUS: dict[str, Any] = {"name": str, "vocab_size": int, "train_tokens": int}
 ENTRIES_OF_RUN: dict[str, Any] = {
     "lr": float,
     "seed": int,

@@ -15,6 +15,8 @@ LONGEST = 15
 """Characters of a name at the end of a line."""
 CIRCLES = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★"}
 """Characters for matplotlib's marks."""
+DASHES = {"-": "none", "--": "5 2", ":": "1.5 2", "-.": "6 2 1.5 2"}
+"""Dash patterns in a legend for matplotlib's lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class Picture:
         legend: mark and colour of each layer.
         missing: which panels are missing, and why.
         wide: whether a panel takes the whole width.
+        lines: whether layers are drawn as lines, which the legend then shows.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Picture:
     legend: Mapping[str, Style] = field(default_factory=dict)
     missing: str = ""
     wide: bool = False
+    lines: bool = False
 
 
 def panels_of_tasks(draw: Draw) -> dict[str, dict[str, Markup]]:

@@ -36,7 +36,8 @@ def depth_picture(board: Board) -> Picture:
         name="depth",
         title="Effective depth",
         question="How many Transformer layers is one RT layer worth? The line and band are one RT layer with its "
-        "interval. RT is worth the smallest number of layers whose interval of token accuracy reaches that of RT. "
+        "interval. RT is worth the smallest number of layers whose interval of token accuracy reaches that of RT; it "
+        "may lie between that number and the one below. "
         + (f"Worth: {worth}." if worth else "No task has all the cells that this needs yet."),
         panels=panels,
         legend={"rt": style_of("rt"), "transformer": style_of("transformer")},

@@ -34,6 +34,7 @@ def length_picture(board: Board) -> Picture:
         panels=panels,
         legend={row: style for row, style in legend.items() if row in rows},
         missing="" if panels else "Nothing to draw yet: no cell holds accuracies by length.",
+        lines=True,
     )
 
 
@@ -54,11 +55,22 @@ def position_picture(board: Board) -> Picture:
         "seeds, and your own studies their chosen model. The dotted line is chance.",
         panels=panels,
         legend={row: style for row, style in legend.items() if row in rows},
-        missing=""
-        if panels
-        else "Nothing to draw yet: the first reference cells were stored without it. python -m runners.mad writes a "
-        "diagnosis beside every study, and python -m runners.report results/studies/* shows it here.",
+        missing=_without_positions([row for row in legend if row not in rows], panels),
+        lines=True,
     )
+
+
+def _without_positions(absent: Sequence[str], panels: Mapping[str, object]) -> str:
+    """Return which layers are missing in the picture along the sequence, and what draws them."""
+    first = "the first reference cells were stored without it"
+    remedy = (
+        "python -m runners.mad writes a diagnosis beside every study, and python -m runners.report results/studies/* "
+        "shows it here."
+    )
+    if not panels:
+        return f"Nothing to draw yet: {first}. {remedy}"
+    names = f"In no panel: {', '.join(absent)}. " if absent else ""
+    return f"{names}Layers are missing where {first}; {remedy}"
 
 
 def _lengths(cell: Cell) -> dict[int, list[dict[str, float]]]:

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.ticker import LogLocator
 
 from mixers import MIXERS
+from mixers.costs import short
 from runners.c4.reference.cells import chosen_rate, settings_in
 from runners.drawing import Style, styles
 from runners.report.pictures import Picture
@@ -19,7 +21,7 @@ Panels = Mapping[str, Models]
 
 COMPARED = ("rt-6", "transformer-6", "transformer-12")
 """Models of 30M parameters whose curves are drawn, in the paper's parametrisation."""
-LAST = 100
+LAST = 10
 """Ratio of the last to the first number of tokens on the axis."""
 
 
@@ -63,7 +65,8 @@ def loss_picture(panels: Panels, name: str, title: str) -> Picture:
         name,
         title,
         "Who learns faster, and who is ahead in the end? Validation loss against the tokens read, at the best learning "
-        "rate of each model. The line is the mean of the seeds, the band reaches from seed to seed.",
+        "rate of each model, over the last nine tenths of the tokens. The line is the mean of the seeds, the band "
+        "reaches from seed to seed.",
     )
 
 
@@ -80,7 +83,9 @@ def gradient_picture(panels: Panels, name: str, title: str) -> Picture:
         name,
         title,
         "Norm of the gradient of the loss at position t by the embedding at t − d, divided by that at d = 0: one seed "
-        "at the best learning rate, mean over sequences of validation text with its 95% interval.",
+        "at the best learning rate, mean over sequences of validation text with its 95% interval. A line ends where "
+        "no gradient passes: Transformer-XL trains each segment without a gradient into the one before, although it "
+        "reads it.",
     )
 
 
@@ -99,42 +104,48 @@ def _picture(
         panels={title: {"both": draw(models, legend, title)} for title, models in panels.items()},
         legend=legend,
         missing="" if panels else "Nothing to draw yet: no model is trained.",
+        lines=True,
     )
 
 
 def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
-    ends, lowest = [], np.inf
+    ends, lowest, tips = [], np.inf, {}
     with rc_context(STYLE):
-        for row, cell in found.items():
+        for n, (row, cell) in enumerate(found.items()):
             tokens_E, losses_SE = _curves(cell)
             mean_E, style = losses_SE.mean(0), legend[row]
-            axes.plot(tokens_E, mean_E, style.line, color=style.color, linewidth=1.6)
+            axes.plot(tokens_E, mean_E, style.line, color=style.color, linewidth=1.6, gid=f"line{n}")
             axes.fill_between(tokens_E, losses_SE.min(0), losses_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
+            tips[f"line{n}"] = f"{row}: {mean_E[-1]:.3f} at the end"
             ends.append((row, float(mean_E[-1]), style.color))
             lowest = min(lowest, float(mean_E[-1]))
 
         # Show the end of training, because the first steps would take most of the panel.
-        axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.2))
+        axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.4))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda tokens, _: short(round(tokens)))
+        axes.minorticks_off()
         axes.set(xlabel="tokens", ylabel="nats per token")
         name_lines(axes, ends)
     last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
-    return to_svg(figure, f"validation loss against tokens, {name}; at the end {last}")
+    return to_svg(figure, f"validation loss against tokens, {name}; at the end {last}", tips)
 
 
 def _draw_gradients(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
-    far = []
+    far, tips = [], {}
     with rc_context(STYLE):
-        for row, cell in found.items():
+        for n, (row, cell) in enumerate(found.items()):
             mean_T, half_T = _relative(_measured(cell)[0])
             distance, style = np.arange(1, len(mean_T)), legend[row]
-            axes.plot(distance, mean_T[1:], style.line, color=style.color, linewidth=1.4)
+            axes.plot(distance, mean_T[1:], style.line, color=style.color, linewidth=1.4, gid=f"line{n}")
             low_T = np.maximum(mean_T - half_T, mean_T / 10)  # an interval may reach zero, a logarithm may not
             axes.fill_between(distance, low_T[1:], (mean_T + half_T)[1:], color=style.color, alpha=0.2, linewidth=0)
             far.append(f"{row} {mean_T[-1]:.2g}")
+            tips[f"line{n}"] = f"{row}: {mean_T[len(mean_T) // 2]:.2g} at d = {len(mean_T) // 2}"
         axes.set(xscale="log", yscale="log", xlabel="distance d in tokens", ylabel="relative to d = 0")
-    return to_svg(figure, f"gradient against distance, {name}; at the largest distance {', '.join(far)}")
+    return to_svg(figure, f"gradient against distance, {name}; at the largest distance {', '.join(far)}", tips)
 
 
 def _measured(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:

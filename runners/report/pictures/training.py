@@ -34,6 +34,7 @@ def rate_picture(board: Board) -> Picture:
         panels=panels,
         legend=legend,
         missing=not_shown(panels, "no cell holds several learning rates"),
+        lines=True,
     )
 
 
@@ -46,10 +47,12 @@ def curve_picture(board: Board) -> Picture:
         name="curves",
         title="Learning curves",
         question="When is a task learned, and do the seeds agree? Validation accuracy against steps at the chosen "
-        f"point, one line per seed, of RT, the Transformer, the {BEST} best other layers of the task and yours.",
+        f"point, one line per seed, of RT, the Transformer, the {BEST} best other layers of the task and yours. The "
+        "leaderboard shows the parameters of the best evaluation of a run, so that it can be above the end of a line.",
         panels=panels,
         legend=shown,
         missing=not_shown(panels, "no cell holds curves"),
+        lines=True,
     )
 
 
@@ -129,7 +132,7 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
                     continue
                 gid = f"line{n}-{seed}"
                 xs, ys = zip(*known, strict=True)
-                axes.plot(xs, ys, color=style.color, linewidth=1.0, alpha=0.8, gid=gid)
+                axes.plot(xs, ys, style.line, color=style.color, linewidth=1.0, alpha=0.8, gid=gid)
                 tips[gid] = f"{cell.row}, seed {seed}: {ys[-1]:.3f} after {xs[-1]:,} steps"
             last = [rows[-1][COLUMN[metric]] for rows in cell.content["curves"] if rows]
             ends.append((end_label(cell), fmean(y for y in last if y is not None), style.color))

@@ -71,16 +71,25 @@ document.querySelectorAll(".filters").forEach((form) => {
 
 // Details of a cell: on hover and focus; a click keeps them open, so that command and record can be reached.
 const tip = document.querySelector("#tip");
-let kept = null;
+let described = null, kept = null;
 function showTip(link) {
   tip.replaceChildren(link.nextElementSibling.content.cloneNode(true));
   tip.hidden = false;
+  described = link;
+  placeTip(link);
+}
+function placeTip(link) {
   const at = link.getBoundingClientRect(), size = tip.getBoundingClientRect();
   const below = at.bottom + size.height + 8 < innerHeight || at.top < size.height + 8;
   tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 8))}px`;
   tip.style.top = `${below ? Math.min(at.bottom + 4, Math.max(8, innerHeight - size.height - 8)) : at.top - size.height - 4}px`;
 }
-function hideTip() { tip.hidden = true; kept = null; }
+function hideTip() { tip.hidden = true; described = kept = null; }
+function moveTip() {
+  if (!described) return;
+  const at = described.getBoundingClientRect();
+  if (at.bottom < 0 || at.top > innerHeight) hideTip(); else placeTip(described);
+}
 document.querySelectorAll("a.cell").forEach((link) => {
   link.addEventListener("mouseenter", () => { if (!kept) showTip(link); });
   link.addEventListener("mouseleave", () => { if (!kept) hideTip(); });
@@ -96,7 +105,7 @@ document.querySelectorAll("a.cell").forEach((link) => {
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
 document.addEventListener("click", (event) => { if (kept && !event.target.closest("#tip, a.cell")) hideTip(); });
-addEventListener("scroll", () => { if (!kept) tip.hidden = true; }, { passive: true });
+addEventListener("scroll", moveTip, { passive: true, capture: true });
 
 // Claims of one verdict.
 const verdicts = document.querySelectorAll("button.verdict");

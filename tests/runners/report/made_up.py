@@ -33,7 +33,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "family": "attention",
     "options": {},
     "config": {},
-    "corpus": {"name": "a"},
+    "corpus": {"name": "a", "vocab_size": 8000, "train_tokens": 400},
     "tokens": 1000,
     "parameters_without_embeddings": 3_000_000,
     "runs": [],

@@ -22,7 +22,7 @@ from runners.report.language import (
     correlations,
     read_language_models,
     scores_of,
-    task_that_goes_with_the_loss,
+    what_goes_with_the_loss,
 )
 from runners.report.trained import is_stale_model
 from tests.runners.report import made_up
@@ -275,26 +275,23 @@ def test_scores_that_order_the_losses_are_found(results: Path) -> None:
 
 def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     found = correlations(board(results), read_language_models(results / "reference" / NAME), "token")
-    text = task_that_goes_with_the_loss(found)
+    text = what_goes_with_the_loss(found)
     assert text.startswith(
-        "Of the tasks, copying goes most with the validation loss between families "
-        "(ρ = -1.00, better scores with higher losses), and"
+        "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
+        "between families copying (-1.00), parity (1.00); within families none. Of the tasks, whether clear or not, "
+        "copying goes most with it between families (ρ = -1.00, better scores with higher losses), and"
     )
     (least,) = (row.between["total"] for row in found if row.score == "memorization")
     assert least is not None
-    assert f"memorization least (ρ = {least.value:.2f})." in text
-    assert text.endswith(
-        "Clearer than chance, with all scores tested together: between families copying (-1.00), parity (1.00); "
-        "within families none."
-    )
-    assert task_that_goes_with_the_loss(found[:1]) == ""
+    assert text.endswith(f"memorization least (ρ = {least.value:.2f}).")
+    assert what_goes_with_the_loss(found[:1]) == ""
 
     # Within families, the mean rank counts, too.
     clear = Rho(value=0.82, low=0.2, high=0.99, p=0.01, partial=None)
     *others, mean_rank = found
     assert mean_rank.score == MEAN_RANK
-    text = task_that_goes_with_the_loss([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
-    assert text.endswith("parity (1.00); within families mean rank (0.82).")
+    text = what_goes_with_the_loss([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
+    assert "parity (1.00); within families mean rank (0.82). Of the tasks" in text
 
 
 def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
@@ -394,7 +391,10 @@ def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [({"corpus": {"name": "b"}}, "are of different texts"), ({"config": {"steps": 9}}, "have different settings")],
+    [
+        ({"corpus": made_up.LANGUAGE_MODEL["corpus"] | {"name": "b"}}, "are of different texts"),
+        ({"config": {"steps": 9}}, "have different settings"),
+    ],
 )
 def test_models_that_cannot_be_compared_are_refused(results: Path, changes: dict[str, Any], error: str) -> None:
     write_model(results, "lru", 3.0, **changes)
@@ -414,7 +414,10 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     table = section.partition("<tbody>")[2].partition("</tbody>")[0]
     assert re.findall(r"<tr><td>([\w-]+)", table) == list(LAYERS)
     assert table.count("not finished") == 1
-    assert "<td>3.000</td><td>1.000</td><td>6.000</td><td>2.000</td>" in table
+    assert "<td>3.000<br><small>2.990, 3.010</small></td><td>6.000<br>" in table
+    assert "<td>1.000</td>\n</tr>" in table
+    assert "a vocabulary of 8,000, and 1.00k tokens of training, from a text of 400 that is read 2.5 times" in section
+    assert page.count("layers, in nats per token: 1. rt 3.000; 2. staircase 3.100; 3. transformer 3.200.") == 1
     assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
     assert "Exploratory: scores of the published protocol" in section
     assert "Yes:" not in section
@@ -422,7 +425,7 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert re.search(r"<b>1.00</b><br><small>-?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     families = {MIXERS[layer].family for layer in LAYERS if layer != "hyena"}  # each has a panel of loss curves
     scores = 2 * 2  # two losses, two metrics; no layer has the tasks of a mean rank
-    assert section.count("<svg") == len(families) + scores
+    assert section.count('role="img"') == len(families) + scores
     assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
 
 

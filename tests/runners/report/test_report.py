@@ -271,7 +271,7 @@ def test_bootstrap_samples_of_the_same_mean_share_a_rank(results: Path) -> None:
 
 
 def test_verdicts_follow_the_cells(results: Path) -> None:
-    evidence = Evidence(board_of(results), Records(results / "published"), {})
+    evidence = Evidence(board_of(results), Records(results / "published"), {}, [])
     assert evidence.ahead("parity", "token") == "agrees"
     assert evidence.ahead("mqar", "token") == "not shown"
     assert evidence.blocks() == "not shown"
@@ -283,10 +283,10 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     for row, mean in (("rt", 0.3), ("transformer", 0.2)):
         write_cell(results, row, "s5-permutations", [mean, mean], sequences=[0.0, 0.0])
     write_cell(results, "transformer", "parity", [1.0, 1.0])
-    assert Evidence(board_of(results), Records(results / "published"), {}).depth() == "not shown"
+    assert Evidence(board_of(results), Records(results / "published"), {}, []).depth() == "not shown"
 
     write_cell(results, "rt-block-4", "parity", [0.5, 0.5], mixer="rt")
-    evidence = Evidence(board_of(results), Records(results / "published"), {})
+    evidence = Evidence(board_of(results), Records(results / "published"), {}, [])
     assert evidence.ahead("parity", "token") == "differs"
     assert evidence.recurrence() == "differs"
     assert (evidence.depth(), evidence.worth("parity")) == ("not shown", "1")
@@ -295,7 +295,7 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
 
 def test_claims_read_their_figures_from_the_published_records(results: Path) -> None:
     """Each file that a claim or an anchor names is there, and has the cell."""
-    claims = {claim.where: claim for claim in read_claims(board_of(results), Records(PUBLISHED), {})}
+    claims = {claim.where: claim for claim in read_claims(board_of(results), Records(PUBLISHED), {}, [])}
     graphs = {row[0]: row for row in claims["Table 2"].table}
     assert [float(text) for text in graphs["512"][3:5]] == [427, 149]
     assert graphs["2048"][3] == ABSENT

@@ -35,7 +35,9 @@ def write(
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
     described = {"runs": [{**run, "code": code} for run in runs], "config": {**SIZE, **config}}
-    write_cell(folder / f"{name}.json", {**LANGUAGE_MODEL, **described, "corpus": {"name": corpus}})
+    write_cell(
+        folder / f"{name}.json", {**LANGUAGE_MODEL, **described, "corpus": LANGUAGE_MODEL["corpus"] | {"name": corpus}}
+    )
 
 
 def rows(folder: Path) -> dict[str, list[str]]:

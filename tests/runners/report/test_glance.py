@@ -1,0 +1,61 @@
+"""The answers at the top of the page."""
+
+from runners.report.glance import glance
+from runners.report.language import LanguageModel
+from runners.report.ranks import Ranks
+from runners.report.speed import Anchor
+
+
+def model(layer: str, loss: float, finished: bool = True) -> LanguageModel:
+    return LanguageModel(
+        layer=layer,
+        parameters=1,
+        setting="",
+        lr=1e-3,
+        edge=None,
+        values={name: [loss, loss + 0.02] for name in ("total", "recall", "rest")},
+        bits_per_byte=None,
+        finished=finished,
+        stale=False,
+    )
+
+
+def anchor(gain: str) -> Anchor:
+    texts = dict.fromkeys(("what", "paper", "limit", "file", "date", "device"), "")
+    return Anchor(**texts, authors=("", ""), ours=("", ""), gain=gain)
+
+
+def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> None:
+    rows = ("mamba", "gla", "rt", "lstm", "hyena", "transformer")
+    ranks = Ranks(
+        means={row: 1.0 + n for n, row in enumerate(reversed(rows))}, intervals=dict.fromkeys(rows, (0.5, 7.25))
+    )
+    models = [model(row, 3 + n / 10) for n, row in enumerate(rows)]
+    of_ranks, of_models, predicts, speed = glance(
+        ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×")]
+    )
+    assert of_ranks.text == (
+        "Mean ranks among 6 layers, with 95% intervals: "
+        "1. transformer 1.0 (0.5–7.2); 2. hyena 2.0 (0.5–7.2); 3. lstm 3.0 (0.5–7.2); 4. rt 4.0 (0.5–7.2)."
+    )
+    assert of_models.text == (
+        "Validation losses of 6 layers, in nats per token: 1. mamba 3.010; 2. gla 3.110; 3. rt 3.210; "
+        "6. transformer 3.510."
+    )
+    assert predicts.text == "Not shown."
+    assert speed.text == "2.5 to 14.8 times as fast as the authors’ code on one GPU, by measurement."
+
+
+def test_an_unfinished_model_that_is_ahead_is_named_apart() -> None:
+    models = [
+        model("rt", 3.0),
+        model("gla", 3.5),
+        model("lstm", 2.8, finished=False),
+        model("lru", 3.1, finished=False),
+    ]
+    (found,) = (answer for answer in glance(None, models, "", []))
+    assert found.text.endswith(": 1. rt 3.010; 2. gla 3.510. Lower, but not finished: lstm 2.810.")
+
+
+def test_questions_without_results_are_left_out() -> None:
+    assert glance(None, [model("rt", 3.0, finished=False)], "", [anchor("–")]) == []
