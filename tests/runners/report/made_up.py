@@ -14,6 +14,7 @@ from runners.mad.reference import rows
 from runners.mad.results.summary import Estimate, Point, summarise, write_summary
 from runners.report import __main__ as report
 from runners.report import cells as report_cells
+from runners.report.language import LanguageModel
 from tests.runners.mad.commands import planned
 
 STORED = Path(__file__).parents[3] / "results" / "reference"
@@ -106,3 +107,18 @@ def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "FOLDER", folder / "reference")
     monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["layer"] == "deltanet" for cell in cells])
     monkeypatch.setattr(report_cells, "_positions", lambda task, config: 40)
+
+
+def language_model(layer: str, loss: float, finished: bool = True) -> LanguageModel:
+    """Return a language model whose two seeds have ``loss`` and 0.02 more."""
+    return LanguageModel(
+        layer=layer,
+        parameters=1,
+        setting="",
+        lr=1e-3,
+        edge=None,
+        values={name: [loss, loss + 0.02] for name in ("total", "recall", "rest")},
+        bits_per_byte=None,
+        finished=finished,
+        stale=False,
+    )

@@ -1,23 +1,9 @@
 """The answers at the top of the page."""
 
 from runners.report.glance import glance
-from runners.report.language import LanguageModel
 from runners.report.ranks import Ranks
 from runners.report.speed import Anchor
-
-
-def model(layer: str, loss: float, finished: bool = True) -> LanguageModel:
-    return LanguageModel(
-        layer=layer,
-        parameters=1,
-        setting="",
-        lr=1e-3,
-        edge=None,
-        values={name: [loss, loss + 0.02] for name in ("total", "recall", "rest")},
-        bits_per_byte=None,
-        finished=finished,
-        stale=False,
-    )
+from tests.runners.report.made_up import language_model
 
 
 def anchor(gain: str) -> Anchor:
@@ -30,7 +16,7 @@ def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> Non
     ranks = Ranks(
         means={row: 1.0 + n for n, row in enumerate(reversed(rows))}, intervals=dict.fromkeys(rows, (0.5, 7.25))
     )
-    models = [model(row, 3 + n / 10) for n, row in enumerate(rows)]
+    models = [language_model(row, 3 + n / 10) for n, row in enumerate(rows)]
     of_ranks, of_models, predicts, speed = glance(
         ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×")]
     )
@@ -48,14 +34,14 @@ def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> Non
 
 def test_an_unfinished_model_that_is_ahead_is_named_apart() -> None:
     models = [
-        model("rt", 3.0),
-        model("gla", 3.5),
-        model("lstm", 2.8, finished=False),
-        model("lru", 3.1, finished=False),
+        language_model("rt", 3.0),
+        language_model("gla", 3.5),
+        language_model("lstm", 2.8, finished=False),
+        language_model("lru", 3.1, finished=False),
     ]
     (found,) = (answer for answer in glance(None, models, "", []))
     assert found.text.endswith(": 1. rt 3.010; 2. gla 3.510. Lower, but not finished: lstm 2.810.")
 
 
 def test_questions_without_results_are_left_out() -> None:
-    assert glance(None, [model("rt", 3.0, finished=False)], "", [anchor("–")]) == []
+    assert glance(None, [language_model("rt", 3.0, finished=False)], "", [anchor("–")]) == []

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -17,6 +18,7 @@ from runners.mad.results.summary import Point, read_summary, summarise, write_su
 from runners.report import __main__ as report
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
+from runners.report.language import LanguageModel
 from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST
@@ -27,7 +29,7 @@ from runners.report.speed import anchors, tables
 from runners.report.svg import INK, STYLE, name_lines, panel
 from tasks import TASKS
 from tests.runners.mad.commands import planned
-from tests.runners.report.made_up import use, write_cell, write_study
+from tests.runners.report.made_up import language_model, use, write_cell, write_study
 
 PUBLISHED = Path(__file__).parents[3] / "results" / "published"
 MINE = ("--mixer", "transformer", "--task", "parity")
@@ -124,7 +126,7 @@ def test_own_studies_stand_in_the_same_tables_marked(
     assert f"{YOURS} <span" not in row
 
     # Its diagnosis is the picture of accuracies along the sequence; it is not ranked.
-    assert "<svg" in page.partition('id="published-positions"')[2].partition("</article>")[0]
+    assert 'role="img"' in page.partition('id="published-positions"')[2].partition("</article>")[0]
     assert '<td class="rank">' in row
 
 
@@ -136,6 +138,7 @@ def test_accuracies_along_the_sequence_are_drawn_for_the_cells_that_hold_them(re
     picture = position_picture(board_of(results))
     assert list(picture.panels) == ["parity"]
     assert list(picture.legend) == ["rt"]
+    assert picture.missing.startswith("In no panel: transformer, deltanet. Layers are missing where")
     assert "rt: 1.000 at the first, 0.250 at the last" in picture.panels["parity"]["both"]
 
 
@@ -291,6 +294,15 @@ def test_verdicts_follow_the_cells(results: Path) -> None:
     assert evidence.recurrence() == "differs"
     assert (evidence.depth(), evidence.worth("parity")) == ("not shown", "1")
     assert evidence.blocks() == "partly"
+
+
+def test_a_claim_names_small_language_models_once_rt_and_the_transformer_are_finished(results: Path) -> None:
+    def claimed(small: Sequence[LanguageModel]) -> str:
+        return Evidence(board_of(results), Records(results / "published"), {}, small).small_models()
+
+    rt, transformer = (language_model(layer, loss) for layer, loss in (("rt", 3.0), ("transformer", 3.5)))
+    assert claimed([rt, transformer]).endswith("RT has 3.010 and the Transformer 3.510 nats per token.")
+    assert claimed([rt]) == claimed([rt, replace(transformer, finished=False)]) == ""
 
 
 def test_claims_read_their_figures_from_the_published_records(results: Path) -> None:
