@@ -54,7 +54,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     """Call a layer several times on two sequences, in the precision of training.
 
     The layer is checked as it is, then again with random values for parameters close to zero, so it must not be used
-    afterwards. Outputs that are not finite are left to training.
+    afterwards.
 
     Args:
         mixer: Name of the layer in messages.
@@ -66,11 +66,10 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         Names of parameters that no gradient reaches.
 
     Raises:
-        ContractError: Outputs have another shape than inputs, differ from call to call, or depend on later positions
-            or on other sequences, or on the module's mode; ``step`` gives other outputs, or a state that is not a dict
-            of tensors; a parameter is frozen or not float32; outputs have another dtype than inputs; the layer cannot
-            be called, or writes into its inputs. Errors in the layer's own code are raised again with a note that names
-            the mixer.
+        ContractError: Outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
+            depend on later positions, on other sequences, or on the module's mode; ``step`` gives other outputs, or a
+            state that is not a dict of tensors; a parameter is frozen or not float32; the layer cannot be called, or
+            writes into its inputs. Errors in the layer's own code are raised again with a note that names the mixer.
     """
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
@@ -85,7 +84,7 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         )
 
     draw, layer = torch.Generator().manual_seed(0), layer.to(device)
-    _check_outputs(mixer, layer, device, positions, draw)
+    _check_outputs(mixer, layer, device, positions, draw, finite=True)
     unused = _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device))
 
     # Open the gates that start closed, and check again.
@@ -104,7 +103,9 @@ def _in_place_of(parameter: Tensor) -> str:
     return "give it that dtype" if parameter.is_floating_point() else "make it a buffer"
 
 
-def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> None:
+def _check_outputs(
+    mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator, finite: bool = False
+) -> None:
     x_BTD = torch.randn(2, positions, layer.shape.width, generator=draw).to(device)
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
     cuts = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)})
@@ -135,6 +136,12 @@ def _check_outputs(mixer: str, layer: Layer, device: torch.device, positions: in
                 f"mixer {mixer!r}: {function} must return float32 for float32, it returned {y_BTD.dtype}"
             )
     tolerance = TOLERANCE[precision]
+    if finite and not z_BTD.isfinite().all():
+        first = int((~z_BTD.isfinite()).any(-1).any(0).nonzero()[0])
+        raise ContractError(
+            f"mixer {mixer!r}: outputs are not finite for standard normal inputs, first at position {first} of "
+            f"{positions}"
+        )
 
     def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
         return a.numel() > 0 and bool((a - b).abs().max() > times * tolerance * a.abs().max())

@@ -81,7 +81,7 @@ def test_the_readme_counts_the_language_models_and_names_the_best() -> None:
     assert (first, second, third) == ("rt", "staircase", "transformer")
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert (
-        f"{len(finished)} of {len(MIXERS)} layers have one. "
+        f"{len(finished)} of {len(MIXERS)} layers have a finished model. "
         f"Of these, RT has the lowest loss, {finished[first]:.3f} nats a token (mean of two seeds), "
         f"before Staircase ({finished[second]:.3f}) and the Transformer ({finished[third]:.3f})."
     ) in readme

@@ -2,7 +2,7 @@
 
 from runners.c4 import load_model, pretrain
 
-result = pretrain("rt", preset="tiny", data="my_texts", tokenizer="tokenizer.json")
+result = pretrain("rt", preset="tiny", data="my_texts")
 result.validation_loss
 pandas.DataFrame(result.curve())
 model, tokenizer = load_model(result.folder)

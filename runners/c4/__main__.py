@@ -37,7 +37,7 @@ from runners.c4.distributed import world
 from runners.c4.errors import RunError
 from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
-from runners.c4.presets import PRESETS
+from runners.c4.presets import PRESETS, with_tokenizer
 from runners.c4.pretraining import Result, run
 from runners.c4.search import points_of, study_file
 from runners.c4.watchers import with_bits
@@ -111,8 +111,9 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
 
     config, nested = parse(Config, preset, arguments, OF_THE_MODEL)
-    check(config, nested["mixer"], [argument.partition("=")[0].removeprefix("--") for argument in arguments])
-    return config, nested["mixer"]
+    given = [argument.partition("=")[0].removeprefix("--") for argument in arguments]
+    check(config, nested["mixer"], given)
+    return with_tokenizer(config, given), nested["mixer"]
 
 
 def print_cost(config: Config, options: dict[str, Any]) -> None:

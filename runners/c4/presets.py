@@ -1,12 +1,13 @@
 """Presets, and configurations made from them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from runners.c4.config import Config
+from runners.c4.corpus.tokenizer import file_beside
 from runners.guidance import flag_of
 
 PRESETS: dict[str, Config] = {
@@ -65,6 +66,19 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
         raise ValueError(f"unknown option {unknown[0]}: the options are {', '.join(known)}")
 
     return replace(PRESETS[preset], **{name: _convert(name, value) for name, value in values.items()})
+
+
+def with_tokenizer(config: Config, given: Collection[str]) -> Config:
+    """Return the configuration with the tokenizer that ``convert`` has made beside its data, unless another is given.
+
+    Args:
+        config: the configuration.
+        given: options that are given.
+    """
+    if "tokenizer" in given:
+        return config
+    found = [file for folder in config.data if (file := file_beside(Path(folder))).is_file()]
+    return replace(config, tokenizer=str(found[0])) if len(found) == 1 else config
 
 
 def _convert(name: str, value: Any) -> Any:

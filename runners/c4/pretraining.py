@@ -26,7 +26,7 @@ from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.identity import run_folder
 from runners.c4.model import layer_of
-from runners.c4.presets import configure
+from runners.c4.presets import configure, with_tokenizer
 from runners.c4.records import read_record
 from runners.c4.search import best, print_results, search, study_file
 from runners.c4.shared_folder import require_shared
@@ -104,7 +104,8 @@ def pretrain(
         mixer: layer to train, a registered name or ``package.module:Class``.
         layers: number of stacked layers; unless given, the preset's number.
         data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
-        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, the preset's tokenizer.
+        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, the one that ``convert`` has
+            made beside the data, or else ``google-t5/t5-base``.
         preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
             (``runners.c4.reference``).
         out: folder of results.
@@ -120,7 +121,7 @@ def pretrain(
     # Put the caller's options on top of the preset.
     given = {"layers": layers, "data": data, "tokenizer": tokenizer}
     values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
-    config = configure(preset, values | options)
+    config = with_tokenizer(configure(preset, values | options), values)
 
     # Refuse options that the layer does not have.
     layer_options = mixer_options or {}

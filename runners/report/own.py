@@ -48,6 +48,8 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
         standings = told_apart(members, [_usual(summary, name) for summary in members])
         for summary, standing in zip(members, standings, strict=True):
             cells.append(_cell(summary, standing, name, of_study[summary.study]))
+    if counts := [f"{len(cells)} with the tasks of --preset {name}" for name, cells in found.items() if cells]:
+        say(f"your studies: {', '.join(counts)}; those with other steps or settings are marked")
     return found
 
 

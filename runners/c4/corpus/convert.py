@@ -1,7 +1,7 @@
 """Make C4-format files and a tokenizer from your own texts, so that pretraining needs no network.
 
     python -m runners.c4 convert my_texts book.txt notes/
-    python -m runners.c4 --preset tiny --data my_texts --tokenizer my_texts/tokenizer/tokenizer.json
+    python -m runners.c4 --preset tiny --data my_texts
     python -m runners.c4 convert my_corpus manuals/ --clean --vocabulary 8000
 
 From HTML files only the prose is read, from other files all of the text. The first nine tenths of each text are
@@ -30,8 +30,8 @@ import tyro
 from runners.c4.corpus.cleaning import HTML, Page, fault_of, read_clean, read_text
 from runners.c4.corpus.duplicates import without_near_duplicates, without_repeats
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
-from runners.c4.corpus.sources import Split
-from runners.c4.corpus.tokenizer import END_OF_TEXT
+from runners.c4.corpus.sources import PATTERNS, Split
+from runners.c4.corpus.tokenizer import END_OF_TEXT, file_beside
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
 from runners.processes import mapped
@@ -58,9 +58,6 @@ MANY = 500
 """Number of files from which several processes read faster than one."""
 CHUNK = 50
 """Number of files that such a process takes at a time."""
-FOLDER_OF_TOKENIZER = "tokenizer"
-"""The tokenizer has its own folder, because every JSON file in the folder of the texts would be read as text."""
-
 Documents = dict[Split, list[str]]
 
 
@@ -87,17 +84,13 @@ def main(arguments: Sequence[str]) -> None:
     with user_errors(ValueError, OSError):
         default = Options(folder=tyro.MISSING, texts=tyro.MISSING)
         options = cli(Options, default, arguments, "convert")
-        tokenizer, tokens = convert(options.texts, options.folder, options.clean, options.vocabulary)
+        tokens = convert(options.texts, options.folder, options.clean, options.vocabulary)
 
-    training = ["python", "-m", "runners.c4", "--preset", "tiny"]
-    data = ["--data", str(options.folder), "--tokenizer", str(tokenizer)]
     print(f"{tokens['train']:,} tokens for training, {tokens['validation']:,} for validation: {options.folder}")
-    print(f"pretrain: {shlex.join([*training, *data])}")
+    print(f"pretrain: python -m runners.c4 --preset tiny --data {shlex.quote(str(options.folder))}")
 
 
-def convert(
-    texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary: int = VOCABULARY
-) -> tuple[Path, dict[Split, int]]:
+def convert(texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary: int = VOCABULARY) -> dict[Split, int]:
     """Write C4-format files of both splits and a tokenizer; after an error or Ctrl-C the folder does not exist.
 
     Args:
@@ -107,7 +100,7 @@ def convert(
         vocabulary: largest number of tokens of the tokenizer.
 
     Returns:
-        File of the tokenizer, and the number of tokens of each split.
+        Number of tokens of each split.
 
     Raises:
         ValueError: the folder exists or cannot be written; there is no text; a text is not UTF-8 or too short to be
@@ -129,16 +122,16 @@ def convert(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
-        (made / FOLDER_OF_TOKENIZER).mkdir(parents=True)
+        file_beside(made).parent.mkdir(parents=True)
         for split, parts in documents.items():
             lines = "".join(json.dumps({"text": text}) + "\n" for text in parts)
             (made / f"c4-{split}.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
         # Its own ``save`` raises plain Exception if the disk is full.
-        (made / FOLDER_OF_TOKENIZER / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        file_beside(made).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         tokens = {split: count_tokens(tokenizer, parts) for split, parts in documents.items()}
         made.rename(folder)
 
-    return folder / FOLDER_OF_TOKENIZER / "tokenizer.json", tokens
+    return tokens
 
 
 def divided_texts(files: Sequence[Path]) -> Documents:
@@ -184,7 +177,7 @@ def clean_documents(files: Sequence[Path]) -> Documents:
     unique = without_near_duplicates(texts)
     shortened = [text for text in without_repeats(unique) if not fault_of(text)]
     documents = without_near_duplicates(shortened)
-    left_out["without repeated paragraphs too little"] = len(unique) - len(shortened)
+    left_out["too little without repeated paragraphs"] = len(unique) - len(shortened)
     left_out["a near-duplicate"] = len(texts) - len(unique) + len(shortened) - len(documents)
 
     kept = f"{len(documents):,} of {len(files):,} files kept"
@@ -235,6 +228,8 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
         if not name.exists():
             raise ValueError(f"no file or folder {name}")
         files = [name] if name.is_file() else texts_in(name)
+        if not files and any(file for pattern in PATTERNS for file in name.glob(pattern)):
+            raise ValueError(f"the files in {name} have the format of C4 already: give the folder to --data")
         if not files:
             raise ValueError(f"no {', '.join(f'*{ending}' for ending in ENDINGS)} in the folder {name}: name the files")
         found += files

@@ -94,7 +94,7 @@ class Corpus:
         part, used = self.manifest.splits["train"], self.tokens("train") - 1
         if used < part.tokens * LITTLE:
             given = f"{'' if part.complete else 'more than '}{part.tokens:,}"
-            lines.append(f"training reads {used:,} of {given} tokens of the text: more --steps would read more")
+            lines.append(f"training reads the first {used:,} of {given} tokens of the text: more --steps read more")
 
         validation, whole = self.targets("validation", seq_len), self.manifest.splits["validation"].tokens
         if validation < FEW_VALIDATION_TOKENS:

@@ -13,6 +13,14 @@ END_OF_TEXT = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
 """Names of the end-of-text token, in order of preference."""
 
 
+def file_beside(texts: Path) -> Path:
+    """Return the place of the tokenizer that ``python -m runners.c4 convert`` makes in a folder of texts.
+
+    It has a folder of its own, because every JSON file in the folder of the texts would be read as text.
+    """
+    return texts / "tokenizer" / "tokenizer.json"
+
+
 def load_tokenizer(name: str) -> "Tokenizer":
     """Load a tokenizer that neither truncates nor pads.
 

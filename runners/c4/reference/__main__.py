@@ -41,9 +41,9 @@ from rich.console import Console
 
 from runners.c4.checks import check, check_memory
 from runners.c4.config import Config
-from runners.c4.corpus.convert import FOLDER_OF_TOKENIZER
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.corpus.sources import find_files
+from runners.c4.corpus.tokenizer import file_beside
 from runners.c4.corpus.windows import Windows
 from runners.c4.distributed import World, from_torchrun, world
 from runners.c4.errors import RunError
@@ -108,7 +108,7 @@ class ReferenceOptions:
     @property
     def tokenizer(self) -> Path:
         """File of the tokenizer."""
-        return self.data / FOLDER_OF_TOKENIZER / "tokenizer.json"
+        return file_beside(self.data)
 
     def models(self) -> list["Model"]:
         """Return the chosen models.

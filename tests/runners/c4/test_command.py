@@ -103,7 +103,6 @@ def test_a_layer_may_read_values_while_it_is_built(
     arguments = [
         "--mixer=layers_of_others:Decay", "--width=16", "--heads=2", "--seq-len=12", "--batch-size=4", "--steps=2",
         "--validation-tokens=48", "--device=cpu", f"--out={tmp_path}", f"--data={texts}",
-        f"--tokenizer={texts / 'tokenizer' / 'tokenizer.json'}",
     ]  # fmt: skip
     command.main([*arguments, "--layers=2", "--dry-run"])
     command.main([*arguments, "--layers=2"])

@@ -75,7 +75,7 @@ def test_unread_text_and_a_tiny_validation_split_are_said() -> None:
     enough = FEW_VALIDATION_TOKENS + 1
     assert corpus(1_000_001, enough, asked=1_000_001).warnings(64) == []
     assert corpus(1_600_000, enough, asked=51_201).warnings(64) == [
-        "training reads 51,200 of 1,600,000 tokens of the text: more --steps would read more"
+        "training reads the first 51,200 of 1,600,000 tokens of the text: more --steps read more"
     ]
     (line,) = corpus(1_600_000, enough, asked=51_201, complete=False).warnings(64)
     assert "of more than 1,600,000 tokens" in line

@@ -239,9 +239,13 @@ def test_so_is_what_fails_backwards_only_at_the_length_of_training(
         assert "read no value of a tensor in Python" in error
 
 
-def test_outputs_that_are_not_finite_are_left_to_training() -> None:
-    layer = faulty(lambda z: z * torch.nan)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
-    check_layer("faulty", layer, CPU)
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    def overflow(z_BTD: Tensor) -> Tensor:
+        return z_BTD + torch.exp(torch.arange(z_BTD.shape[1]) * 5.0)[:, None]
+
+    layer = faulty(overflow)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+    with pytest.raises(ContractError, match=r"not finite for standard normal inputs, first at position 18 of 32$"):
+        check_layer("faulty", layer, CPU)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -34,7 +34,7 @@ class Keyed(nn.Module):
         raise ValueError("no such dim")
 class NotFinite(Product):
     def forward(self, x):
-        return self.a(x) * float("nan")
+        return self.a(x) * (float("nan") if len(x) > 2 else 1.0)  # the check before the first step has two sequences
 """
 SMALL = (
     *("--task", "parity", "--task.train-examples", "32", "--task.eval-examples", "8", "--batch-size", "8"),

@@ -11,7 +11,7 @@ import pytest
 from runners.c4.corpus.cleaning import Page, read_clean
 from runners.c4.corpus.convert import convert, divide, find_texts, main
 from runners.c4.corpus.sources import find_files
-from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer
+from runners.c4.corpus.tokenizer import end_of_text, file_beside, load_tokenizer
 from tests.runners.c4.runs import largest_file
 
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
@@ -44,13 +44,13 @@ def documents(folder: Path, split: str) -> list[str]:
 
 def test_the_splits_make_up_the_texts_and_the_tokenizer_keeps_every_character(texts: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    file, tokens = convert([texts], made)
+    tokens = convert([texts], made)
     training, validation = documents(made, "train"), documents(made, "validation")
     assert training[0] + validation[0] == BOOK
     assert 0.09 * len(BOOK) < len(validation[0]) <= 0.1 * len(BOOK)
     assert [training[1], validation[1]] == ["word " * 19, "word "]
 
-    tokenizer = load_tokenizer(str(file))
+    tokenizer = load_tokenizer(str(file_beside(made)))
     for split, parts in {"train": training, "validation": validation}.items():
         encoded = [tokenizer.encode(part).ids for part in parts]
         assert [tokenizer.decode(ids) for ids in encoded] == parts
@@ -125,6 +125,7 @@ def test_a_text_is_divided_at_white_space() -> None:
             ["empty"],
             "error: no *.txt, *.md, *.markdown, *.rst, *.html, *.htm, *.xhtml in the folder empty: name the files",
         ),
+        (["c4"], "error: the files in c4 have the format of C4 already: give the folder to --data"),
         (["short.txt"], "error: the texts are too short: their last tenth, which is the validation data, is empty"),
     ],
 )
@@ -137,6 +138,8 @@ def test_a_failure_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(texts.parent)
     Path("empty").mkdir()
+    Path("c4").mkdir()
+    Path("c4/c4-train.json.gz").touch()
     Path("short.txt").write_text("short")
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as stop:
@@ -200,9 +203,7 @@ def test_the_command_names_the_next_one_and_overwrites_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["my texts", str(texts)])
-    assert capsys.readouterr().out.splitlines()[1] == (
-        "pretrain: python -m runners.c4 --preset tiny --data 'my texts' --tokenizer 'my texts/tokenizer/tokenizer.json'"
-    )
+    assert capsys.readouterr().out.splitlines()[1] == ("pretrain: python -m runners.c4 --preset tiny --data 'my texts'")
     with pytest.raises(SystemExit):
         main(["my texts", str(texts)])
     assert capsys.readouterr().err == "error: my texts exists: name a new folder\n"
