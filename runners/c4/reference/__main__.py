@@ -2,7 +2,7 @@
 
     python -m runners.c4 convert .corpus manuals/ --clean --vocabulary 8000    # make the corpus, once
     python -m runners.c4.reference --data .corpus                              # train every missing run of every layer
-    python -m runners.c4.reference --data .corpus --rows rt transformer
+    python -m runners.c4.reference --data .corpus --rows rt transformer my_layer:MyLayer
     python -m runners.c4.reference --data .corpus --dry-run                    # list missing runs and their time
     python -m runners.c4.reference --data .corpus --minutes 60                 # begin only what ends within an hour
     python -m runners.c4.reference --data .corpus --experiment transition      # RT against the Transformer
@@ -39,7 +39,7 @@ import tyro
 from filelock import FileLock
 from rich.console import Console
 
-from runners.c4.checks import check, check_memory
+from runners.c4.checks import check, check_memory, check_users_layer
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.corpus.sources import find_files
@@ -74,7 +74,6 @@ from runners.deadline import Deadline
 from runners.device import device_name, find_devices
 from runners.ending import others_continue, run_command, user_errors
 from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
-from runners.guidance import row_of
 from runners.progress import spell
 
 RUNS = "reference-language-models"
@@ -90,7 +89,7 @@ class ReferenceOptions:
     Attributes:
         data: folder of texts and tokenizer, made by python -m runners.c4 convert.
         experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation.
-        rows: models of the experiment to train, all unless given.
+        rows: models of the experiment to train, all unless given; package.module:Class is a layer of your own.
         folder: where the models' files are stored; models of another text need another folder.
         out: results folder; runs that are not finished lie in reference-language-models below it.
         minutes: begin only runs that are expected to end within this time, for rented machines and batch queues.
@@ -123,10 +122,10 @@ class ReferenceOptions:
             Model(
                 name=name,
                 config=experiment.config(name, **shared),
-                options=dict(experiment.rows[name].options),
+                options=dict(experiment.row(name).options),
                 file=cell_file(self.folder / experiment.folder, name),
             )
-            for name in dict.fromkeys(row_of(name, experiment.rows) for name in self.rows or experiment.rows)
+            for name in dict.fromkeys(self.rows or experiment.rows)
         ]
 
 
@@ -165,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models = options.models()
         for model in models:
             check(model.config, model.options, ())
+            if not is_worker():
+                check_users_layer(model.config, model.options, find_devices("auto")[0])
         cells = {model.name: read_cell(model.file) for model in models}
         if not is_worker():
             corpus = corpus_name_of(models[0].config)  # all models read the same text
@@ -247,10 +248,10 @@ def print_state(
         return
 
     works = [
-        work_left(done[model.name], model.config, model.options, corpus, seconds_of_run(model.name, known))
+        work_left(done[model.name], model.config, model.options, corpus, seconds_of_run(model.file.stem, known))
         for model in models
     ]
-    unknown = [name for name, count in left.items() if count and name not in known]
+    unknown = [model.name for model in models if left[model.name] and model.file.stem not in known]
     guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
     where = f" on {len(devices)} GPUs" if len(devices) > 1 else ""
     say(f"time: about {spell(seconds_on(len(devices), works))}{where} as the finished runs took on this device{guess}")
@@ -302,7 +303,7 @@ def train_model(
         if deadline is None:
             return True
         known = seconds_of_runs(file.parent, device_name(here.device))
-        return deadline.allows(share_left(place, config, model.options, text) * seconds_of_run(model.name, known))
+        return deadline.allows(share_left(place, config, model.options, text) * seconds_of_run(model.file.stem, known))
 
     while True:
         with free_place(file, fits) as place:

@@ -64,8 +64,8 @@ Place = tuple[float, int]
 
 
 def cell_file(folder: Path, name: str) -> Path:
-    """Return the file of a model's runs."""
-    return folder / f"{name}.json"
+    """Return the file of a model's runs; the colon in the name of a user's own layer becomes a dot."""
+    return folder / f"{name.replace(':', '.')}.json"
 
 
 def cell_files(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from typing import Any
 from mixers import MIXERS
 from runners.c4.config import Config, Parametrisation
 from runners.c4.presets import PRESETS
+from runners.guidance import row_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +48,25 @@ class Experiment:
     folder: str
     rows: Mapping[str, Row]
 
+    def row(self, name: str) -> Row:
+        """Return a model's row; ``package.module:Class`` is a model of a user's own layer.
+
+        Raises:
+            ValueError: there is none; the message names the one that was probably meant.
+        """
+        return Row(mixer=name) if ":" in name else self.rows[row_of(name, self.rows)]
+
     def config(self, name: str, **shared: Any) -> Config:
         """Return the configuration that all runs of a model share.
 
         Args:
             name: name of the model.
             **shared: fields of ``Config`` that all models share: the paths of data and results, and whether to train.
+
+        Raises:
+            ValueError: as ``row``.
         """
-        row = self.rows[name]
+        row = self.row(name)
         return replace(PRESETS[self.preset], mixer=row.mixer, **row.settings, **shared)
 
 

@@ -37,10 +37,12 @@ def panels_of_parametrisations(models: Models) -> Panels:
 
 
 def panels_of_families(models: Models) -> Panels:
-    """Return a panel for each family of layers with a model, and the Transformer in all of them."""
+    """Return a panel for each family of layers with a model, and one for a user's own; the Transformer is in all."""
     families: dict[str, list[str]] = {}
     for layer in filter(models.__contains__, MIXERS):
         families.setdefault(MIXERS[layer].family, []).append(layer)
+    if own := [name for name, cell in models.items() if ":" in cell["layer"]]:
+        families["yours"] = own
     names = {family: dict.fromkeys([*layers, "transformer"]) for family, layers in families.items()}
     return _with_models({family: [(layer, layer) for layer in layers] for family, layers in names.items()}, models)
 

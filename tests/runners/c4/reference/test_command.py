@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference import training
 from runners.c4.reference.__main__ import RUNS
-from runners.c4.reference.cells import chosen_rate
+from runners.c4.reference.cells import chosen_rate, write_cell
 from runners.device import device_name, find_devices
 from runners.files import read_json
 from runners.gpus import WORKER
@@ -598,3 +599,44 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert list(tmp_path.glob("[co]*")) == []
+
+
+OWN = """
+from torch import nn
+class Shifted(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Linear(dim, dim)
+    def forward(self, x):
+        return self.weight(nn.functional.pad(x, (0, 0, 1, -1)))
+class Peeking(Shifted):
+    def forward(self, x):
+        return self.weight(nn.functional.pad(x, (0, 0, -1, 1)))
+"""
+
+
+def test_a_layer_of_the_users_own_is_trained_as_the_others(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "layer_of_ones_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "layer_of_ones_own", raising=False)
+    own = [*command[:3], "layer_of_ones_own:Shifted", *command[5:]]
+    reference.main(own)
+    cell = cell_of(tmp_path, "layer_of_ones_own.Shifted")
+    assert (cell["layer"], cell["family"], cell["complete"]) == ("layer_of_ones_own:Shifted", "other", True)
+    assert list((tmp_path / "out" / RUNS / "c4").iterdir()) == []
+
+    # The time of its runs is known to the next command.
+    write_cell(tmp_path / "cells" / "layer_of_ones_own.Shifted.json", {**cell, "runs": cell["runs"][:1]})
+    capsys.readouterr()
+    reference.main([*own, "--dry-run"])
+    said = capsys.readouterr().out
+    assert "missing: layer_of_ones_own:Shifted, 3 runs at least" in said
+    assert "time: about " in said
+    assert "with the mean of the others" not in said
+
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command[:3], "layer_of_ones_own:Peeking", *command[5:]])
+    assert "'layer_of_ones_own:Peeking' is not causal" in capsys.readouterr().err
+    assert not (tmp_path / "cells" / "layer_of_ones_own.Peeking.json").exists()
