@@ -12,7 +12,7 @@ from mixers import MIXERS
 from mixers.costs import short
 from runners.c4.reference.cells import chosen_rate, settings_in
 from runners.drawing import Style, styles
-from runners.report.pictures import Picture
+from runners.report.pictures import LONGEST, Picture
 from runners.report.svg import STYLE, name_lines, panel, to_svg
 from runners.report.transition import ENDINGS, Models
 
@@ -41,10 +41,16 @@ def panels_of_families(models: Models) -> Panels:
     families: dict[str, list[str]] = {}
     for layer in filter(models.__contains__, MIXERS):
         families.setdefault(MIXERS[layer].family, []).append(layer)
-    if own := [name for name, cell in models.items() if ":" in cell["layer"]]:
-        families["yours"] = own
-    names = {family: dict.fromkeys([*layers, "transformer"]) for family, layers in families.items()}
-    return _with_models({family: [(layer, layer) for layer in layers] for family, layers in names.items()}, models)
+    of_families = {family: [(layer, layer) for layer in layers] for family, layers in families.items()}
+    own = [(_short(name), name) for name, cell in models.items() if ":" in cell["layer"]]
+    beside = ("transformer", "transformer")
+    panels = {**of_families, **({"yours": own} if own else {})}
+    return _with_models({title: list(dict.fromkeys([*pairs, beside])) for title, pairs in panels.items()}, models)
+
+
+def _short(name: str) -> str:
+    """Return the class of a user's own layer, as it fits beside the end of a line."""
+    return f"{name.rpartition('.')[2][:LONGEST]} ★"
 
 
 def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> Panels:

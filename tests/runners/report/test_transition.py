@@ -25,7 +25,7 @@ SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
 
 def write(
     folder: Path, name: str, losses: tuple[float, float], best: float = 3e-3, code: str = "", corpus: str = "a",
-    **config: Any,
+    layer: str = "rt", **config: Any,
 ) -> None:  # fmt: skip
     """Write a finished model whose seeds have these losses at the best of its learning rates."""
     rates = {3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
@@ -34,7 +34,7 @@ def write(
         {**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]]}
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
-    described = {"runs": [{**run, "code": code} for run in runs], "config": {**SIZE, **config}}
+    described = {"runs": [{**run, "code": code} for run in runs], "config": {**SIZE, **config}, "layer": layer}
     write_cell(
         folder / f"{name}.json", {**LANGUAGE_MODEL, **described, "corpus": LANGUAGE_MODEL["corpus"] | {"name": corpus}}
     )
@@ -185,3 +185,9 @@ def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path:
     }
     drawn = loss_picture(panels, "name", "title").panels["linear attention"]["both"]
     assert "retnet 3.500, gla 3.350, transformer 3.100" in drawn
+    assert "<title>gla: 3.350 at the end</title>" in drawn
+
+    # A layer of a user's own.
+    write(tmp_path, "a.module.GatedMovingAverage", (3.2, 3.2), layer="a.module:GatedMovingAverage")
+    panels = panels_of_families(finished_models(tmp_path))
+    assert list(panels["yours"]) == ["GatedMovingAve ★", "transformer"]
