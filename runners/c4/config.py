@@ -67,7 +67,7 @@ class Config:
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
         seed: seed of the initial parameters and of the order of the data.
         search: train the paper's grid of learning rates and beta2 instead of one run.
-        tokenizer: name on the hub, or a tokenizer.json file; unless given, the one that convert made with the data, or T5's.
+        tokenizer: name on the hub, or a tokenizer.json; unless given, the one that convert made with the data, or T5's.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
         evaluations: number of evaluations during training, at log-spaced steps including the last step.
