@@ -164,7 +164,7 @@ def _check_outputs(
         if differ(z_BTD[1], after_BTD[1]):
             raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
     for t, step_BD in enumerate(stepped):
-        if differ(z_BTD[:, t], step_BD, times=10):
+        if differ(z_BTD[:, t], step_BD, times=10) or (z_BTD[:, t].isfinite().all() and not step_BD.isfinite().all()):
             raise ContractError(
                 f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step form "
                 "defines neither init_state nor step"

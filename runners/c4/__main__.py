@@ -111,7 +111,8 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
 
     config, nested = parse(Config, preset, arguments, OF_THE_MODEL)
-    given = [argument.partition("=")[0].removeprefix("--") for argument in arguments]
+    options = (argument for argument in arguments if argument.startswith("--"))
+    given = [option.partition("=")[0].removeprefix("--") for option in options]
     check(config, nested["mixer"], given)
     return with_tokenizer(config, given), nested["mixer"]
 

@@ -69,16 +69,26 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
 
 
 def with_tokenizer(config: Config, given: Collection[str]) -> Config:
-    """Return the configuration with the tokenizer that ``convert`` has made beside its data, unless another is given.
+    """Return the configuration with the tokenizer that ``convert`` has made with its data, unless another is given.
 
     Args:
         config: the configuration.
         given: options that are given.
+
+    Raises:
+        ValueError: the data have different tokenizers.
     """
     if "tokenizer" in given:
         return config
-    found = [file for folder in config.data if (file := file_beside(Path(folder))).is_file()]
-    return replace(config, tokenizer=str(found[0])) if len(found) == 1 else config
+    folders = [path if path.is_dir() else path.parent for path in map(Path, config.data)]
+    found: dict[bytes, Path] = {}
+    for file in filter(Path.is_file, map(file_beside, folders)):
+        found.setdefault(file.read_bytes(), file)
+    if len(found) > 1:
+        raise ValueError(
+            f"the data have different tokenizers, {' and '.join(map(str, found.values()))}: give --tokenizer"
+        )
+    return replace(config, tokenizer=str(*found.values())) if found else config
 
 
 def _convert(name: str, value: Any) -> Any:

@@ -55,35 +55,37 @@ def _best_layers(ranks: Ranks | None) -> str:
     """Return the mean ranks of the best layers, of RT and of the Transformer, each with its place."""
     if ranks is None:
         return ""
-    texts = {}
-    for row in sorted(ranks.means, key=ranks.means.__getitem__):
-        low, high = ranks.intervals[row]
-        texts[row] = f"{row} {ranks.means[row]:.1f} ({low:.1f}–{high:.1f})"
-    return f"Mean ranks among {len(texts)} layers, with 95% intervals: {_leaders(texts)}."
+    intervals = {row: f"({low:.1f}–{high:.1f})" for row, (low, high) in ranks.intervals.items()}
+    texts = {row: f"{row} {mean:.1f} {intervals[row]}" for row, mean in ranks.means.items()}
+    return f"Mean ranks among {len(texts)} layers, with 95% intervals: {_leaders(ranks.means, texts)}."
 
 
 def _best_models(models: Sequence[LanguageModel]) -> str:
     """Return the losses of the best layers, of RT and of the Transformer, each with its place."""
-    counted = [model for model in models if model.counts]
-    if not counted:
+    losses = {model.layer: model.loss("total") for model in models if not model.stale and model.lr is not None}
+    texts = {layer: f"{layer} {loss:.3f}" for layer, loss in losses.items()}
+    finished = {model.layer: losses[model.layer] for model in models if model.finished and model.layer in losses}
+    if not finished:
         return ""
-    best = counted[0].loss("total")
-    texts = {model.layer: f"{model.layer} {model.loss('total'):.3f}" for model in counted}
-    found = f"Validation losses of {len(texts)} layers, in nats per token: {_leaders(texts)}."
-    ahead = [model for model in models if not model.finished and not model.stale and model.loss("total") < best]
-    lower = ", ".join(f"{model.layer} {model.loss('total'):.3f}" for model in ahead)
+    best = min(finished.values())
+    found = f"Validation losses in nats per token, by place among {len(finished)}: {_leaders(finished, texts)}."
+    lower = ", ".join(texts[layer] for layer in losses if layer not in finished and losses[layer] < best)
     return f"{found} Lower, but not finished: {lower}." if lower else found
 
 
-def _leaders(texts: Mapping[str, str]) -> str:
-    """Return the texts of the first rows, and of RT and the Transformer, with their places."""
-    places = {row: f"{place}. {text}" for place, (row, text) in enumerate(texts.items(), 1)}
-    return "; ".join(text for n, (row, text) in enumerate(places.items()) if n < LEADERS or row in PAIR)
+def _leaders(values: Mapping[str, float], texts: Mapping[str, str]) -> str:
+    """Return the texts of the first rows, and of RT and the Transformer, with their places; the least value is first.
+
+    Rows of equal values share the smaller place.
+    """
+    places = {row: 1 + sum(other < value for other in values.values()) for row, value in values.items()}
+    named = [row for row in sorted(places, key=places.__getitem__) if places[row] <= LEADERS or row in PAIR]
+    return "; ".join(f"{places[row]}. {texts[row]}" for row in named)
 
 
 def _speed(anchors: Sequence[Anchor]) -> str:
     """Return the range of gains over the authors' code."""
-    gains = [float(row.gain.removesuffix("×")) for row in anchors if row.gain.endswith("×")]
+    gains = [float(row.gain.removesuffix("×")) for row in anchors if row.is_speed and row.gain.endswith("×")]
     if not gains:
         return ""
     return f"{min(gains):.1f} to {max(gains):.1f} times as fast as the authors’ code on one GPU, by measurement."

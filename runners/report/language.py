@@ -227,8 +227,8 @@ def _setting(cell: ModelCell) -> str:
     config, corpus, tokens = settings_in(cell), cell["corpus"], cell["tokens"]
     return (
         f"{config['layers']} layers of width {config['width']}, sequences of {config['seq_len']} tokens, a vocabulary "
-        f"of {corpus['vocab_size']:,}, and {short(tokens)} tokens of training, from a text of "
-        f"{short(corpus['train_tokens'])} that is read {tokens / corpus['train_tokens']:.1f} times"
+        f"of {corpus['vocab_size']:,}, and {short(tokens)} tokens of training, {short(corpus['train_tokens'])} of them "
+        "different"
     )
 
 

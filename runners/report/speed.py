@@ -38,6 +38,7 @@ class Anchor:
         file: record of our figures.
         date: date of that record.
         device: device of that record.
+        is_speed: whether it measures a speed, not a set-up.
     """
 
     what: str
@@ -49,6 +50,7 @@ class Anchor:
     file: str
     date: str
     device: str
+    is_speed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ def _anchor(row: Mapping[str, Any], records: Records) -> Anchor:
         file=file,
         date=file[:10],
         device=devices.get(file, {}).get("device", "record not there"),
+        is_speed=field in ("median_ms", "tokens_per_second"),
     )
 
 

@@ -1,5 +1,6 @@
 """The trained language models in a folder: whether they can be compared, and which of them are stale."""
 
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,8 +31,15 @@ def read_models(folder: Path, alike: bool) -> dict[str, Cell]:
 
 
 def is_stale_model(name: str, cell: Cell) -> bool:
-    """Return whether the code of today trains a model differently; False for a model that is in no experiment."""
+    """Return whether the code of today trains a model differently.
+
+    It returns False for a model that is in no experiment, and for a user's own layer that cannot be imported here.
+    """
+    layer = cell.get("layer", "")
     for experiment in EXPERIMENTS.values():
         if name in experiment.rows:
             return is_stale(cell, experiment.config(name), dict(experiment.rows[name].options))
+        if experiment.takes_own and ":" in layer:
+            with suppress(ValueError):
+                return is_stale(cell, experiment.config(layer), {})
     return False

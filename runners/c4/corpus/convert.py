@@ -20,6 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ import tyro
 from runners.c4.corpus.cleaning import HTML, Page, fault_of, read_clean, read_text
 from runners.c4.corpus.duplicates import without_near_duplicates, without_repeats
 from runners.c4.corpus.packing import BATCH_DOCUMENTS, digest_of
-from runners.c4.corpus.sources import PATTERNS, Split
+from runners.c4.corpus.sources import Split, find_files
 from runners.c4.corpus.tokenizer import END_OF_TEXT, file_beside
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
@@ -228,10 +229,12 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
         if not name.exists():
             raise ValueError(f"no file or folder {name}")
         files = [name] if name.is_file() else texts_in(name)
-        if not files and any(file for pattern in PATTERNS for file in name.glob(pattern)):
-            raise ValueError(f"the files in {name} have the format of C4 already: give the folder to --data")
         if not files:
-            raise ValueError(f"no {', '.join(f'*{ending}' for ending in ENDINGS)} in the folder {name}: name the files")
+            advice = "name the files"
+            with suppress(ValueError):
+                find_files([str(name)])
+                advice = "its files are named as those of C4, which need no conversion: give the folder to --data"
+            raise ValueError(f"no {', '.join(f'*{ending}' for ending in ENDINGS)} in the folder {name}: {advice}")
         found += files
     if not found:
         raise ValueError("no texts: name text files, or folders of them")

@@ -42,11 +42,13 @@ class Experiment:
         preset: preset of ``runners.c4`` with the settings that the models share.
         folder: folder of the models' files, below the folder of all experiments.
         rows: models by name; the name is also the name of the model's file.
+        takes_own: whether a user's own layer can be a model.
     """
 
     preset: str
     folder: str
     rows: Mapping[str, Row]
+    takes_own: bool = False
 
     def row(self, name: str) -> Row:
         """Return a model's row; ``package.module:Class`` is a model of a user's own layer.
@@ -54,7 +56,13 @@ class Experiment:
         Raises:
             ValueError: there is none; the message names the one that was probably meant.
         """
-        return Row(mixer=name) if ":" in name else self.rows[row_of(name, self.rows)]
+        if ":" in name and self.takes_own:
+            return Row(mixer=name)
+        if ":" in name:
+            raise ValueError(f"no row {name!r}: a layer of your own is a row of --experiment ranking alone")
+        if "." in name and self.takes_own:
+            raise ValueError(f"no row {name!r}: write a layer of your own as package.module:Class, with a colon")
+        return self.rows[row_of(name, self.rows)]
 
     def config(self, name: str, **shared: Any) -> Config:
         """Return the configuration that all runs of a model share.
@@ -119,7 +127,7 @@ _ENDINGS: dict[Parametrisation, str] = {"paper": "", "authors": "-authors"}
 AGAINST = "rt-against-transformer"
 """Folder of the experiments at 30M parameters, whose rows are compared with each other."""
 EXPERIMENTS: dict[str, Experiment] = {
-    "ranking": Experiment(preset="ranking", folder="", rows=_ranking()),
+    "ranking": Experiment(preset="ranking", folder="", rows=_ranking(), takes_own=True),
     "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition()),
     "variants": Experiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
     "variants-authors": Experiment(preset="30m", folder=AGAINST, rows=_variants("authors")),

@@ -1,6 +1,7 @@
 """Language models: loss curves, and the size of the gradient by distance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -42,15 +43,23 @@ def panels_of_families(models: Models) -> Panels:
     for layer in filter(models.__contains__, MIXERS):
         families.setdefault(MIXERS[layer].family, []).append(layer)
     of_families = {family: [(layer, layer) for layer in layers] for family, layers in families.items()}
-    own = [(_short(name), name) for name, cell in models.items() if ":" in cell["layer"]]
+    own = _short([name for name, cell in models.items() if ":" in cell["layer"]])
     beside = ("transformer", "transformer")
     panels = {**of_families, **({"yours": own} if own else {})}
     return _with_models({title: list(dict.fromkeys([*pairs, beside])) for title, pairs in panels.items()}, models)
 
 
-def _short(name: str) -> str:
-    """Return the class of a user's own layer, as it fits beside the end of a line."""
-    return f"{name.rpartition('.')[2][:LONGEST]} ★"
+def _short(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return for each user's own layer a label that fits beside the end of a line, and its name."""
+    found: dict[str, str] = {}
+    for name in names:
+        base = label = name.rpartition(".")[2][:LONGEST]
+        for n in count(2):
+            if label not in found:
+                break
+            label = f"{base} {n}"
+        found[label] = name
+    return [(f"{label} ★", name) for label, name in found.items()]
 
 
 def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> Panels:

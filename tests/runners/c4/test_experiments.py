@@ -1,5 +1,6 @@
 """The experiments with language models: which models they train, and that they can be compared."""
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -44,3 +45,17 @@ def test_variants_differ_from_the_model_that_they_are_compared_with() -> None:
     assert (base.batch_size, batch.batch_size, batch.steps) == (64, 32, 2 * base.steps)
     assert variants.rows["rt-6-no-persistent-norm"].options == {"persistent_norm": False}
     assert [variants.rows[f"rt-6-block-{n}"].options for n in (4, 16)] == [{"block": 4}, {"block": 16}]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name", "message"),
+    [
+        ("transition", "my_layer:Mine", "no row 'my_layer:Mine': a layer of your own is a row of --experiment ranking"),
+        ("ranking", "my_layer.Mine", "no row 'my_layer.Mine': write a layer of your own as package.module:Class"),
+        ("variants", "rt-6-beta2-0.9", "no row 'rt-6-beta2-0.9': did you mean rt-6-beta2-0.99?"),
+    ],
+)
+def test_a_layer_of_ones_own_is_a_row_of_the_ranking_alone(experiment: str, name: str, message: str) -> None:
+    assert EXPERIMENTS["ranking"].config("my_layer:Mine").mixer == "my_layer:Mine"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        EXPERIMENTS[experiment].config(name)

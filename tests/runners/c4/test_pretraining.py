@@ -31,7 +31,10 @@ def sources(texts: Path) -> dict[str, Any]:
 def test_pretrain_trains_the_run_of_the_command(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Same folder, same losses bit by bit; a second call returns what is finished."""
+    """Same folder, same losses bit by bit; a second call returns what is finished.
+
+    The command names the tokenizer, the function takes the one beside the data.
+    """
     options = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | sources(texts)).items()]
     command.main([*options, "--mixer=rt", "--mixer.persistent-norm=False", "--preset=tiny", f"--out={tmp_path / 'a'}"])
     (folder,) = (tmp_path / "a" / "c4").iterdir()
@@ -44,7 +47,7 @@ def test_pretrain_trains_the_run_of_the_command(
             out=tmp_path / out,
             mixer_options={"persistent_norm": False},
             progress=progress,
-            **sources(texts),
+            data=texts,
             **SMALL,
         )
 

@@ -461,7 +461,12 @@ def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() 
     def none(self: Transformer, batch: int) -> Any:
         raise NotImplementedError
 
-    assert "step gives another output at position 0" in refusal(of_others(step=step))
+    def undefined(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z_BD, state = Transformer.step(self, x_BD, state)
+        return torch.nan * z_BD, state
+
+    for wrong in (step, undefined):
+        assert "step gives another output at position 0" in refusal(of_others(step=wrong))
     check_layer("other", of_others(init_state=none), CPU)
 
 

@@ -6,9 +6,9 @@ from runners.report.speed import Anchor
 from tests.runners.report.made_up import language_model
 
 
-def anchor(gain: str) -> Anchor:
+def anchor(gain: str, is_speed: bool = True) -> Anchor:
     texts = dict.fromkeys(("what", "paper", "limit", "file", "date", "device"), "")
-    return Anchor(**texts, authors=("", ""), ours=("", ""), gain=gain)
+    return Anchor(**texts, authors=("", ""), ours=("", ""), gain=gain, is_speed=is_speed)
 
 
 def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> None:
@@ -18,14 +18,14 @@ def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> Non
     )
     models = [language_model(row, 3 + n / 10) for n, row in enumerate(rows)]
     of_ranks, of_models, predicts, speed = glance(
-        ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×")]
+        ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×"), anchor("99×", is_speed=False)]
     )
     assert of_ranks.text == (
         "Mean ranks among 6 layers, with 95% intervals: "
         "1. transformer 1.0 (0.5–7.2); 2. hyena 2.0 (0.5–7.2); 3. lstm 3.0 (0.5–7.2); 4. rt 4.0 (0.5–7.2)."
     )
     assert of_models.text == (
-        "Validation losses of 6 layers, in nats per token: 1. mamba 3.010; 2. gla 3.110; 3. rt 3.210; "
+        "Validation losses in nats per token, by place among 6: 1. mamba 3.010; 2. gla 3.110; 3. rt 3.210; "
         "6. transformer 3.510."
     )
     assert predicts.text == "Not shown."
@@ -41,6 +41,17 @@ def test_an_unfinished_model_that_is_ahead_is_named_apart() -> None:
     ]
     (found,) = (answer for answer in glance(None, models, "", []))
     assert found.text.endswith(": 1. rt 3.010; 2. gla 3.510. Lower, but not finished: lstm 2.810.")
+
+
+def test_equal_values_share_a_place_and_a_layer_of_ones_own_counts() -> None:
+    losses = {"rt": 3.0, "mamba": 3.1, "gla": 3.2, "lru": 3.2, "hyena": 3.3, "a.module:Own": 2.9}
+    (found,) = glance(None, [language_model(layer, loss) for layer, loss in losses.items()], "", [])
+    places = "1. a.module:Own 2.910; 2. rt 3.010; 3. mamba 3.110."
+    assert found.text.endswith(f"among 6: {places}")
+
+    ranks = Ranks(means={"a": 2.0, "b": 3.0, "c": 5.5, "d": 5.5, "e": 6}, intervals=dict.fromkeys("abcde", (1.0, 9.0)))
+    (found,) = glance(ranks, [], "", [])
+    assert found.text.endswith("1. a 2.0 (1.0–9.0); 2. b 3.0 (1.0–9.0); 3. c 5.5 (1.0–9.0); 3. d 5.5 (1.0–9.0).")
 
 
 def test_questions_without_results_are_left_out() -> None:

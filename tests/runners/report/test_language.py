@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from mixers import MIXERS
+from mixers.registry import find_mixer
 from runners.c4.reference.cells import NAME, write_cell
 from runners.report import language, ranks, trained
 from runners.report.__main__ import main
@@ -388,6 +389,12 @@ def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) ->
     assert (config.mixer, config.width, config.parametrisation, options) == ("rt", 640, "authors", {"block": 4})
     assert not is_stale_model("a user's own", {})
 
+    # A layer of a user's own.
+    assert is_stale_model("somewhere.Own", {"layer": "somewhere:Own"})
+    assert asked[-1][0].mixer == "somewhere:Own"
+    monkeypatch.setattr(trained, "is_stale", lambda *_: find_mixer("somewhere:Own"))
+    assert not is_stale_model("somewhere.Own", {"layer": "somewhere:Own"})  # it cannot be imported here
+
 
 @pytest.mark.parametrize(
     ("changes", "error"),
@@ -416,8 +423,8 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert table.count("not finished") == 1
     assert "<td>3.000<br><small>2.990, 3.010</small></td><td>6.000<br>" in table
     assert "<td>1.000</td>\n</tr>" in table
-    assert "a vocabulary of 8,000, and 1.00k tokens of training, from a text of 400 that is read 2.5 times" in section
-    assert page.count("layers, in nats per token: 1. rt 3.000; 2. staircase 3.100; 3. transformer 3.200.") == 1
+    assert "a vocabulary of 8,000, and 1.00k tokens of training, 400 of them different" in section
+    assert page.count("by place among 9: 1. rt 3.000; 2. staircase 3.100; 3. transformer 3.200.") == 1
     assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
     assert "Exploratory: scores of the published protocol" in section
     assert "Yes:" not in section

@@ -189,5 +189,6 @@ def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path:
 
     # A layer of a user's own.
     write(tmp_path, "a.module.GatedMovingAverage", (3.2, 3.2), layer="a.module:GatedMovingAverage")
+    write(tmp_path, "other.GatedMovingAverageTwo", (3.2, 3.2), layer="other:GatedMovingAverageTwo")
     panels = panels_of_families(finished_models(tmp_path))
-    assert list(panels["yours"]) == ["GatedMovingAver ★", "transformer"]
+    assert list(panels["yours"]) == ["GatedMovingAver ★", "GatedMovingAver 2 ★", "transformer"]

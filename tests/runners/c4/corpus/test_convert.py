@@ -125,7 +125,15 @@ def test_a_text_is_divided_at_white_space() -> None:
             ["empty"],
             "error: no *.txt, *.md, *.markdown, *.rst, *.html, *.htm, *.xhtml in the folder empty: name the files",
         ),
-        (["c4"], "error: the files in c4 have the format of C4 already: give the folder to --data"),
+        (
+            ["c4"],
+            "error: no *.txt, *.md, *.markdown, *.rst, *.html, *.htm, *.xhtml in the folder c4: its files are named as "
+            "those of C4, which need no conversion: give the folder to --data",
+        ),
+        (
+            ["package"],
+            "error: no *.txt, *.md, *.markdown, *.rst, *.html, *.htm, *.xhtml in the folder package: name the files",
+        ),
         (["short.txt"], "error: the texts are too short: their last tenth, which is the validation data, is empty"),
     ],
 )
@@ -138,8 +146,9 @@ def test_a_failure_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(texts.parent)
     Path("empty").mkdir()
-    Path("c4").mkdir()
-    Path("c4/c4-train.json.gz").touch()
+    for name in ("c4/c4-train.json.gz", "c4/c4-validation.json.gz", "package/package.json"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
     Path("short.txt").write_text("short")
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as stop:

@@ -1,0 +1,47 @@
+"""The tokenizer that belongs to the data."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.c4 import __main__ as command
+from runners.c4.config import Config
+from runners.c4.corpus.tokenizer import file_beside
+from runners.c4.presets import with_tokenizer
+
+
+def folder(path: Path, tokenizer: str) -> str:
+    """A folder as ``convert`` makes it, with this content in place of a tokenizer."""
+    file_beside(path).parent.mkdir(parents=True)
+    file_beside(path).write_text(tokenizer)
+    (path / "c4-train.json.gz").touch()
+    return str(path)
+
+
+def chosen(*data: str, given: tuple[str, ...] = ()) -> str:
+    return with_tokenizer(replace(Config(), data=data), given).tokenizer
+
+
+def test_the_tokenizer_made_with_the_data_is_taken_unless_one_is_given(tmp_path: Path) -> None:
+    one, same = (folder(tmp_path / name, "a") for name in ("one", "same"))
+    own = str(file_beside(Path(one)))
+    assert chosen(one) == chosen(f"{one}/c4-train.json.gz") == chosen(one, same) == own
+    assert chosen(one, given=("lr", "tokenizer")) == chosen() == chosen(str(tmp_path)) == Config().tokenizer
+
+
+def test_a_folder_of_that_name_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder(Path("tokenizer"), "a")
+    config, _ = command.read(["--preset", "tiny", "--data", "tokenizer"])
+    assert config.tokenizer == str(file_beside(Path("tokenizer")))
+    config, _ = command.read(["--preset=tiny", "--data=tokenizer", "--tokenizer=some-one/some-thing"])
+    assert config.tokenizer == "some-one/some-thing"
+
+
+def test_different_tokenizers_are_an_error(tmp_path: Path) -> None:
+    one, other = folder(tmp_path / "one", "a"), folder(tmp_path / "other", "b")
+    with pytest.raises(
+        ValueError, match=r"different tokenizers, .*one/tok.*json and .*other/tok.*json: give --tokeniz"
+    ):
+        chosen(one, other)
