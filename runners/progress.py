@@ -28,7 +28,7 @@ def console_of_call(quiet: bool) -> Console:
 
 
 def progress_bars(console: Console) -> Progress:
-    """Bars with a description, a field ``figures`` below it, steps done, and time left."""
+    """Bars with a description, a field ``figures`` below it, steps done, and time left; a log shows none."""
     return Progress(
         TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # a column that may wrap
         BarColumn(bar_width=max(8, min(40, console.width - WIDTH_OF_TEXT))),
@@ -36,6 +36,7 @@ def progress_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         speed_estimate_period=SECONDS_OF_SPEED,
+        disable=not (console.is_terminal or console.is_jupyter),
         auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
 
