@@ -88,7 +88,7 @@ def with_tokenizer(config: Config, given: Collection[str]) -> Config:
         raise ValueError(
             f"the data have different tokenizers, {' and '.join(map(str, found.values()))}: give --tokenizer"
         )
-    return replace(config, tokenizer=str(*found.values())) if found else config
+    return replace(config, tokenizer=str(next(iter(found.values())))) if found else config
 
 
 def _convert(name: str, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Language models: loss curves, and the size of the gradient by distance."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -51,15 +51,13 @@ def panels_of_families(models: Models) -> Panels:
 
 def _short(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return for each user's own layer a label that fits beside the end of a line, and its name."""
-    found: dict[str, str] = {}
+    found, times = [], Counter[str]()
     for name in names:
-        base = label = name.rpartition(".")[2][:LONGEST]
-        for n in count(2):
-            if label not in found:
-                break
-            label = f"{base} {n}"
-        found[label] = name
-    return [(f"{label} ★", name) for label, name in found.items()]
+        label = name.rpartition(".")[2][:LONGEST]
+        times[label] += 1
+        number = f" {times[label]}" if times[label] > 1 else ""
+        found.append((f"{label}{number} ★", name))
+    return found
 
 
 def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> Panels:
