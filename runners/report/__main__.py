@@ -49,7 +49,7 @@ from runners.report.pictures.models import (
 from runners.report.pictures.training import curve_picture, rate_picture
 from runners.report.records import Records
 from runners.report.speed import anchors, tables
-from runners.report.transition import finished_models
+from runners.report.transition import current_models, finished, table_of_runs
 
 DRAWS: tuple[Callable[[Board], Picture], ...] = (
     *(heat_picture, state_picture, flops_picture, depth_picture, block_picture, rate_picture, curve_picture),
@@ -99,8 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page = options.out / "report" / "index.html"
         models = read_language_models(models_folder)
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
-        against = finished_models(models_folder / AGAINST)
-        of_layers, of_rt = panels_of_families(finished_models(models_folder)), panels_of_parametrisations(against)
+        against = current_models(models_folder / AGAINST)
+        of_layers = panels_of_families(finished(current_models(models_folder)))
+        of_rt = panels_of_parametrisations(finished(against))
         language = Language(
             models=models,
             text=f"that of the models in {models_folder}" if options.language_models else TEXT,
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
                 gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
             ],
+            runs=table_of_runs(against),
         )
         claims = read_claims(published, records, against, models)
         words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)

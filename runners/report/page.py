@@ -84,6 +84,7 @@ class Language:
         boards: exploratory predictions by name of a board.
         pictures: loss curves and gradients of the language models.
         against: loss curves and gradients of RT against the Transformer.
+        runs: headings and rows of all runs of RT against the Transformer.
     """
 
     models: Sequence[LanguageModel]
@@ -92,6 +93,7 @@ class Language:
     boards: Mapping[str, Predictions]
     pictures: Sequence[Picture]
     against: Sequence[Picture]
+    runs: Sequence[Sequence[str]]
 
 
 def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:

@@ -80,7 +80,7 @@ class Evidence:
     Args:
         board: the board of the published protocol.
         records: published records.
-        models: finished language models of RT and the Transformer.
+        models: language models of RT and the Transformer that are not stale.
         small: small language models of all layers.
     """
 
@@ -244,7 +244,7 @@ def read_claims(board: Board, records: Records, models: Models, small: Sequence[
     Args:
         board: the board of the published protocol.
         records: published records.
-        models: finished language models of RT and the Transformer.
+        models: language models of RT and the Transformer that are not stale.
         small: small language models of all layers.
 
     Raises:

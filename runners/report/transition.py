@@ -1,30 +1,32 @@
 """RT and the Transformer as language models of 30M parameters: the paper's claims, our results, and whether they agree.
 
 The models are those of the experiments ``transition`` and ``variants`` of ``runners.c4.reference``. One model has a
-lower loss than another if the loss of each of its seeds is lower than the loss of each seed of the other. Unfinished
-and stale models count as not trained.
+lower loss than another if the loss of each of its seeds is lower than the loss of each seed of the other. Stale models
+count as not trained. Models that are not finished decide nothing; a table shows all their runs.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from runners.c4.reference.cells import chosen_rate, open_places
+from mixers.costs import short
+from runners.c4.reference.cells import SEEDS, Place, chosen_rate, open_places
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 
-NOT_TRAINED = "not trained"
+NOT_TRAINED, NOT_FINISHED = "not trained", "not finished"
 YES, NO, EVEN = "yes", "no", "within the seeds"
 ENDINGS = {"paper's": "", "authors'": "-authors"}
 """Endings of the models' names, by parametrisation."""
 HEADINGS = ("claim", "paper", "ours", "ours, authors' parametrisation", "agrees")
 
 Model = Mapping[str, Any]
-"""Content of the file of a finished model."""
+"""Content of the file of a model."""
 Models = Mapping[str, Model]
-"""Finished models by name."""
+"""Models by name."""
 Answer = tuple[str, str]
 """Our figures in words, and whether they agree with the claim."""
 
@@ -146,11 +148,11 @@ class Transition:
     """The table of claims.
 
     Args:
-        models: finished models.
+        models: models that are not stale, finished or not.
     """
 
     def __init__(self, models: Models) -> None:
-        self._models = models
+        self._begun, self._models = models, finished(models)
 
     def table(self) -> list[str]:
         """Return the heading and the rows as lines, with cells separated by bars."""
@@ -170,12 +172,14 @@ class Transition:
         return "differs" if NO in answers or all(found) else "not shown"
 
     def missing(self) -> str:
-        """Return a sentence that says so if no model is trained; else nothing."""
-        return "" if self._models else "Not trained yet. "
+        """Return a sentence that says so if no model is trained or finished; else nothing."""
+        if self._models:
+            return ""
+        return "Not finished yet. " if self._begun else "Not trained yet. "
 
     def took(self) -> str:
-        """Return how long the training of the models took."""
-        runs = [run for cell in self._models.values() for run in cell["runs"] if run["validation_loss"] is not None]
+        """Return how long the training of the models took, also of those that are not finished."""
+        runs = [run for cell in self._begun.values() for run in cell["runs"] if run["validation_loss"] is not None]
         if not runs:
             return "not known: no model is trained"
         devices = " or ".join(sorted({run["device"] for run in runs}))
@@ -183,8 +187,16 @@ class Transition:
 
     def _cells(self, row: Row) -> list[str]:
         answers = self._answers(row)
-        ours = [answers[name][0] if name in answers else NOT_TRAINED for name in ENDINGS]
-        return [row.claim, row.paper, *ours, _agrees(row, {name: answer for name, (_, answer) in answers.items()})]
+        ours = [answers[name][0] if name in answers else self._missing(row, ending) for name, ending in ENDINGS.items()]
+        if answers:
+            agrees = _agrees(row, {name: answer for name, (_, answer) in answers.items()})
+        else:
+            agrees = NOT_FINISHED if NOT_FINISHED in ours else NOT_TRAINED
+        return [row.claim, row.paper, *ours, agrees]
+
+    def _missing(self, row: Row, ending: str) -> str:
+        """Return what a row says in a parametrisation in which not all of its models are finished."""
+        return NOT_FINISHED if all(model + ending in self._begun for model in row.models) else NOT_TRAINED
 
     def _answers(self, row: Row) -> dict[str, Answer]:
         """Return the answer in each parametrisation in which all models of the row are trained."""
@@ -197,9 +209,7 @@ class Transition:
 
 
 def _agrees(row: Row, answers: Mapping[str, str]) -> str:
-    """Return the cell that says whether our models agree with the paper."""
-    if not answers:
-        return NOT_TRAINED
+    """Return the cell that says whether our models agree with the paper, given at least one answer."""
     if not row.claimed:
         return "no claim"
     if len(answers) == len(ENDINGS) and len(set(answers.values())) == 1:
@@ -207,18 +217,47 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {answer}" for name, answer in answers.items())
 
 
-def finished_models(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the finished models of a folder; stale models, and models whose runs all diverged, are left out.
+def current_models(folder: Path) -> dict[str, Model]:
+    """Return the models of a folder that are not stale.
 
     Raises:
         DamagedFileError: a file is damaged, or no model's.
         ValueError: the models read different texts.
     """
+    return {name: cell for name, cell in read_models(folder, alike=False).items() if not is_stale_model(name, cell)}
+
+
+def finished(models: Models) -> dict[str, Model]:
+    """Return the finished models; those whose runs all diverged are left out."""
     return {
         name: cell
-        for name, cell in read_models(folder, alike=False).items()
-        if not open_places(cell["runs"]) and chosen_rate(cell["runs"]) is not None and not is_stale_model(name, cell)
+        for name, cell in models.items()
+        if not open_places(cell["runs"]) and chosen_rate(cell["runs"]) is not None
     }
+
+
+def table_of_runs(models: Models) -> list[list[str]]:
+    """Return the headings and a row for each model: its losses at every learning rate, and of its second seed.
+
+    The loss at the chosen rate has a star, once the model is finished.
+    """
+    runs = {name: {(run["lr"], run["seed"]): run["validation_loss"] for run in models[name]["runs"]} for name in models}
+    rates = sorted({rate for of_model in runs.values() for rate, _ in of_model})
+    done = finished(models)
+
+    def row(name: str) -> list[str]:
+        chosen = chosen_rate(models[name]["runs"]) if name in done else None
+        seeds = [_loss(runs[name], (rate, SEEDS[0])) + "*" * (rate == chosen) for rate in rates]
+        second = ", ".join(_loss(runs[name], place) for place in runs[name] if place[1] != SEEDS[0])
+        return [name, short(models[name]["parameters_without_embeddings"]), *seeds, second or "–"]
+
+    return [["model", "parameters", *(f"lr {rate:g}" for rate in rates), "second seed"], *map(row, models)]
+
+
+def _loss(losses: Mapping[Place, float | None], place: Place) -> str:
+    """Return the loss of a run in words; a dash for a run that is not trained."""
+    loss = losses.get(place, math.nan)
+    return "diverged" if loss is None else "–" if math.isnan(loss) else f"{loss:.3f}"
 
 
 def _losses(cell: Mapping[str, Any]) -> Sequence[float]:

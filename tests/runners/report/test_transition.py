@@ -17,7 +17,15 @@ from runners.report.pictures.models import (
     panels_of_families,
     panels_of_parametrisations,
 )
-from runners.report.transition import HEADINGS, ROWS, Models, Transition, finished_models
+from runners.report.transition import (
+    HEADINGS,
+    ROWS,
+    Models,
+    Transition,
+    current_models,
+    finished,
+    table_of_runs,
+)
 from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 
 SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
@@ -41,14 +49,14 @@ def write(
 
 
 def rows(folder: Path) -> dict[str, list[str]]:
-    heading, *lines = [line.split(" | ") for line in Transition(finished_models(folder)).table()]
+    heading, *lines = [line.split(" | ") for line in Transition(current_models(folder)).table()]
     assert tuple(heading) == HEADINGS
     assert {len(line) for line in lines} == {len(HEADINGS)}
     return {line[0]: line[2:] for line in lines}
 
 
 def test_without_models_nothing_is_shown(tmp_path: Path) -> None:
-    found = Transition(finished_models(tmp_path))
+    found = Transition(current_models(tmp_path))
     assert found.verdict() == "not shown"
     assert {tuple(cells) for cells in rows(tmp_path).values()} == {("not trained",) * 3}
     assert found.took() == "not known: no model is trained"
@@ -66,8 +74,8 @@ def test_an_order_holds_if_it_holds_for_every_seed(tmp_path: Path) -> None:
     ]
     assert rows(tmp_path)[f"{claim.replace('6 Tr', '12 Tr')} of as many parameters"][2] == "paper's: no"
     assert rows(tmp_path)["the best learning rate of RT"] == ["0.003", "not trained", "paper's: yes"]
-    assert Transition(finished_models(tmp_path)).verdict() == "partly"
-    assert Transition(finished_models(tmp_path)).took() == "3.0 h of training on one H200 for 18 runs"
+    assert Transition(current_models(tmp_path)).verdict() == "partly"
+    assert Transition(current_models(tmp_path)).took() == "3.0 h of training on one H200 for 18 runs"
 
     # Both parametrisations; seeds that overlap.
     write(tmp_path, "rt-6-authors", (3.0, 3.2), best=1e-3)
@@ -83,17 +91,17 @@ def test_depth_against_width(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.1, 3.1))
     cache = rows(tmp_path)["and keep less of each token while decoding"]
     assert cache == ["5,376 against 7,680 floats per token", "not trained", "paper's: yes"]
-    assert Transition(finished_models(tmp_path)).verdict() == "partly"
+    assert Transition(current_models(tmp_path)).verdict() == "partly"
 
 
 def test_arithmetic_and_even_losses_are_no_evidence(tmp_path: Path) -> None:
     """RT keeps less of each token by its shape alone; that is no measured claim."""
     write(tmp_path, "rt-6-batch-32", (3.0, 3.2))
     write(tmp_path, "transformer-6-batch-32", (3.1, 3.3))
-    assert Transition(finished_models(tmp_path)).verdict() == "not shown"
+    assert Transition(current_models(tmp_path)).verdict() == "not shown"
     write(tmp_path, "rt-3", (3.2, 3.2), layers=3, width=896)
     write(tmp_path, "transformer-6", (3.1, 3.1))
-    assert Transition(finished_models(tmp_path)).verdict() == "differs"
+    assert Transition(current_models(tmp_path)).verdict() == "differs"
 
 
 def test_the_paper_is_agreed_with_once_every_claim_is_checked(tmp_path: Path) -> None:
@@ -102,37 +110,55 @@ def test_the_paper_is_agreed_with_once_every_claim_is_checked(tmp_path: Path) ->
     for name in sorted(names - {"rt-3"}):
         best = 1e-3 if name == "rt-6-no-persistent-norm" else 3e-3
         write(tmp_path, name, (losses.get(name, 3.1),) * 2, best)
-    assert Transition(finished_models(tmp_path)).verdict() == "partly"
+    assert Transition(current_models(tmp_path)).verdict() == "partly"
     write(tmp_path, "rt-3", (3.0, 3.0), layers=3)
-    assert Transition(finished_models(tmp_path)).verdict() == "agrees"
+    assert Transition(current_models(tmp_path)).verdict() == "agrees"
 
 
 def test_a_stale_model_is_not_trained(tmp_path: Path) -> None:
     for name, loss in {"rt-6": 3.0, "transformer-6": 3.1, "transformer-12": 3.2}.items():
         write(tmp_path, name, (loss, loss), code="stale" if name == "transformer-12" else "")
-    assert set(finished_models(tmp_path)) == {"rt-6", "transformer-6"}
+    assert set(finished(current_models(tmp_path))) == {"rt-6", "transformer-6"}
 
 
 def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
     write(tmp_path, "rt-6", (3.0, 3.0))
     write(tmp_path, "transformer-6", (3.1, 3.1), corpus="another")
     with pytest.raises(ValueError, match=r"rt-6.json and transformer-6.json are of different texts: move one"):
-        finished_models(tmp_path)
+        finished(current_models(tmp_path))
 
 
 def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:
     write(tmp_path, "rt-6-beta2-0.99", (3.0, 3.0))
     write(tmp_path, "transformer-6-beta2-0.99", (3.1, 3.1))
     assert rows(tmp_path)["RT has a lower loss with β2 = 0.99, too"][2] == "no claim"
-    assert Transition(finished_models(tmp_path)).verdict() == "not shown"
+    assert Transition(current_models(tmp_path)).verdict() == "not shown"
 
 
-def test_a_model_that_is_not_finished_is_not_trained(tmp_path: Path) -> None:
-    write(tmp_path, "rt-6", (3.0, 3.0))
+def test_a_model_that_is_not_finished_decides_nothing(tmp_path: Path) -> None:
     run = {**LANGUAGE_RUN, "lr": 3e-3, "seed": 0, "validation_loss": 2.0}
     write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": [run]})
     (tmp_path / ".transformer-6-a1b2c3d4.json").write_text("{")  # left by a killed process
-    assert rows(tmp_path)["6 RT layers have a lower loss than 6 Transformer layers"] == ["not trained"] * 3
+    claim = "6 RT layers have a lower loss than 6 Transformer layers"
+    assert rows(tmp_path)[claim] == ["not trained"] * 3
+    assert Transition(current_models(tmp_path)).missing() == "Not finished yet. "
+
+    write(tmp_path, "rt-6", (3.0, 3.0))
+    assert rows(tmp_path)[claim] == ["not finished", "not trained", "not finished"]
+    assert Transition(current_models(tmp_path)).missing() == ""
+
+
+def test_the_table_of_runs_has_all_of_them(tmp_path: Path) -> None:
+    assert table_of_runs({}) == [["model", "parameters", "second seed"]]
+    write(tmp_path, "rt-6", (3.0, 3.1))
+    places = {(3e-3, 0): 2.0, (1e-1, 0): None}
+    runs = [{**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss} for (lr, seed), loss in places.items()]
+    write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": runs})
+    assert table_of_runs(current_models(tmp_path)) == [
+        ["model", "parameters", "lr 0.0003", "lr 0.001", "lr 0.003", "lr 0.01", "lr 0.03", "lr 0.1", "second seed"],
+        ["rt-6", "3.00M", "9.000", "9.000", "3.000*", "9.000", "9.000", "–", "3.100"],
+        ["transformer-6", "3.00M", "–", "–", "2.000", "–", "–", "diverged", "–"],
+    ]
 
 
 def drawn(picture: Callable[..., Picture], models: Models) -> Mapping[str, Mapping[str, str]]:
@@ -144,7 +170,7 @@ def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
     write(tmp_path, "rt-6", (3.0, 3.1))
     write(tmp_path, "rt-6-authors", (3.2, 3.1))
     write(tmp_path, "transformer-6", (3.4, 3.3))
-    models = finished_models(tmp_path)
+    models = finished(current_models(tmp_path))
     tokens_E, losses_SE = _curves(models["rt-6"])
     assert tokens_E.tolist() == [64 * 512, 640 * 512]
     assert losses_SE.tolist() == [[9.0, 3.0], [9.0, 3.1]]
@@ -170,7 +196,7 @@ def test_gradients_are_relative_to_those_at_the_position_itself(tmp_path: Path) 
     cell["runs"][-1] |= {"gradient": [4.0, 2.0, 0.5], "gradient_half_width": [0.4, 3.0, 0.1]}
     cell["runs"][0] |= {"gradient": [1.0, 1.0, 1.0], "gradient_half_width": [0.1, 0.1, 0.1]}  # not the best rate
     write_cell(tmp_path / "rt-6.json", cell)
-    (panel,) = drawn(gradient_picture, finished_models(tmp_path)).values()
+    (panel,) = drawn(gradient_picture, finished(current_models(tmp_path))).values()
     assert "s parametrisation; at the largest distance rt-6 0.12" in panel["both"]
     assert "transformer-6" not in panel["both"]
 
@@ -178,7 +204,7 @@ def test_gradients_are_relative_to_those_at_the_position_itself(tmp_path: Path) 
 def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path: Path) -> None:
     for layer, losses in {"gla": (3.3, 3.4), "retnet": (3.5, 3.5), "transformer": (3.1, 3.1)}.items():
         write(tmp_path, layer, losses)
-    panels = panels_of_families(finished_models(tmp_path))
+    panels = panels_of_families(finished(current_models(tmp_path)))
     assert {title: list(models) for title, models in panels.items()} == {
         "attention": ["transformer"],
         "linear attention": ["retnet", "gla", "transformer"],
@@ -190,5 +216,5 @@ def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path:
     # A layer of a user's own.
     write(tmp_path, "a.module.GatedMovingAverage", (3.2, 3.2), layer="a.module:GatedMovingAverage")
     write(tmp_path, "other.GatedMovingAverageTwo", (3.2, 3.2), layer="other:GatedMovingAverageTwo")
-    panels = panels_of_families(finished_models(tmp_path))
+    panels = panels_of_families(finished(current_models(tmp_path)))
     assert list(panels["yours"]) == ["GatedMovingAver ★", "GatedMovingAver 2 ★", "transformer"]
