@@ -1,7 +1,7 @@
 """Do diagnostics of two layers predict losses of language models better than those of one?
 
     python -m runners.mad --preset quick --mixer all --task all --layers 2 --out two_layers    # on a GPU
-    python predict.py two_layers/studies                # without the folder: one layer alone, from the reference results
+    python predict.py two_layers/studies          # without the folder: one layer alone, from the reference results
 
 Score: mean rank by token accuracy over the ten tasks, preset quick. Loss: validation loss of the 21 small language
 models. Printed are Spearman's rank correlations (1: better scores, lower losses): over all layers, between families (a
@@ -79,7 +79,7 @@ def report(name: str, scores: np.ndarray, losses: np.ndarray) -> None:
     """Print the correlations of a score, of which less is better."""
     x, y = rankdata(scores), rankdata(losses)
     names = list(dict.fromkeys(FAMILIES))
-    of_x, of_y = ([values[FAMILIES == name].mean() for name in names] for values in (x, y))
+    of_x, of_y = ([values[name == FAMILIES].mean() for name in names] for values in (x, y))
     between = spearman(of_x, of_y)
     orders = [abs(spearman(of_x, list(order))) >= abs(between) - 1e-9 for order in permutations(rankdata(of_y))]
     shared = np.array([np.sum(family == FAMILIES) > 1 for family in FAMILIES])
