@@ -45,6 +45,7 @@ LOSSES = {
 }
 """Losses by short name: key in a run, and name in the page."""
 MEAN_RANK = "mean rank"
+NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +218,15 @@ def what_goes_with_the_loss(found: Sequence[Correlations]) -> str:
     )
 
 
+def what_orders_families(found: Sequence[Correlations]) -> str:
+    """Return in words which scores go with the validation loss within families; nothing if none does."""
+    clear = _clear({row.score: row.within["total"] for row in found})
+    return "" if clear == NONE else f"Exploratory: within families, these scores go with the loss: {clear}."
+
+
 def _clear(rhos: Mapping[str, Rho | None]) -> str:
     """Return in words which scores are clearer than chance."""
-    return ", ".join(f"{name} ({rho.value:.2f})" for name, rho in rhos.items() if rho and rho.significant) or "none"
+    return ", ".join(f"{name} ({rho.value:.2f})" for name, rho in rhos.items() if rho and rho.significant) or NONE
 
 
 def _setting(cell: ModelCell) -> str:
@@ -273,7 +280,10 @@ def _in_words(rho: Rho, families: int) -> str:
     partial = "" if rho.partial is None else f"; given the number of parameters, ρ = {rho.partial:.2f}"
     found = f"ρ = {rho.value:.2f} over {families} families, 95% interval {rho.low:.2f} to {rho.high:.2f}, {p}{partial}"
     if not rho.significant:
-        return f"Not shown: the mean rank does not predict the validation loss clearly better than chance ({found})."
+        return (
+            "Not shown: across families of layers, the mean rank does not predict the validation loss clearly better "
+            f"than chance ({found})."
+        )
     if rho.value < 0:
         return f"No: families with better mean ranks have higher validation losses ({found})."
     return f"Yes: families with better mean ranks have lower validation losses ({found})."

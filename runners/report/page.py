@@ -16,7 +16,14 @@ from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
 from runners.report.glance import glance
-from runners.report.language import LOSSES, Correlations, LanguageModel, correlations, what_goes_with_the_loss
+from runners.report.language import (
+    LOSSES,
+    Correlations,
+    LanguageModel,
+    correlations,
+    what_goes_with_the_loss,
+    what_orders_families,
+)
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, DASHES, Picture
@@ -155,10 +162,12 @@ def write_page(
     environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "costs_of": costs_of}
 
     verdicts = Counter(claim.verdict for claim in claims)
+    predictions = language.boards.get(boards[0].board.name)
+    within = what_orders_families(predictions.correlations["token"]) if predictions else ""
     own = [shown.board.name for shown in boards if any(kind == "own" for kind, _ in shown.board.rows.values())]
     text = environment.get_template("index.html").render(
         boards=boards,
-        answers=glance(boards[0].ranks["token"], language.models, language.answer, anchors),
+        answers=glance(boards[0].ranks["token"], language.models, f"{language.answer} {within}".strip(), anchors),
         start=[*own, boards[0].board.name][0],
         tasks=list(TASKS),
         metrics=METRICS,

@@ -24,6 +24,7 @@ from runners.report.language import (
     read_language_models,
     scores_of,
     what_goes_with_the_loss,
+    what_orders_families,
 )
 from runners.report.trained import is_stale_model
 from tests.runners.report import made_up
@@ -293,6 +294,11 @@ def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     assert mean_rank.score == MEAN_RANK
     text = what_goes_with_the_loss([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
     assert "parity (1.00); within families mean rank (0.82). Of the tasks" in text
+    assert what_orders_families(found) == ""
+    assert (
+        what_orders_families([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
+        == "Exploratory: within families, these scores go with the loss: mean rank (0.82)."
+    )
 
 
 def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
@@ -312,7 +318,8 @@ def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
 def test_the_answer_is_that_of_the_mean_rank_between_families(complete: Path) -> None:
     text = answer_of(complete)
     assert text.startswith(
-        "Not shown: the mean rank does not predict the validation loss clearly better than chance (ρ"
+        "Not shown: across families of layers, the mean rank does not predict the validation loss clearly better than "
+        "chance (ρ"
     )
     assert "over 7 families" in text
     for n, layer in enumerate(LAYERS):
