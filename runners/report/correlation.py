@@ -99,8 +99,7 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         families_L: family of each layer, from 0.
     """
     gains_SKL = np.broadcast_to(gains_KL, (len(scores_SL), *gains_KL.shape[-2:]))
-    rng = np.random.default_rng(SEED)
-    shuffled_PL = _shuffles(families_L, rng)
+    shuffled_PL = _shuffles(families_L, np.random.default_rng(SEED))
     found_SK: list[list[tuple[float, float, float, float | None] | None]] = []
     p_SKP = np.ones((*gains_SKL.shape[:2], len(shuffled_PL)))
 
@@ -110,7 +109,8 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
             found_SK.append([None] * gains_SKL.shape[1])
             continue
 
-        # Bootstrap samples of the layers. The first row holds the layers themselves.
+        # Bootstrap samples of the layers, the same for every score. The first row holds the layers themselves.
+        rng = np.random.default_rng(SEED)
         chosen_BL = at[rng.integers(len(at), size=(1 + RESAMPLES, len(at)))]
         chosen_BL[0] = at
         average_BLL = _averages(families_L[chosen_BL])
@@ -135,6 +135,15 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         ]
         for pair in zip(found_SK, p_SK.tolist(), strict=True)
     ]
+
+
+def least_significant(families: int) -> float:
+    """Return the least ρ over so many families, without equal ranks, that chance does not explain; at most 1."""
+    ranks_F = np.arange(families, dtype=float)
+    orders_PF = _shuffles(np.zeros(families, int), np.random.default_rng(SEED))
+    strengths_P = _cosines((ranks_F - ranks_F.mean())[None], orders_PF - ranks_F.mean())
+    clear_P = (_p_values(abs(strengths_P)) < SIGNIFICANT) & (strengths_P > 0)
+    return float(strengths_P.min(where=clear_P, initial=1.0))
 
 
 def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:

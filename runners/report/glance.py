@@ -45,7 +45,7 @@ def glance(
             text=_best_layers(ranks),
         ),
         Answer(section="language", question="And as a small language model?", text=_best_models(models)),
-        Answer(section="language", question="Do the diagnostic tasks predict language modelling?", text=prediction),
+        Answer(section="prediction", question="Do the diagnostic tasks predict language modelling?", text=prediction),
         Answer(section="speed", question="How fast is RT?", text=_speed(anchors)),
     ]
     return [answer for answer in found if answer.text]

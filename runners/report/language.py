@@ -33,7 +33,15 @@ from mixers.costs import short
 from runners.c4.reference.cells import RATES, chosen_rate, open_places, settings_in
 from runners.c4.reference.cells import Cell as ModelCell
 from runners.report.cells import Board, Cell
-from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
+from runners.report.correlation import (
+    Floats,
+    Ints,
+    Rho,
+    between_families,
+    compared,
+    least_significant,
+    within_families,
+)
 from runners.report.ranks import Ranks, mean_ranks
 from runners.report.trained import is_stale_model, read_models
 from tasks import TASKS
@@ -54,7 +62,9 @@ class LanguageModel:
 
     Attributes:
         layer: name of the layer.
+        family: family of the layer.
         parameters: number of parameters without the embeddings.
+        flops_per_token: FLOPs of a forward pass, divided by its tokens.
         setting: size of the model and its text, in words.
         lr: the learning rate; None if training diverged at every rate.
         edge: ``smallest`` or ``largest`` if the learning rate is the end of all that may be tried; else None.
@@ -66,7 +76,9 @@ class LanguageModel:
     """
 
     layer: str
+    family: str
     parameters: int
+    flops_per_token: float
     setting: str
     lr: float | None
     edge: str | None
@@ -135,7 +147,9 @@ def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
     bits = [run["bits_per_byte"] for run in runs if run["bits_per_byte"] is not None]
     return LanguageModel(
         layer=cell["layer"],
+        family=cell["family"],
         parameters=cell["parameters_without_embeddings"],
+        flops_per_token=cell["flops_per_token"],
         setting=_setting(cell),
         lr=rate,
         edge={RATES[0]: "smallest", RATES[-1]: "largest"}.get(rate) if rate else None,
@@ -205,23 +219,27 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 def what_goes_with_the_loss(found: Sequence[Correlations]) -> str:
     """Return in words which scores go with the validation loss more clearly than by chance, and which task most."""
     between, within = ({row.score: getattr(row, part)["total"] for row in found} for part in ("between", "within"))
-    by_strength = sorted((-abs(rho.value), title, rho) for title, rho in between.items() if rho and title != MEAN_RANK)
-    if len(by_strength) < 2:
+    by_size = sorted((rho.value, title) for title, rho in within.items() if rho and title != MEAN_RANK)
+    if len(by_size) < 2:
         return ""
-    (_, most, strongest), *_, (_, least, weakest) = by_strength
-    inverse = ", better scores with higher losses" if strongest.value < 0 else ""
+    (smallest, least), *_, (largest, most) = by_size
     return (
         "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
         f"between families {_clear(between)}; within families {_clear(within)}. Of the tasks, whether clear or not, "
-        f"{most} goes most with it between families (ρ = {strongest.value:.2f}{inverse}), and {least} least "
-        f"(ρ = {weakest.value:.2f})."
+        f"{most} goes most with it within families (ρ = {largest:.2f}), and {least} least (ρ = {smallest:.2f})."
     )
 
 
 def what_orders_families(found: Sequence[Correlations]) -> str:
-    """Return in words which scores go with the validation loss within families; nothing if none does."""
+    """Return in words which scores go with the validation loss within families, if any does, and over all layers."""
     clear = _clear({row.score: row.within["total"] for row in found})
-    return "" if clear == NONE else f"Exploratory: within families, these scores go with the loss: {clear}."
+    over_all = {row.score: row.pooled["total"] for row in found}.get(MEAN_RANK)
+    if clear == NONE or over_all is None:
+        return ""
+    return (
+        f"Exploratory: within families, these scores go with the loss: {clear}; over all layers the mean rank has "
+        f"ρ = {over_all.value:.2f}."
+    )
 
 
 def _clear(rhos: Mapping[str, Rho | None]) -> str:
@@ -276,13 +294,13 @@ def answer(board: Board, models: Sequence[LanguageModel]) -> str:
 
 def _in_words(rho: Rho, families: int) -> str:
     """Return what a correlation of the mean rank between families says."""
-    p = "p < 0.001" if rho.p < 0.001 else f"p = {rho.p:.3f}"
+    p = "p < 0.001" if rho.p < 0.001 else f"p = {rho.p:.2g}"
     partial = "" if rho.partial is None else f"; given the number of parameters, ρ = {rho.partial:.2f}"
     found = f"ρ = {rho.value:.2f} over {families} families, 95% interval {rho.low:.2f} to {rho.high:.2f}, {p}{partial}"
     if not rho.significant:
         return (
-            "Not shown: across families of layers, the mean rank does not predict the validation loss clearly better "
-            f"than chance ({found})."
+            "It is not shown that the mean rank predicts the validation loss across families of layers "
+            f"({found}); only a ρ of {least_significant(families):.2f} or more would be clearer than chance."
         )
     if rho.value < 0:
         return f"No: families with better mean ranks have higher validation losses ({found})."

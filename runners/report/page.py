@@ -27,7 +27,7 @@ from runners.report.language import (
 from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, DASHES, Picture
-from runners.report.pictures.language import language_picture
+from runners.report.pictures.language import forest_picture, language_picture
 from runners.report.ranks import Ranks, mean_ranks, rank_on_task
 from runners.report.speed import Anchor, Table
 from tasks import TASKS
@@ -109,7 +109,10 @@ def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     return Predictions(
         correlations=found,
         in_words={metric: what_goes_with_the_loss(rows) for metric, rows in found.items()},
-        pictures=[language_picture(board, models, found, loss) for loss in ("total", "recall")],
+        pictures=[
+            forest_picture(found),
+            *(language_picture(board, models, found, loss) for loss in ("total", "recall")),
+        ],
     )
 
 
@@ -172,7 +175,7 @@ def write_page(
         tasks=list(TASKS),
         metrics=METRICS,
         language=language,
-        losses=list(LOSSES),
+        losses={name: title for name, (_, title) in LOSSES.items()},
         least=LEAST,
         significant=SIGNIFICANT,
         claims=claims,

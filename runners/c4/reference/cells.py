@@ -38,7 +38,7 @@ SEEDS = (0, 1)
 ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("options", "config", "corpus"), dict),
     **dict.fromkeys(("layer", "family"), str),
-    **dict.fromkeys(("tokens", "parameters_without_embeddings"), int),
+    **dict.fromkeys(("tokens", "parameters_without_embeddings", "flops_per_token"), int),
     "runs": list,
 }
 """Types of the entries of a model's file that are read, by name; below those of its corpus and of a run."""

@@ -22,8 +22,10 @@ Panels = Mapping[str, Models]
 
 COMPARED = ("rt-6", "transformer-6", "transformer-12")
 """Models of 30M parameters whose curves are drawn, in the paper's parametrisation."""
-LAST = 10
+LAST = 30
 """Ratio of the last to the first number of tokens on the axis."""
+BASELINES = ("transformer", "transformer-6")
+"""Labels of the models that the others of a panel are compared with, where they are there."""
 
 
 def panels_of_parametrisations(models: Models) -> Panels:
@@ -67,7 +69,9 @@ def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> 
 
 
 def loss_picture(panels: Panels, name: str, title: str) -> Picture:
-    """Return the validation loss against the tokens read.
+    """Return the validation loss, less that of the Transformer, against the tokens read.
+
+    A panel without the Transformer is left out.
 
     Args:
         panels: the models.
@@ -75,13 +79,13 @@ def loss_picture(panels: Panels, name: str, title: str) -> Picture:
         title: title.
     """
     return _picture(
-        panels,
+        {title: models for title, models in panels.items() if not models.keys().isdisjoint(BASELINES)},
         _draw_losses,
         name,
         title,
-        "Who learns faster, and who is ahead in the end? Validation loss against the tokens read, at the best learning "
-        "rate of each model, over the last nine tenths of the tokens. The line is the mean of the seeds, the band "
-        "reaches from seed to seed.",
+        "Who learns faster, who is ahead in the end, and from when on? Validation loss less that of the Transformer "
+        "after as many tokens, each at its best learning rate; below zero is ahead. Marks are evaluations. The line is "
+        "the mean of the seeds, the band reaches from seed to seed.",
     )
 
 
@@ -125,26 +129,28 @@ def _picture(
 
 def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
-    ends, lowest, tips = [], np.inf, {}
+    base_tokens, base_SE = _curves(found[next(filter(found.__contains__, BASELINES))])
+    ends, last, tips = [], [], {}
     with rc_context(STYLE):
         for n, (row, cell) in enumerate(found.items()):
             tokens_E, losses_SE = _curves(cell)
-            mean_E, style = losses_SE.mean(0), legend[row]
-            axes.plot(tokens_E, mean_E, style.line, color=style.color, linewidth=1.6, gid=f"line{n}")
-            axes.fill_between(tokens_E, losses_SE.min(0), losses_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
-            tips[f"line{n}"] = f"{row}: {mean_E[-1]:.3f} at the end"
-            ends.append((row, float(mean_E[-1]), style.color))
-            lowest = min(lowest, float(mean_E[-1]))
+            ahead_SE = losses_SE - np.interp(np.log(tokens_E), np.log(base_tokens), base_SE.mean(0))
+            shown, style = tokens_E >= tokens_E[-1] / LAST, legend[row]
+            x_E, y_SE = tokens_E[shown], ahead_SE[:, shown]
+            axes.plot(x_E, y_SE.mean(0), style.line, color=style.color, linewidth=1.6, marker=".", gid=f"line{n}")
+            axes.fill_between(x_E, y_SE.min(0), y_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
+            loss, ahead = losses_SE[:, -1].mean(), y_SE[:, -1].mean()
+            tips[f"line{n}"] = f"{row}: {loss:.3f} at the end, {ahead:+.3f} from the Transformer"
+            ends.append((row, float(ahead), style.color))
+            last.append(f"{row} {loss:.3f}")
 
-        # Show the end of training, because the first steps would take most of the panel.
-        axes.set(xscale="log", xlim=(tokens_E[-1] / LAST, tokens_E[-1]), ylim=(lowest - 0.1, lowest + 1.4))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.set(xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter(lambda tokens, _: short(round(tokens)))
         axes.minorticks_off()
         axes.set(xlabel="tokens", ylabel="nats per token")
         name_lines(axes, ends)
-    last = ", ".join(f"{row} {loss:.3f}" for row, loss, _ in ends)
-    return to_svg(figure, f"validation loss against tokens, {name}; at the end {last}", tips)
+    return to_svg(figure, f"validation loss against tokens, {name}; at the end {', '.join(last)}", tips)
 
 
 def _draw_gradients(found: Models, legend: Mapping[str, Style], name: str) -> Markup:

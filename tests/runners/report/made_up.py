@@ -37,6 +37,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "corpus": {"name": "a", "vocab_size": 8000, "train_tokens": 400},
     "tokens": 1000,
     "parameters_without_embeddings": 3_000_000,
+    "flops_per_token": 40_000_000,
     "runs": [],
 }
 LANGUAGE_RUN: Mapping[str, Any] = {
@@ -113,7 +114,9 @@ def language_model(layer: str, loss: float, finished: bool = True) -> LanguageMo
     """Return a language model whose two seeds have ``loss`` and 0.02 more."""
     return LanguageModel(
         layer=layer,
+        family="attention",
         parameters=1,
+        flops_per_token=1,
         setting="",
         lr=1e-3,
         edge=None,

@@ -16,7 +16,7 @@ from runners.c4.reference.cells import NAME, write_cell
 from runners.report import language, ranks, trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
-from runners.report.correlation import LEAST, Rho, between_families, within_families
+from runners.report.correlation import LEAST, Rho, between_families, least_significant, within_families
 from runners.report.language import (
     MEAN_RANK,
     answer,
@@ -228,6 +228,22 @@ def test_between_seven_families_the_p_value_is_exact() -> None:
         assert rho.p == pytest.approx(exact)
 
 
+def test_the_least_significant_correlation_is_that_of_published_tables() -> None:
+    """Critical values of Spearman's ρ, two-sided, 0.05 (Zar 1972, table 1)."""
+    assert [round(least_significant(n), 3) for n in (5, 6, 7)] == [1.0, 0.886, 0.786]
+    assert least_significant(10) == pytest.approx(0.648, abs=0.03)  # by random orders
+    assert least_significant(4) == 1.0  # even the best order has p = 1/12
+
+
+def test_a_score_has_the_same_interval_alone_and_among_others() -> None:
+    rng = np.random.default_rng(5)
+    x_SL, y_KL = rng.standard_normal((3, 12)), rng.standard_normal((1, 12))
+    together, alone = (within_families(x, y_KL, np.ones(12), np.zeros(12, int))[-1][0] for x in (x_SL, x_SL[-1:]))
+    assert together is not None
+    assert alone is not None
+    assert (together.low, together.high) == (alone.low, alone.high)
+
+
 def test_the_best_of_many_scores_is_seldom_found_by_chance() -> None:
     """Random losses: in about one of twenty tables is some score significant. One by one, each score would be."""
     rng = np.random.default_rng(3)
@@ -281,11 +297,8 @@ def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     assert text.startswith(
         "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
         "between families copying (-1.00), parity (1.00); within families none. Of the tasks, whether clear or not, "
-        "copying goes most with it between families (ρ = -1.00, better scores with higher losses), and"
+        "parity goes most with it within families (ρ = 1.00), and copying least (ρ = -1.00)."
     )
-    (least,) = (row.between["total"] for row in found if row.score == "memorization")
-    assert least is not None
-    assert text.endswith(f"memorization least (ρ = {least.value:.2f}).")
     assert what_goes_with_the_loss(found[:1]) == ""
 
     # Within families, the mean rank counts, too.
@@ -295,9 +308,11 @@ def test_the_task_that_goes_most_with_the_loss_is_named(results: Path) -> None:
     text = what_goes_with_the_loss([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
     assert "parity (1.00); within families mean rank (0.82). Of the tasks" in text
     assert what_orders_families(found) == ""
-    assert (
-        what_orders_families([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})])
-        == "Exploratory: within families, these scores go with the loss: mean rank (0.82)."
+    pooled = mean_rank.pooled["total"]
+    assert pooled is not None
+    assert what_orders_families([*others, replace(mean_rank, within={**mean_rank.within, "total": clear})]) == (
+        "Exploratory: within families, these scores go with the loss: mean rank (0.82); over all layers the mean rank "
+        f"has ρ = {pooled.value:.2f}."
     )
 
 
@@ -318,9 +333,9 @@ def test_stale_scores_and_own_studies_do_not_count(results: Path) -> None:
 def test_the_answer_is_that_of_the_mean_rank_between_families(complete: Path) -> None:
     text = answer_of(complete)
     assert text.startswith(
-        "Not shown: across families of layers, the mean rank does not predict the validation loss clearly better than "
-        "chance (ρ"
+        "It is not shown that the mean rank predicts the validation loss across families of layers (ρ = "
     )
+    assert text.endswith("; only a ρ of 0.79 or more would be clearer than chance.")
     assert "over 7 families" in text
     for n, layer in enumerate(LAYERS):
         for task in ("copying", "memorization"):
@@ -429,17 +444,19 @@ def test_the_page_says_what_the_scores_predict(tmp_path: Path, monkeypatch: pyte
     assert re.findall(r"<tr><td>([\w-]+)", table) == list(LAYERS)
     assert table.count("not finished") == 1
     assert "<td>3.000<br><small>2.990, 3.010</small></td><td>6.000<br>" in table
-    assert "<td>1.000</td>\n</tr>" in table
+    assert "<td>1.000</td>\n<td>–</td></tr>" in table  # bits per byte; no mean rank without all tasks
     assert "a vocabulary of 8,000, and 1.00k tokens of training, 400 of them different" in section
     assert page.count("by place among 9: 1. rt 3.000; 2. staircase 3.100; 3. transformer 3.200.") == 1
     assert "No answer yet: 9 of 21 layers have a finished language model, 0 have all 10 tasks" in section
     assert "Exploratory: scores of the published protocol" in section
     assert "Yes:" not in section
-    assert section.count("<small>all layers</small>") == 2 * len(language.LOSSES)
+    assert section.count(">all layers<small>") == 2 * len(language.LOSSES)
     assert re.search(r"<b>1.00</b><br><small>-?\d\.\d\d to 1.00<br>given size 1.00</small>", section)
     families = {MIXERS[layer].family for layer in LAYERS if layer != "hyena"}  # each has a panel of loss curves
     scores = 2 * 2  # two losses, two metrics; no layer has the tasks of a mean rank
-    assert section.count('role="img"') == len(families) + scores
+    forests = 2  # two metrics
+    assert section.count('role="img"') == len(families) + scores + forests
+    assert "<title>parity: 1.00 (" in section
     assert "parity: loss of recall tokens against token accuracy, 9 layers" in section
 
 
@@ -453,7 +470,7 @@ def test_a_page_with_few_language_models_has_no_table_of_correlations(
     main(["--out", str(tmp_path)])
     section = (tmp_path / "report" / "index.html").read_text().partition('<section id="language">')[2]
     assert section.count("A correlation needs 6 layers with a finished language model.") == 2
-    assert "<small>all layers</small>" not in section
+    assert ">all layers<small>" not in section
 
 
 def test_language_models_of_a_text_of_ones_own_are_read_from_their_folder(
@@ -475,7 +492,7 @@ def test_language_models_of_a_text_of_ones_own_are_read_from_their_folder(
 
 
 def test_a_page_without_language_models_names_the_command(page: Path) -> None:
+    assert "No answer yet: 0 of 21 layers have a finished language model" in page.read_text()
     section = page.read_text().partition('<section id="language">')[2].partition("</section>")[0]
-    assert "No answer yet: 0 of 21 layers have a finished language model" in section
     assert "No language model is trained yet" in section
     assert "<svg" not in section
