@@ -73,13 +73,14 @@ def test_the_tables_of_the_overview_stand_in_the_readme() -> None:
 
 
 def language_models() -> dict[str, dict[str, float]]:
-    """Mean losses of each layer's finished language model over the seeds of its learning rate, and its parameters."""
+    """Mean losses of each layer's finished language model over the seeds of its learning rate, and its costs."""
     models = [json.loads(path.read_text()) for path in (REFERENCE / "language-models").glob("*.json")]
     found = {}
     for model in filter(lambda model: model["complete"], models):
         runs = [run for run in model["runs"] if run["lr"] == model["chosen"]]
         found[model["layer"]] = {key: fmean(run[key] for run in runs) for key in ("validation_loss", "recall_loss")}
-        found[model["layer"]]["parameters"] = model["parameters_without_embeddings"]
+        found[model["layer"]] |= {"parameters": model["parameters_without_embeddings"], "lr": model["chosen"]}
+        found[model["layer"]]["flops"] = model["flops_per_token"]
     return found
 
 
@@ -93,8 +94,9 @@ def mean_ranks() -> dict[str, float]:
 def test_the_language_models_in_the_readme_follow_from_their_files() -> None:
     models, ranks = language_models(), mean_ranks()
     rows = [
-        f"| `{layer}` | {model['parameters'] / 1e6:.2f}M | {model['validation_loss']:.3f} "
-        f"| {model['recall_loss']:.2f} | {ranks[layer]:.1f} |"
+        f"| `{layer}` | {model['parameters'] / 1e6:.2f}M | {model['flops'] / 1e6:.1f}M "
+        f"| {model['lr']:g}{'*' * (model['lr'] == 0.1)} "
+        f"| {model['validation_loss']:.3f} | {model['recall_loss']:.2f} | {ranks[layer]:.1f} |"
         for layer, model in sorted(models.items(), key=lambda item: item[1]["validation_loss"])
     ]
     assert len(rows) == len(MIXERS)
@@ -112,7 +114,7 @@ def test_the_correlation_in_the_readme_is_that_of_the_families() -> None:
 
     rho = spearmanr(by_family(ranks), by_family({layer: losses[layer] for layer in ranks})).statistic
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"Spearman's ρ between the seven families is {rho:.2f} " in readme
+    assert f"ρ is {rho:.2f} between the seven families" in readme
 
 
 def test_every_interval_in_the_log_is_that_of_a_cell() -> None:

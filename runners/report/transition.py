@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from mixers.costs import short
-from runners.c4.reference.cells import SEEDS, Place, chosen_rate, open_places
+from runners.c4.reference.cells import SEEDS, Place, chosen_rate, losses_by_rate, open_places
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 
@@ -176,6 +176,21 @@ class Transition:
         if self._models:
             return ""
         return "Not finished yet. " if self._begun else "Not trained yet. "
+
+    def at_equal_rates(self) -> str:
+        """Return RT's loss less that of the Transformers, with the first seed, at each learning rate that both have."""
+        found = []
+        for layers in (6, 12):
+            both = [self._begun.get(name) for name in ("rt-6", f"transformer-{layers}")]
+            of_rt, of_other = (losses_by_rate(model["runs"]) if model else {} for model in both)
+            rates = [rate for rate in sorted(of_rt) if math.isfinite(of_rt[rate] - of_other.get(rate, math.inf))]
+            if rates:
+                differences = ", ".join(f"{of_rt[rate] - of_other[rate]:+.3f} (lr {rate:g})" for rate in rates)
+                found.append(f"of {layers} layers {differences}")
+        if not found:
+            return ""
+        tokens = short(self._begun["rt-6"]["tokens"])
+        return f"After {tokens} tokens, RT's loss less that of the Transformer: {'; '.join(found)}. "
 
     def took(self) -> str:
         """Return how long the training of the models took, also of those that are not finished."""

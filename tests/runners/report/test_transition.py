@@ -148,6 +148,16 @@ def test_a_model_that_is_not_finished_decides_nothing(tmp_path: Path) -> None:
     assert Transition(current_models(tmp_path)).missing() == ""
 
 
+def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
+    assert Transition({}).at_equal_rates() == ""
+    for name, losses in {"rt-6": {3e-3: 3.0, 1e-2: 2.9, 3e-2: None}, "transformer-12": {1e-2: 3.05, 3e-2: 2.8}}.items():
+        runs = [{**LANGUAGE_RUN, "lr": lr, "validation_loss": loss} for lr, loss in losses.items()]
+        write_cell(tmp_path / f"{name}.json", {**LANGUAGE_MODEL, "runs": runs})
+    assert Transition(current_models(tmp_path)).at_equal_rates() == (
+        "After 1.00k tokens, RT's loss less that of the Transformer: of 12 layers -0.150 (lr 0.01). "
+    )
+
+
 def test_the_table_of_runs_has_all_of_them(tmp_path: Path) -> None:
     assert table_of_runs({}) == [["model", "parameters", "second seed"]]
     write(tmp_path, "rt-6", (3.0, 3.1))
