@@ -10,13 +10,15 @@ import tyro
 from runners.bench.implementations import Implementation
 from runners.bench.options import LEAST_REPEATS, check_names, parse_options
 from runners.bench.pretraining.implementations import DECODERS, LAYERS
-from runners.c4.config import HEAD_WIDTH, Config
+from runners.c4.config import HEAD_WIDTH, SIZES, Config
 
 Part = Literal["layers", "training", "decode"]
 VOCABULARY = 32_100
 """Tokens of T5's vocabulary, which the paper uses."""
 LEARNING_RATE = 1e-6
 """Small, so that training steps on random tokens stay finite."""
+WIDTHS_30M = {3: 896, 6: 640, 12: 448}
+"""Widths of models with about 30M parameters without embeddings, by their number of layers."""
 WAYS = "ways to compute a layer; training takes those that run as graphs on a GPU, and the Transformer."
 
 
@@ -32,9 +34,11 @@ class PretrainingOptions:
         batch_size: sequences at every width, and of a training step.
         length: sequence length of widths, batches and training; context of decoding.
         most_tokens: tokens of the largest batch in the comparison of lengths.
-        layers: layers of the 300M models; in decoding the Transformer has twice the number.
+        size: size of the models, which with their layers gives their width: the paper's; 30m, those of
+            python -m runners.c4.reference --experiment transition and variants; or tiny, of width 64.
+        layers: layers of the models; in decoding the Transformer has twice the number.
         stack: layers that are timed on top of each other, beside single layers.
-        model_width: width of the models; unless given, the paper's.
+        model_width: width of the models, in place of that of their size.
         head_width: head dim.
         vocabulary: tokens of the models' vocabulary.
         decode_batches: sequences decoded together.
@@ -53,6 +57,7 @@ class PretrainingOptions:
     batch_size: int
     length: int
     most_tokens: int
+    size: Literal["tiny", "30m", "150m", "300m"]
     layers: tuple[int, ...]
     stack: int = 12
     model_width: int | None = None
@@ -75,6 +80,7 @@ PRESETS = {
         batch_size=512,
         length=512,
         most_tokens=2**19,
+        size="300m",
         layers=(12, 6),
         decode_batches=(1, 64),
     ),
@@ -86,9 +92,9 @@ PRESETS = {
         batch_size=4,
         length=16,
         most_tokens=128,
+        size="tiny",
         layers=(2,),
         stack=2,
-        model_width=64,
         vocabulary=256,
         decode_batches=(1, 2),
         budget=60.0,
@@ -122,20 +128,36 @@ def model_config(options: PretrainingOptions, implementation: Implementation, la
     """Return the pretraining run of a model.
 
     Args:
-        options: ``model_width`` is its width; without it, the width is that of the paper's 300M model of ``layers``.
+        options: ``model_width`` is its width; without it, ``size`` and ``layers`` determine the width.
         implementation: its mixer.
         layers: its number of layers.
         sequences: its batch size.
 
     Raises:
-        ValueError: the paper has no 300M model of this number of layers, and there is no ``model_width``.
+        ValueError: the size has no model of this number of layers, and there is no ``model_width``.
     """
+    of_paper = options.model_width is None and options.size in SIZES
+    shape = {"size": options.size} if of_paper else {"width": options.model_width or _width(options.size, layers)}
     config = Config(
         mixer="transformer" if implementation.parallel else "rt",
         layers=layers,
-        width=options.model_width,
+        **shape,
         batch_size=sequences,
         seq_len=options.length,
         lr=LEARNING_RATE,
     )
     return replace(config, heads=config.shape().width // options.head_width)
+
+
+def _width(size: str, layers: int) -> int:
+    """Return the width of a model whose size is none of the paper's.
+
+    Raises:
+        ValueError: the size has no model of this number of layers.
+    """
+    if size == "tiny":
+        return 64
+    if layers not in WIDTHS_30M:
+        known = ", ".join(map(str, WIDTHS_30M))
+        raise ValueError(f"no 30m model of {layers} layers, only of {known}: choose one, or give --model-width")
+    return WIDTHS_30M[layers]

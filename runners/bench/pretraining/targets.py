@@ -39,8 +39,8 @@ def targets(options: PretrainingOptions, cell: PretrainingCell) -> list[Target]:
 
 def _model_targets(options: PretrainingOptions, cell: PretrainingCell) -> list[Target]:
     """Return the targets of a model in training, which is one of the paper's 300M models."""
-    of_paper = (options.model_width, options.batch_size, options.length, options.vocabulary)
-    if of_paper != (None, 512, 512, VOCABULARY):
+    of_paper = (options.size, options.model_width, options.batch_size, options.length, options.vocabulary)
+    if of_paper != ("300m", None, 512, 512, VOCABULARY):
         return []
 
     if cell.recompute:

@@ -26,11 +26,12 @@ from runners.bench.implementations import Setting
 from runners.bench.pretraining.bench import PretrainingBench
 from runners.bench.pretraining.cells import PretrainingCell, layer_cells
 from runners.bench.pretraining.implementations import DECODERS, LAYERS
-from runners.bench.pretraining.options import PRESETS, parse
+from runners.bench.pretraining.options import PRESETS, model_config, parse
 from runners.bench.pretraining.record import cell_to_dict, sweeps
 from runners.bench.pretraining.report import print_tables
 from runners.bench.pretraining.targets import Target
 from runners.bench.pretraining.work import DecodeWork, MemoryWork, TrainingWork
+from runners.c4.reference.experiments import EXPERIMENTS
 
 CPU = torch.device("cpu")
 SETTING = Setting(width=32, heads=2, mlp_width=64, batch_size=2)
@@ -353,6 +354,21 @@ def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.M
     arguments = ["--parts", "layers", "training", "--implementations", "rt-tiled", "--budget", "1e-3"]
     statuses = [c["status"] for c in measure(tmp_path, *arguments)["cells"]]
     assert statuses == ["timed", *["skipped: budget of 0.001 s spent"] * 8]
+
+
+def test_models_of_30m_are_those_of_the_experiments() -> None:
+    options = parse(["--device", "cpu", "--size", "30m", "--layers", "3", "6", "--parts", "decode"])
+    rows = {**EXPERIMENTS["transition"].rows, **EXPERIMENTS["variants"].rows}
+    shapes = {
+        row.settings.get("layers", 6): EXPERIMENTS["variants"].config(name).shape()
+        for name, row in rows.items()
+        if name in ("rt-3", "rt-6-block-4")
+    }
+    shapes[12] = EXPERIMENTS["transition"].config("transformer-12").shape()
+    for layers, shape in shapes.items():
+        assert model_config(options, DECODERS["rt-step"], layers, 1).shape() == shape
+    with pytest.raises(ValueError, match="no 30m model of 4 layers, only of 3, 6, 12: choose one, or give --model-w"):
+        parse(["--device", "cpu", "--size", "30m", "--layers", "4", "--parts", "training"])
 
 
 @pytest.mark.parametrize(("parts", "lacking"), [("training", 7), ("decode", 48)])
