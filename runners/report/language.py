@@ -64,7 +64,7 @@ class LanguageModel:
         layer: name of the layer.
         family: family of the layer.
         parameters: number of parameters without the embeddings.
-        flops_per_token: FLOPs of a forward pass, divided by its tokens.
+        flops_per_token: FLOPs of training, divided by its tokens.
         setting: size of the model and its text, in words.
         lr: the learning rate; None if training diverged at every rate.
         edge: ``smallest`` or ``largest`` if the learning rate is the end of all that may be tried; else None.
@@ -78,7 +78,7 @@ class LanguageModel:
     layer: str
     family: str
     parameters: int
-    flops_per_token: float
+    flops_per_token: int
     setting: str
     lr: float | None
     edge: str | None
@@ -219,14 +219,19 @@ def correlations(board: Board, models: Sequence[LanguageModel], metric: str) -> 
 def what_goes_with_the_loss(found: Sequence[Correlations]) -> str:
     """Return in words which scores go with the validation loss more clearly than by chance, and which task most."""
     between, within = ({row.score: getattr(row, part)["total"] for row in found} for part in ("between", "within"))
+    if not any(between.values()) and not any(within.values()):
+        return ""
+    text = (
+        "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
+        f"between families {_clear(between)}; within families {_clear(within)}."
+    )
     by_size = sorted((rho.value, title) for title, rho in within.items() if rho and title != MEAN_RANK)
     if len(by_size) < 2:
-        return ""
+        return text
     (smallest, least), *_, (largest, most) = by_size
     return (
-        "These scores go with the validation loss more clearly than by chance, with all scores tested together: "
-        f"between families {_clear(between)}; within families {_clear(within)}. Of the tasks, whether clear or not, "
-        f"{most} goes most with it within families (ρ = {largest:.2f}), and {least} least (ρ = {smallest:.2f})."
+        f"{text} Of the tasks, whether clear or not, {most} goes most with it within families (ρ = {largest:.2f}), and "
+        f"{least} least (ρ = {smallest:.2f})."
     )
 
 
@@ -300,7 +305,7 @@ def _in_words(rho: Rho, families: int) -> str:
     if not rho.significant:
         return (
             "It is not shown that the mean rank predicts the validation loss across families of layers "
-            f"({found}); only a ρ of {least_significant(families):.2f} or more would be clearer than chance."
+            f"({found}); only a ρ of {least_significant(families):.2f} or more would show it."
         )
     if rho.value < 0:
         return f"No: families with better mean ranks have higher validation losses ({found})."

@@ -18,9 +18,11 @@ from runners.report.correlation import LEAST, SIGNIFICANT
 from runners.report.glance import glance
 from runners.report.language import (
     LOSSES,
+    MEAN_RANK,
     Correlations,
     LanguageModel,
     correlations,
+    scores_of,
     what_goes_with_the_loss,
     what_orders_families,
 )
@@ -175,6 +177,7 @@ def write_page(
         tasks=list(TASKS),
         metrics=METRICS,
         language=language,
+        mean_ranks={layer: -score for layer, score in scores_of(boards[0].board, MEAN_RANK, "token").items()},
         losses={name: title for name, (_, title) in LOSSES.items()},
         least=LEAST,
         significant=SIGNIFICANT,

@@ -222,12 +222,12 @@ class Evidence:
 
     def small_models(self) -> str:
         """Return the losses of RT and the Transformer as small language models; nothing before both are finished."""
-        losses = {model.layer: model.loss("total") for model in self.small if model.counts}
+        losses = {model.layer: model.loss("total") for model in self.small if model.counts and model.lr is not None}
         if not losses.keys() >= {"rt", "transformer"}:
             return ""
         return (
             f"As small language models, trained for longer ({self.small[0].setting}), RT has {losses['rt']:.3f} and "
-            f"the Transformer {losses['transformer']:.3f} nats per token."
+            f"the Transformer {losses['transformer']:.3f} nats per token. "
         )
 
     def took(self, file: str) -> str:

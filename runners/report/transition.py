@@ -17,7 +17,7 @@ from runners.c4.reference.cells import SEEDS, Place, chosen_rate, losses_by_rate
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 
-NOT_TRAINED, NOT_FINISHED = "not trained", "not finished"
+NOT_TRAINED, NOT_FINISHED, DIVERGED = "not trained", "not finished", "diverged"
 YES, NO, EVEN = "yes", "no", "within the seeds"
 ENDINGS = {"paper's": "", "authors'": "-authors"}
 """Endings of the models' names, by parametrisation."""
@@ -178,7 +178,10 @@ class Transition:
         return "Not finished yet. " if self._begun else "Not trained yet. "
 
     def at_equal_rates(self) -> str:
-        """Return RT's loss less that of the Transformers, with the first seed, at each learning rate that both have."""
+        """Return RT's loss minus that of the Transformers, with the first seed, at each learning rate that both have.
+
+        Rates at which a seed of either diverged are left out.
+        """
         found = []
         for layers in (6, 12):
             both = [self._begun.get(name) for name in ("rt-6", f"transformer-{layers}")]
@@ -186,11 +189,15 @@ class Transition:
             rates = [rate for rate in sorted(of_rt) if math.isfinite(of_rt[rate] - of_other.get(rate, math.inf))]
             if rates:
                 differences = ", ".join(f"{of_rt[rate] - of_other[rate]:+.3f} (lr {rate:g})" for rate in rates)
-                found.append(f"of {layers} layers {differences}")
+                found.append(f"with {layers} layers {differences}")
         if not found:
             return ""
         tokens = short(self._begun["rt-6"]["tokens"])
-        return f"After {tokens} tokens, RT's loss less that of the Transformer: {'; '.join(found)}. "
+        state = "" if {"rt-6", "transformer-6", "transformer-12"} <= self._models.keys() else " Not finished."
+        return (
+            f"At 30M parameters on another text, after {tokens} tokens and with one seed, RT's loss minus that of the "
+            f"Transformer is: {'; '.join(found)}. Below zero, RT is ahead.{state} "
+        )
 
     def took(self) -> str:
         """Return how long the training of the models took, also of those that are not finished."""
@@ -206,12 +213,16 @@ class Transition:
         if answers:
             agrees = _agrees(row, {name: answer for name, (_, answer) in answers.items()})
         else:
-            agrees = NOT_FINISHED if NOT_FINISHED in ours else NOT_TRAINED
+            agrees = next((word for word in (DIVERGED, NOT_FINISHED) if word in ours), NOT_TRAINED)
         return [row.claim, row.paper, *ours, agrees]
 
     def _missing(self, row: Row, ending: str) -> str:
-        """Return what a row says in a parametrisation in which not all of its models are finished."""
-        return NOT_FINISHED if all(model + ending in self._begun for model in row.models) else NOT_TRAINED
+        """Return what a row says in a parametrisation in which not all of its models have a loss."""
+        models = [self._begun.get(model + ending) for model in row.models]
+        if None in models:
+            return NOT_TRAINED
+        ended = [model for model in models if model and not open_places(model["runs"])]
+        return DIVERGED if any(chosen_rate(model["runs"]) is None for model in ended) else NOT_FINISHED
 
     def _answers(self, row: Row) -> dict[str, Answer]:
         """Return the answer in each parametrisation in which all models of the row are trained."""
@@ -263,7 +274,8 @@ def table_of_runs(models: Models) -> list[list[str]]:
     def row(name: str) -> list[str]:
         chosen = chosen_rate(models[name]["runs"]) if name in done else None
         seeds = [_loss(runs[name], (rate, SEEDS[0])) + "*" * (rate == chosen) for rate in rates]
-        second = ", ".join(_loss(runs[name], place) for place in runs[name] if place[1] != SEEDS[0])
+        others = [place for place in runs[name] if place[1] != SEEDS[0]]
+        second = ", ".join(f"{_loss(runs[name], place)} (lr {place[0]:g})" for place in others)
         return [name, short(models[name]["parameters_without_embeddings"]), *seeds, second or "–"]
 
     return [["model", "parameters", *(f"lr {rate:g}" for rate in rates), "second seed"], *map(row, models)]

@@ -159,5 +159,8 @@ def _width(size: str, layers: int) -> int:
         return 64
     if layers not in WIDTHS_30M:
         known = ", ".join(map(str, WIDTHS_30M))
-        raise ValueError(f"no 30m model of {layers} layers, only of {known}: choose one, or give --model-width")
+        raise ValueError(
+            f"no 30m model of {layers} layers, only of {known}: choose one, or give --model-width (in decoding the "
+            "Transformer has twice the layers of RT)"
+        )
     return WIDTHS_30M[layers]

@@ -30,7 +30,7 @@ def language_picture(
     legend = styles([model.layer for model in drawn])
     panels: dict[str, dict[str, Markup]] = {}
     for metric in METRICS:
-        rhos = {row.score: {"between": row.between[loss], "within": row.within[loss]} for row in found[metric]}
+        rhos = {row.score: {"between families": row.between[loss], "within": row.within[loss]} for row in found[metric]}
         for score in (*TASKS, MEAN_RANK):
             scores = scores_of(board, score, metric)
             both = [model for model in drawn if isfinite(scores.get(model.layer, float("nan")))]
@@ -49,7 +49,7 @@ def language_picture(
                 axes.margins(0.08)
                 axes.locator_params(nbins=4)
                 if known := [f"{part} {rho.value:.2f}" for part, rho in rhos[score].items() if rho is not None]:
-                    axes.set_title(f"ρ: {', '.join(known)} families", loc="left", fontsize=8)
+                    axes.set_title(f"ρ {', '.join(known)}", loc="left", fontsize=8)
                     figure.subplots_adjust(top=0.9)
             described = f"{score}: {LOSSES[loss][1]} against {metric} accuracy, {len(both)} layers"
             panels.setdefault(score, {})[metric] = to_svg(figure, described, tips)
@@ -78,7 +78,7 @@ def forest_picture(found: dict[str, list[Correlations]]) -> Picture:
         question="Spearman's ρ within families of layers, with its 95% interval; 1 means that better scores go with "
         "lower losses. Filled: clearer than chance, all scores tested together.",
         panels={"": drawn} if drawn else {},
-        missing="" if drawn else "Nothing to draw yet: too few layers have a finished language model.",
+        missing="" if drawn else "Nothing to draw yet: too few layers, with relatives, have a finished language model.",
         wide=True,
     )
 
@@ -89,7 +89,7 @@ def _draw_forest(rows: list[Correlations], metric: str) -> Markup | None:
         return None
 
     known.sort(key=lambda pair: pair[1].value)
-    figure = Figure(figsize=(11, 0.5 + 0.22 * len(known)))
+    figure = Figure(figsize=(7, 0.5 + 0.2 * len(known)))
     tips = {}
     with rc_context(STYLE):
         axes = figure.subplots()
@@ -102,5 +102,5 @@ def _draw_forest(rows: list[Correlations], metric: str) -> Markup | None:
         axes.set_yticks(range(len(known)), [score for score, _ in known])
         axes.set(xlim=(-1.02, 1.02), xlabel=f"ρ with the validation loss, scores by {metric} accuracy")
         axes.grid(axis="y", visible=False)
-        figure.subplots_adjust(left=0.18, right=RIGHT, bottom=0.4 / figure.get_figheight(), top=0.98)
+        figure.subplots_adjust(left=0.27, right=RIGHT, bottom=0.4 / figure.get_figheight(), top=0.98)
     return to_svg(figure, f"correlation with the validation loss within families, {metric} accuracy", tips)

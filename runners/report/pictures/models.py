@@ -10,7 +10,6 @@ from matplotlib import rc_context
 from matplotlib.ticker import LogLocator
 
 from mixers import MIXERS
-from mixers.costs import short
 from runners.c4.reference.cells import chosen_rate, settings_in
 from runners.drawing import Style, styles
 from runners.report.pictures import LONGEST, Picture
@@ -71,22 +70,31 @@ def _with_models(names: Mapping[str, list[tuple[str, str]]], models: Models) -> 
 def loss_picture(panels: Panels, name: str, title: str) -> Picture:
     """Return the validation loss, less that of the Transformer, against the tokens read.
 
-    A panel without the Transformer is left out.
+    Panels without the Transformer, or without another model, are left out.
 
     Args:
         panels: the models.
         name: anchor in the page.
         title: title.
     """
+    compared = {title: models for title, models in panels.items() if len(models) > 1 and _baseline(models)}
+    baselines = {_baseline(models) for models in compared.values()}
     return _picture(
-        {title: models for title, models in panels.items() if not models.keys().isdisjoint(BASELINES)},
+        compared,
         _draw_losses,
         name,
         title,
-        "Who learns faster, who is ahead in the end, and from when on? Validation loss less that of the Transformer "
-        "after as many tokens, each at its best learning rate; below zero is ahead. Marks are evaluations. The line is "
-        "the mean of the seeds, the band reaches from seed to seed.",
+        "Who learns faster, who is ahead in the end, and from when on? Validation loss less that of "
+        f"{' or '.join(sorted(filter(None, baselines))) or 'the Transformer'} after as many tokens, each at its best "
+        "learning rate; below zero is ahead. Marks are evaluations. The line is the mean of the seeds, the band goes "
+        "from seed to seed.",
+        missing="Nothing to draw yet: losses are drawn against that of the Transformer, and need its finished model.",
     )
+
+
+def _baseline(models: Models) -> str | None:
+    """Return the label of the Transformer that the others of a panel are compared with; None if it is not there."""
+    return next(filter(models.__contains__, BASELINES), None)
 
 
 def gradient_picture(panels: Panels, name: str, title: str) -> Picture:
@@ -114,6 +122,7 @@ def _picture(
     name: str,
     title: str,
     question: str,
+    missing: str = "",
 ) -> Picture:
     legend = styles([label for models in panels.values() for label in models])
     return Picture(
@@ -122,33 +131,38 @@ def _picture(
         question=question,
         panels={title: {"both": draw(models, legend, title)} for title, models in panels.items()},
         legend=legend,
-        missing="" if panels else "Nothing to draw yet: no model is trained.",
+        missing="" if panels else missing,
         lines=True,
     )
 
 
 def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
-    base_tokens, base_SE = _curves(found[next(filter(found.__contains__, BASELINES))])
+    base = _baseline(found)
+    assert base is not None
+    base_tokens, base_SE = _curves(found[base])
     ends, last, tips = [], [], {}
     with rc_context(STYLE):
         for n, (row, cell) in enumerate(found.items()):
             tokens_E, losses_SE = _curves(cell)
-            ahead_SE = losses_SE - np.interp(np.log(tokens_E), np.log(base_tokens), base_SE.mean(0))
-            shown, style = tokens_E >= tokens_E[-1] / LAST, legend[row]
-            x_E, y_SE = tokens_E[shown], ahead_SE[:, shown]
+            shown, style = (tokens_E >= base_tokens[-1] / LAST) & (tokens_E <= base_tokens[-1]), legend[row]
+            if not shown.any():
+                continue
+            x_E, y_SE = tokens_E[shown], losses_SE[:, shown]
+            y_SE = y_SE - np.interp(np.log(x_E), np.log(base_tokens), base_SE.mean(0))
             axes.plot(x_E, y_SE.mean(0), style.line, color=style.color, linewidth=1.6, marker=".", gid=f"line{n}")
             axes.fill_between(x_E, y_SE.min(0), y_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
             loss, ahead = losses_SE[:, -1].mean(), y_SE[:, -1].mean()
-            tips[f"line{n}"] = f"{row}: {loss:.3f} at the end, {ahead:+.3f} from the Transformer"
+            tips[f"line{n}"] = f"{row}: {loss:.3f} at the end" + (f", {ahead:+.3f} from {base}" if row != base else "")
             ends.append((row, float(ahead), style.color))
             last.append(f"{row} {loss:.3f}")
 
-        axes.set(xscale="log")
+        axes.set(xscale="log", xlabel="tokens", ylabel="nats per token")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axes.xaxis.set_major_formatter(lambda tokens, _: short(round(tokens)))
+        axes.xaxis.set_major_formatter(
+            lambda tokens, _: f"{round(tokens / 1e6):,}M" if tokens >= 1e6 else f"{tokens:,.0f}"
+        )
         axes.minorticks_off()
-        axes.set(xlabel="tokens", ylabel="nats per token")
         name_lines(axes, ends)
     return to_svg(figure, f"validation loss against tokens, {name}; at the end {', '.join(last)}", tips)
 

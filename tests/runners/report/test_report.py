@@ -301,7 +301,7 @@ def test_a_claim_names_small_language_models_once_rt_and_the_transformer_are_fin
         return Evidence(board_of(results), Records(results / "published"), {}, small).small_models()
 
     rt, transformer = (language_model(layer, loss) for layer, loss in (("rt", 3.0), ("transformer", 3.5)))
-    assert claimed([rt, transformer]).endswith("RT has 3.010 and the Transformer 3.510 nats per token.")
+    assert claimed([rt, transformer]).endswith("RT has 3.010 and the Transformer 3.510 nats per token. ")
     assert claimed([rt]) == claimed([rt, replace(transformer, finished=False)]) == ""
 
 

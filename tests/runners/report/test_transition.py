@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runners.c4.reference.cells import write_cell
+from runners.c4.reference.cells import RATES, write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
 from runners.files import read_json
 from runners.report.pictures import Picture
@@ -154,8 +154,17 @@ def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
         runs = [{**LANGUAGE_RUN, "lr": lr, "validation_loss": loss} for lr, loss in losses.items()]
         write_cell(tmp_path / f"{name}.json", {**LANGUAGE_MODEL, "runs": runs})
     assert Transition(current_models(tmp_path)).at_equal_rates() == (
-        "After 1.00k tokens, RT's loss less that of the Transformer: of 12 layers -0.150 (lr 0.01). "
+        "At 30M parameters on another text, after 1.00k tokens and with one seed, RT's loss minus that of the "
+        "Transformer is: with 12 layers -0.150 (lr 0.01). Below zero, RT is ahead. Not finished. "
     )
+
+
+def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) -> None:
+    write(tmp_path, "transformer-6", (3.0, 3.0))
+    runs = [{**LANGUAGE_RUN, "lr": lr, "validation_loss": None} for lr in RATES]
+    write_cell(tmp_path / "rt-6.json", {**LANGUAGE_MODEL, "runs": runs})
+    claim = "6 RT layers have a lower loss than 6 Transformer layers"
+    assert rows(tmp_path)[claim] == ["diverged", "not trained", "diverged"]
 
 
 def test_the_table_of_runs_has_all_of_them(tmp_path: Path) -> None:
@@ -166,7 +175,7 @@ def test_the_table_of_runs_has_all_of_them(tmp_path: Path) -> None:
     write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": runs})
     assert table_of_runs(current_models(tmp_path)) == [
         ["model", "parameters", "lr 0.0003", "lr 0.001", "lr 0.003", "lr 0.01", "lr 0.03", "lr 0.1", "second seed"],
-        ["rt-6", "3.00M", "9.000", "9.000", "3.000*", "9.000", "9.000", "–", "3.100"],
+        ["rt-6", "3.00M", "9.000", "9.000", "3.000*", "9.000", "9.000", "–", "3.100 (lr 0.003)"],
         ["transformer-6", "3.00M", "–", "–", "2.000", "–", "–", "diverged", "–"],
     ]
 
@@ -186,11 +195,10 @@ def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
     assert losses_SE.tolist() == [[9.0, 3.0], [9.0, 3.1]]
     panels = drawn(loss_picture, models)
     assert list(panels) == ["paper's parametrisation"]  # the other one lacks the Transformer
-    assert "rt-6 3.050, transformer-6 3.350" in panels["paper's parametrisation"]["both"]
-    assert (
-        "<title>rt-6: 3.050 at the end, -0.300 from the Transformer</title>"
-        in panels["paper's parametrisation"]["both"]
-    )
+    svg = panels["paper's parametrisation"]["both"]
+    assert "rt-6 3.050, transformer-6 3.350" in svg
+    assert "<title>rt-6: 3.050 at the end, -0.300 from transformer-6</title>" in svg
+    assert "<title>transformer-6: 3.350 at the end</title>" in svg
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)
@@ -225,7 +233,7 @@ def test_each_family_of_layers_has_a_panel_with_the_transformer_beside(tmp_path:
     }
     drawn = loss_picture(panels, "name", "title").panels["linear attention"]["both"]
     assert "retnet 3.500, gla 3.350, transformer 3.100" in drawn
-    assert "<title>gla: 3.350 at the end, +0.250 from the Transformer</title>" in drawn
+    assert "<title>gla: 3.350 at the end, +0.250 from transformer</title>" in drawn
 
     # A layer of a user's own.
     write(tmp_path, "a.module.GatedMovingAverage", (3.2, 3.2), layer="a.module:GatedMovingAverage")
