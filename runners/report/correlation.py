@@ -138,7 +138,7 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
 
 
 def least_significant(families: int) -> float:
-    """Return the least ρ over so many families, without equal ranks, that chance does not explain; at most 1."""
+    """Return the least significant ρ over this number of families, if no two of them are level; at most 1."""
     ranks_F = np.arange(families, dtype=float)
     orders_PF = _shuffles(np.zeros(families, int), np.random.default_rng(SEED))
     strengths_P = _cosines((ranks_F - ranks_F.mean())[None], orders_PF - ranks_F.mean())

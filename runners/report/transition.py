@@ -192,6 +192,7 @@ class Transition:
                 found.append(f"with {layers} layers {differences}")
         if not found:
             return ""
+
         tokens = short(self._begun["rt-6"]["tokens"])
         state = "" if {"rt-6", "transformer-6", "transformer-12"} <= self._models.keys() else " Not finished."
         return (
@@ -218,11 +219,13 @@ class Transition:
 
     def _missing(self, row: Row, ending: str) -> str:
         """Return what a row says in a parametrisation in which not all of its models have a loss."""
-        models = [self._begun.get(model + ending) for model in row.models]
-        if None in models:
+        names = [model + ending for model in row.models]
+        if not all(name in self._begun for name in names):
             return NOT_TRAINED
-        ended = [model for model in models if model and not open_places(model["runs"])]
-        return DIVERGED if any(chosen_rate(model["runs"]) is None for model in ended) else NOT_FINISHED
+
+        runs = [self._begun[name]["runs"] for name in names]
+        diverged = any(chosen_rate(of_model) is None and not open_places(of_model) for of_model in runs)
+        return DIVERGED if diverged else NOT_FINISHED
 
     def _answers(self, row: Row) -> dict[str, Answer]:
         """Return the answer in each parametrisation in which all models of the row are trained."""

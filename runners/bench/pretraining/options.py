@@ -1,6 +1,6 @@
 """Options of the benchmark ``pretraining``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,14 +11,18 @@ from runners.bench.implementations import Implementation
 from runners.bench.options import LEAST_REPEATS, check_names, parse_options
 from runners.bench.pretraining.implementations import DECODERS, LAYERS
 from runners.c4.config import HEAD_WIDTH, SIZES, Config
+from runners.c4.reference.experiments import WIDTHS_30M
 
 Part = Literal["layers", "training", "decode"]
 VOCABULARY = 32_100
 """Tokens of T5's vocabulary, which the paper uses."""
 LEARNING_RATE = 1e-6
 """Small, so that training steps on random tokens stay finite."""
-WIDTHS_30M = {3: 896, 6: 640, 12: 448}
-"""Widths of models with about 30M parameters without embeddings, by their number of layers."""
+OF_SIZES: Mapping[str, Mapping[int, int | None]] = {
+    "30m": WIDTHS_30M,
+    **{size: {layers: widths.width for layers, widths in models.items()} for size, models in SIZES.items()},
+}
+"""Widths of models by size and number of layers."""
 WAYS = "ways to compute a layer; training takes those that run as graphs on a GPU, and the Transformer."
 
 
@@ -136,12 +140,10 @@ def model_config(options: PretrainingOptions, implementation: Implementation, la
     Raises:
         ValueError: the size has no model of this number of layers, and there is no ``model_width``.
     """
-    of_paper = options.model_width is None and options.size in SIZES
-    shape = {"size": options.size} if of_paper else {"width": options.model_width or _width(options.size, layers)}
     config = Config(
         mixer="transformer" if implementation.parallel else "rt",
         layers=layers,
-        **shape,
+        width=options.model_width or _width(options.size, layers),
         batch_size=sequences,
         seq_len=options.length,
         lr=LEARNING_RATE,
@@ -149,18 +151,19 @@ def model_config(options: PretrainingOptions, implementation: Implementation, la
     return replace(config, heads=config.shape().width // options.head_width)
 
 
-def _width(size: str, layers: int) -> int:
-    """Return the width of a model whose size is none of the paper's.
+def _width(size: str, layers: int) -> int | None:
+    """Return the width of a model of a size.
 
     Raises:
         ValueError: the size has no model of this number of layers.
     """
     if size == "tiny":
         return 64
-    if layers not in WIDTHS_30M:
-        known = ", ".join(map(str, WIDTHS_30M))
+
+    widths = OF_SIZES[size]
+    if layers not in widths:
         raise ValueError(
-            f"no 30m model of {layers} layers, only of {known}: choose one, or give --model-width (in decoding the "
-            "Transformer has twice the layers of RT)"
+            f"no {size} model of {layers} layers, only of {', '.join(map(str, widths))}: choose one, or give "
+            "--model-width (in decoding the Transformer has twice the layers of RT)"
         )
-    return WIDTHS_30M[layers]
+    return widths[layers]

@@ -18,6 +18,9 @@ from runners.c4.config import Config, Parametrisation
 from runners.c4.presets import PRESETS
 from runners.guidance import row_of
 
+WIDTHS_30M: Mapping[int, int | None] = {3: 896, 6: PRESETS["30m"].width, 12: 448}
+"""Widths of models with about 30M parameters without embeddings, by their number of layers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -101,7 +104,8 @@ def _transition() -> dict[str, Row]:
         own = {"parametrisation": parametrisation}
         rows["rt-6" + ending] = Row(mixer="rt", settings=own)
         rows["transformer-6" + ending] = Row(mixer="transformer", settings=own)
-        rows["transformer-12" + ending] = Row(mixer="transformer", settings={**own, "layers": 12, "width": 448})
+        deep = {"layers": 12, "width": WIDTHS_30M[12]}
+        rows["transformer-12" + ending] = Row(mixer="transformer", settings={**own, **deep})
     return rows
 
 
@@ -117,7 +121,7 @@ def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
         "transformer-6-batch-32": Row(mixer="transformer", settings=batch_32),
         "rt-6-block-4": Row(mixer="rt", options={"block": 4}, settings=own),
         "rt-6-block-16": Row(mixer="rt", options={"block": 16}, settings=own),
-        "rt-3": Row(mixer="rt", settings={**own, "layers": 3, "width": 896}),
+        "rt-3": Row(mixer="rt", settings={**own, "layers": 3, "width": WIDTHS_30M[3]}),
     }
     return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 

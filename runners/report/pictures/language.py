@@ -93,11 +93,14 @@ def _draw_forest(rows: list[Correlations], metric: str) -> Markup | None:
     tips = {}
     with rc_context(STYLE):
         axes = figure.subplots()
+
+        # Intervals and values, the largest on top.
         for n, (score, rho) in enumerate(known):
             axes.plot([rho.low, rho.high], [n, n], color=MUTED, linewidth=1.2)
             face = INK if rho.significant else "none"
             axes.plot(rho.value, n, "o", color=INK, markerfacecolor=face, gid=f"point{n}")
             tips[f"point{n}"] = f"{score}: {rho.value:.2f} ({rho.low:.2f} to {rho.high:.2f})"
+
         axes.axvline(0, color=GRID, linewidth=1)
         axes.set_yticks(range(len(known)), [score for score, _ in known])
         axes.set(xlim=(-1.02, 1.02), xlabel=f"ρ with the validation loss, scores by {metric} accuracy")

@@ -144,14 +144,19 @@ def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Marku
     ends, last, tips = [], [], {}
     with rc_context(STYLE):
         for n, (row, cell) in enumerate(found.items()):
+            # The end of training, because the first steps would take most of the panel.
             tokens_E, losses_SE = _curves(cell)
             shown, style = (tokens_E >= base_tokens[-1] / LAST) & (tokens_E <= base_tokens[-1]), legend[row]
             if not shown.any():
                 continue
+
+            # Differences to the Transformer after as many tokens.
             x_E, y_SE = tokens_E[shown], losses_SE[:, shown]
             y_SE = y_SE - np.interp(np.log(x_E), np.log(base_tokens), base_SE.mean(0))
             axes.plot(x_E, y_SE.mean(0), style.line, color=style.color, linewidth=1.6, marker=".", gid=f"line{n}")
             axes.fill_between(x_E, y_SE.min(0), y_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
+
+            # Names and texts.
             loss, ahead = losses_SE[:, -1].mean(), y_SE[:, -1].mean()
             tips[f"line{n}"] = f"{row}: {loss:.3f} at the end" + (f", {ahead:+.3f} from {base}" if row != base else "")
             ends.append((row, float(ahead), style.color))

@@ -358,17 +358,23 @@ def test_the_budget_ends_what_is_not_cheap(tmp_path: Path, monkeypatch: pytest.M
 
 def test_models_of_30m_are_those_of_the_experiments() -> None:
     options = parse(["--device", "cpu", "--size", "30m", "--layers", "3", "6", "--parts", "decode"])
-    rows = {**EXPERIMENTS["transition"].rows, **EXPERIMENTS["variants"].rows}
-    shapes = {
-        row.settings.get("layers", 6): EXPERIMENTS["variants"].config(name).shape()
-        for name, row in rows.items()
-        if name in ("rt-3", "rt-6-block-4")
-    }
-    shapes[12] = EXPERIMENTS["transition"].config("transformer-12").shape()
-    for layers, shape in shapes.items():
+    for experiment, name, layers in (
+        ("variants", "rt-3", 3),
+        ("transition", "rt-6", 6),
+        ("transition", "transformer-12", 12),
+    ):
+        shape = EXPERIMENTS[experiment].config(name).shape()
         assert model_config(options, DECODERS["rt-step"], layers, 1).shape() == shape
-    with pytest.raises(ValueError, match="no 30m model of 4 layers, only of 3, 6, 12: choose one, or give --model-w"):
-        parse(["--device", "cpu", "--size", "30m", "--layers", "4", "--parts", "training"])
+
+
+@pytest.mark.parametrize(("size", "layers"), [("30m", (3, 6, 12)), ("150m", (6, 12)), ("300m", (6, 12, 24))])
+def test_a_size_without_such_a_model_names_those_it_has(size: str, layers: tuple[int, ...]) -> None:
+    known = ", ".join(map(str, layers))
+    with pytest.raises(
+        ValueError, match=f"no {size} model of 4 layers, only of {known}: choose one, or give --model-w"
+    ):
+        parse(["--device", "cpu", "--size", size, "--layers", "4", "--parts", "training"])
+    parse(["--device", "cpu", "--size", size, "--layers", "4", "--parts", "training", "--model-width", "64"])
 
 
 @pytest.mark.parametrize(("parts", "lacking"), [("training", 7), ("decode", 48)])

@@ -200,6 +200,12 @@ def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
     assert "<title>rt-6: 3.050 at the end, -0.300 from transformer-6</title>" in svg
     assert "<title>transformer-6: 3.350 at the end</title>" in svg
 
+    # A model that read less than the panel shows has no line.
+    write(tmp_path, "transformer-12", (3.4, 3.3), batch_size=1)
+    (panel,) = drawn(loss_picture, finished(current_models(tmp_path))).values()
+    assert "rt-6 3.050, transformer-6 3.350" in panel["both"]
+    assert "transformer-12" not in panel["both"]
+
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)
 def test_the_experiments_train_every_model_of_the_table(row: Any, tmp_path: Path) -> None:
