@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixers.base import Layer, Shape, State, log_once
+from mixers.registry import building
 
 LENGTHS = (128, 1024)
 """Sequence lengths N for which the state is counted; operations are counted for the first one."""
@@ -102,6 +103,24 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[st
 def count_parameters(module: nn.Module) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def parameters_of_one_and_two(count: Callable[[int], int], mixer: str) -> tuple[int, int]:
+    """Count the parameters of a model with one layer and with two, without memory if the layer allows it.
+
+    Args:
+        count: Builds a model of so many layers, and returns the number of its parameters.
+        mixer: Name of the layer, for messages.
+
+    Raises:
+        ValueError: The layer cannot be built.
+    """
+    try:
+        with torch.device("meta"):
+            return count(1), count(2)
+    except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
+        with torch.random.fork_rng(devices=[]), building(mixer):
+            return count(1), count(2)
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:

@@ -8,8 +8,13 @@ from types import FrameType
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[1]
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 OWN = tuple(f"{ROOT / package}/" for package in ("mixers", "tasks", "runners"))
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to Python or to an installed library, wherever pip has put it."""
+    return file.startswith(LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def origin(error: BaseException) -> str | None:
@@ -46,7 +51,8 @@ def where(error: BaseException) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith(("<", *OWN, *LIBRARIES))
+    file = frame.f_code.co_filename
+    return not file.startswith(("<", *OWN)) and not is_library(file)
 
 
 def _is_module(frame: FrameType) -> bool:

@@ -98,7 +98,7 @@ def find_mixer(name: str) -> type[Layer]:
         except ValueError as error:
             raise ValueError(f"mixer {name!r}: {error}") from error
     if bare := [
-        c for c in found.Config.__mro__ if vars(c).get("__annotations__") and not vars(c).get("__dataclass_params__")
+        c for c in found.Config.__mro__ if inspect.get_annotations(c) and not vars(c).get("__dataclass_params__")
     ]:
         raise ValueError(
             f"mixer {name!r}: its {bare[0].__qualname__} is no dataclass: put @dataclass(frozen=True, kw_only=True) "

@@ -115,9 +115,10 @@ def make_durable(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Delete unfinished files of a killed process from a folder; no other process may be writing there."""
-    for leftover in folder.glob(".*"):
-        leftover.unlink()
+    """Delete temporary files of killed processes from a folder; no other process may be writing there."""
+    for leftover in folder.glob(".*-*"):  # as ``write_atomically`` names them; locks have no "-"
+        if leftover.is_file():
+            leftover.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:

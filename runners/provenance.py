@@ -7,7 +7,6 @@ import importlib.util
 import json
 import platform
 import sys
-import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -17,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from mixers.origin import is_library
 
 OWN_PACKAGES = ("mixers", "tasks", "runners")
 
@@ -110,14 +111,9 @@ def _c_files(module_name: str) -> dict[str, str]:
 
 @cache
 def _is_installed(package: str) -> bool:
-    """Return whether a package lies in one of Python's folders of installed libraries."""
+    """Return whether a package is an installed library."""
     spec = importlib.util.find_spec(package)
-    if spec is None:
-        return False
-
-    files = [spec.origin or "", *(spec.submodule_search_locations or ())]
-    places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    return any(Path(file).is_relative_to(place) for file in files for place in places)
+    return spec is not None and any(map(is_library, [spec.origin or "", *(spec.submodule_search_locations or ())]))
 
 
 def _package(module_name: str) -> str:

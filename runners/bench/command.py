@@ -1,10 +1,12 @@
 """The command of a benchmark: from the command line to tables, JSON file and chart."""
 
+import json
 import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from runners.bench.scheduler import Scheduler
 from runners.device import device_name, find_devices
 from runners.ending import user_errors
 from runners.files import write_json
+from runners.provenance import sha256_of
 
 B = TypeVar("B", bound=Bench[Any, Any])
 
@@ -52,7 +55,7 @@ def run_benchmark(
     # Measure, with the record saved after each group.
     console = Console(markup=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
     bench = bench_class(options, device, shlex.join(["python", "-m", "runners.bench", name, *arguments]))
-    path = options.out / "bench" / f"{bench.name}-{_slug(device_name(device))}.json"
+    path = options.out / "bench" / f"{bench.name}-{_slug(device_name(device))}-{_digest(options)}.json"
     chart = path.with_suffix(".png")
     with user_errors(OSError), _progress(console) as progress:
         bar = progress.add_task("")
@@ -79,6 +82,12 @@ def _progress(console: Console) -> Progress:
     """Return a progress bar without a thread of its own, which would disturb the timing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, auto_refresh=False)
+
+
+def _digest(options: Any) -> str:
+    """Return a digest of the options that decide what is measured, so that no run replaces the record of another."""
+    deciding = {name: value for name, value in asdict(options).items() if name not in ("out", "device")}
+    return sha256_of(json.dumps(deciding, sort_keys=True))[:8]
 
 
 def _slug(name: str) -> str:

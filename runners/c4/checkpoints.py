@@ -244,12 +244,6 @@ def check_tokenizer(path: Path, info: dict[str, Any]) -> None:
         raise damaged(path, "its checksum does not fit", TRAIN_AGAIN)
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Delete temporary files of killed processes from a run's folder; no other process may be writing there."""
-    for leftover in (*folder.glob(".*-*"), *(folder / "checkpoints").glob(".*")):  # the lock has no "-"
-        leftover.unlink()
-
-
 def _load(path: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
     """Load the file ``path``, or the newest intact checkpoint in the folder ``path``; return it with its path.
 

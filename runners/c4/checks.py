@@ -8,6 +8,7 @@ import torch
 
 from mixers.base import Layer
 from mixers.contract import check_foreign, warn_unused
+from mixers.options import converted
 from mixers.registry import building, find_mixer
 from runners.c4.config import Config
 from runners.c4.cost import model_parameters
@@ -50,6 +51,16 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     # A dry run needs no network.
     if config.downstream is not None and not (config.dry_run and config.downstream == HUB):
         read_items(config.downstream)
+
+
+def deciding(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the layer that differ from its defaults, with plain values.
+
+    Raises:
+        ValueError: a value is of another type than its option.
+    """
+    layer, defaults = layer_of(config, {})
+    return {name: value for name, value in converted(layer.Config, options).items() if value != getattr(defaults, name)}
 
 
 def check_memory(config: Config, options: dict[str, Any], world: World) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from mixers.base import Layer, Shape
-from mixers.costs import count_flops, count_parameters, from_short
+from mixers.costs import count_flops, count_parameters, from_short, parameters_of_one_and_two
 from mixers.deep import DeepLayer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_precision
-from mixers.registry import building
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
@@ -190,16 +189,8 @@ def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -
         model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
         return count_parameters(model) - 2 * config.shape().width
 
-    # Build the model on the meta device if the layer allows it; else extrapolate from models of one and two layers.
-    try:
-        with torch.device("meta"):
-            others = of_layers(config.layers)
-    except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
-        with torch.random.fork_rng(devices=[]), building(config.mixer):
-            one, two = of_layers(1), of_layers(2)
-        others = one + (config.layers - 1) * (two - one)
-
-    return others + tables, tables
+    one, two = parameters_of_one_and_two(of_layers, config.mixer)
+    return one + (config.layers - 1) * (two - one) + tables, tables
 
 
 def _activations(config: Config, options: dict[str, Any]) -> int:
@@ -214,8 +205,18 @@ def _activations(config: Config, options: dict[str, Any]) -> int:
     return first + (config.layers - 1) * further
 
 
-@cache  # the runs of a campaign ask again for the same layer
 def _flops_of_layers(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
+    """Return the operations per token of a forward pass of all layers; a process counts them once."""
+    key = layer, repr(layer_config), shape, length
+    if key not in _counted:
+        _counted[key] = _count_flops(layer, layer_config, shape, length)
+    return _counted[key]
+
+
+_counted: dict[tuple[type[Layer], str, Shape, int], int] = {}
+
+
+def _count_flops(layer: type[Layer], layer_config: Any, shape: Shape, length: int) -> int:
     """Count the operations per token of a forward pass of all layers."""
     measure = partial(_flops_of_module, layer, layer_config)
     if issubclass(layer, DeepLayer):

@@ -17,7 +17,7 @@ from rich.console import Console
 from mixers.models import LanguageModel
 from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
-from runners.c4.checks import check, check_memory, check_users_layer
+from runners.c4.checks import check, check_memory, check_users_layer, deciding
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, corpus_name, prepare
 from runners.c4.cost import flops_per_token, model_parameters
@@ -137,7 +137,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
 
     Args:
         config: configuration that ``check`` has passed.
-        options: options of the layer that were set.
+        options: options of the layer that were set; those with the default value do not change the run.
         world: the processes.
         console: console for progress; silent in all processes but the first.
 
@@ -147,6 +147,7 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         RunError: the run cannot continue, or every point of the search diverged.
         StoppedError: the process was asked to stop.
     """
+    options = deciding(config, options)
     config.check(world.size)
     check_memory(config, options, world)
     require_shared(config.out, world)

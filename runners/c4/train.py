@@ -24,7 +24,7 @@ from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
 from runners.c4.records import read_record
 from runners.c4.watchers import Watcher
-from runners.files import write_json
+from runners.files import clear_leftovers, write_json
 
 LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
@@ -160,7 +160,8 @@ def _only_one(folder: Path, world: World) -> Iterator[None]:
         if world.is_first:
             try:
                 stack.enter_context(FileLock(folder / LOCK, timeout=0))
-                checkpoints.clear_leftovers(folder)
+                for place in (folder, folder / "checkpoints"):
+                    clear_leftovers(place)
             except Timeout:
                 busy = 1.0
 

@@ -43,7 +43,7 @@ from runners.mad.experiment import Experiment, study_folder
 from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments, plan_layers
-from runners.mad.reference.rows import print_rankings, rankings, reference_folder
+from runners.mad.reference.rows import check_rows, print_rankings, rankings, reference_folder
 from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import Summary
@@ -75,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.list:
             print_layers(plan_layers(options, mixer_values, say), console)
             return
-        reference_folder(options.reference)
+        reference = reference_folder(options.reference)
         experiments = plan_experiments(options, mixer_values, task_values, say)
+        if reference is not None:
+            check_rows(reference, {experiment.task for experiment in experiments})
         with explaining_database(options.settings.storage):
             check_homes(experiments, options.out, options.settings.storage)
             if options.dry_run:
@@ -90,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     only = len({experiment.label for experiment in experiments}) == 1
     following = beside_another(arguments, experiments[0].mixer) if only else None
     summaries = train(options, experiments, console)
-    print_end(summaries, options, experiments, following, console)
+    with user_errors(DamagedFileError, OSError):
+        print_end(summaries, options, experiments, following, console)
     require_results(summaries)
 
 
@@ -156,8 +159,7 @@ def print_end(
         from runners.mad.results.charts import plot_comparison  # imports Matplotlib
 
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
-        with user_errors(OSError):
-            plot_comparison(drawn, figure)
+        plot_comparison(drawn, figure)
         say(f"chart: {figure}")
     if following is not None:
         say(f"to compare: {following}")

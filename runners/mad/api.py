@@ -17,7 +17,7 @@ from runners.device import find_devices
 from runners.guidance import closest, flag_of, texts_of
 from runners.mad.options import PRESETS, Grid, Options, check_options
 from runners.mad.plan import plan_experiments
-from runners.mad.reference.rows import print_rankings, reference_folder
+from runners.mad.reference.rows import check_rows, print_rankings, reference_folder
 from runners.mad.result import Study
 from runners.mad.results.kept import Keep, delete_models
 from runners.mad.results.tables import explain_divergence
@@ -210,6 +210,8 @@ def study(
     own = dict(mixer_options or {}), dict(task_options or {})
     experiments = plan_experiments(options, *own)
     rows_folder = reference_folder(options.reference)
+    if rows_folder is not None:
+        check_rows(rows_folder, [task])
     check_login(options.wandb)
     try_layers(experiments, find_devices(device)[0])
     if quiet:  # counted here without a word, and not again later

@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage
 from mixers.costs import attempt
 from runners.mad.experiment import Experiment
 from runners.mad.memory import runs_at_once
-from runners.mad.reference.cells import FOLDER, cell_file, protocol_folder, read_cell
+from runners.mad.reference.cells import FOLDER, PROTOCOLS, cell_file, protocol_folder, read_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.results.choice import GridPoint, choose_point, diverged_seeds, repeats_of
 from runners.mad.search.search import saved_step
@@ -207,7 +207,7 @@ def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
     for entry in ENTRIES.values():
         if entry.mixer != experiment.mixer or entry.layers != experiment.shape.layers:
             continue
-        for protocol in ("full", "quick"):
+        for protocol in PROTOCOLS:
             path = cell_file(protocol_folder(FOLDER, protocol), entry, experiment.task)
             if path.exists() and _same_settings(cell := read_cell(path), experiment):
                 run_steps = cell["steps"] * sum(len(point["seeds"]) for point in cell["points"])

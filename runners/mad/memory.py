@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from mixers.base import Layer, Shape
-from mixers.costs import count_parameters
+from mixers.costs import count_parameters, parameters_of_one_and_two
 from mixers.models import LanguageModel
-from mixers.registry import building
 from runners.mad.experiment import Experiment
 from runners.memory import require_memory
 from tasks.base import BLOCK
@@ -78,28 +77,17 @@ def _longest(config: Any) -> int:
 def _parameters(experiment: Experiment) -> int:
     """Return the number of parameters of a model's layers, embedding and readout."""
     shape = experiment.shape
+
+    def of_layers(count: int) -> int:
+        layers = replace(shape, layers=count)
+        return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, layers, vocab_size=1))
+
     key = experiment.layer, repr(experiment.mixer_config), replace(shape, layers=1)
     if key not in _counted:
-        _counted[key] = _of_one_and_two_layers(experiment)
+        _counted[key] = parameters_of_one_and_two(of_layers, experiment.mixer)
     one, two = _counted[key]
     return one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
 
 
 _counted: dict[tuple[type[Layer], str, Shape], tuple[int, int]] = {}
 """Number of parameters of models with one layer and with two, by layer, configuration and shape."""
-
-
-def _of_one_and_two_layers(experiment: Experiment) -> tuple[int, int]:
-    """Count the parameters of language models with a vocabulary of one token, with one layer and with two layers."""
-
-    def of_layers(count: int) -> int:
-        shape = replace(experiment.shape, layers=count)
-        return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, shape, vocab_size=1))
-
-    # Build on the meta device, without memory, if the layer allows it.
-    try:
-        with torch.device("meta"):
-            return of_layers(1), of_layers(2)
-    except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
-        with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-            return of_layers(1), of_layers(2)

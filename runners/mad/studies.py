@@ -243,10 +243,11 @@ def kept_model(experiment: Experiment, run: Run, out: Path) -> Backbone:
     """The model of a finished run with the parameters that its best evaluation kept, on the CPU.
 
     Raises:
-        DamagedFileError: its parameters are gone, or cannot be read.
+        DamagedFileError: its parameters are gone, cannot be read, or are others than those of the model.
     """
     model = experiment.build()
-    model.load_state_dict(kept_parameters(experiment, run, out.resolve()), strict=False)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.load_state_dict(kept_parameters(experiment, run, out.resolve(), shapes), strict=False)  # without buffers
     return model
 
 

@@ -9,7 +9,7 @@ from mixers.registry import find_mixer
 from runners.files import read_json
 from runners.mad.experiment import run_id
 from runners.mad.options import GRIDS, PRESETS
-from runners.mad.reference.cells import ProtocolName, cell_point, curve_rows
+from runners.mad.reference.cells import PROTOCOLS, ProtocolName, cell_point, curve_rows
 from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
@@ -86,8 +86,7 @@ def _usual(summary: Summary, protocol: ProtocolName) -> dict[str, Any]:
 
 def _protocol(summary: Summary) -> ProtocolName | None:
     """Return the protocol with a study's task settings, or None."""
-    protocols: tuple[ProtocolName, ...] = ("full", "quick")
-    for protocol in protocols:
+    for protocol in PROTOCOLS:
         if protocol_terms(summary.config["task"], protocol).task_config == terms_of(summary).task_config:
             return protocol
     return None

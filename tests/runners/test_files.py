@@ -10,7 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runners.files import DamagedFileError, load_info, load_tensors, read_json, save_tensors, write_json
+from runners.files import (
+    DamagedFileError,
+    clear_leftovers,
+    load_info,
+    load_tensors,
+    read_json,
+    save_tensors,
+    write_json,
+)
 
 CONTENT = {"study": "rt é", "loss": 0.125, "seeds": [0, 1], "curve": [{"step": 1, "loss": None}], "done": True}
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(3, dtype=torch.bfloat16)}
@@ -106,6 +114,17 @@ def test_temporary_files_of_killed_processes_go_when_the_file_is_written_again(t
             os.utime(tmp_path / name, (0, 0))
     write_json(tmp_path / "a[1].json", {})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[1:], "a[1].json"])
+
+
+def test_only_temporary_files_are_cleared(tmp_path: Path) -> None:
+    """Not the folders of other programs, such as a notebook's."""
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".a-folder").mkdir()
+    for name in (".model-abcd1234.safetensors", ".lock", "model.safetensors"):
+        (tmp_path / name).touch()
+    clear_leftovers(tmp_path)
+    kept = [".a-folder", ".ipynb_checkpoints", ".lock", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_many_bytes_are_checked_as_few_are(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from runners.c4.corpus.packing import ShardContent, encode, pack
 from runners.c4.corpus.shards import Manifest, Part, open_shard, read_manifest, verify, write_manifest, write_shard
 from runners.c4.corpus.sources import ADVICE, SPLITS, DataError, Split, describe, find_files, read
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer, tokenizer_hash, vocab_size
+from runners.files import clear_leftovers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -137,9 +138,7 @@ def prepare(
     asked: dict[Split, int] = {"validation": validation_tokens, "train": train_tokens}
     with _deleted_if_invalid(folder), _locked(folder, console):
         manifest = read_manifest(folder) or empty
-        for leftover in folder.glob(".*-*"):
-            leftover.unlink()
-
+        clear_leftovers(folder)
         for split, tokens in asked.items():
             manifest = _extend(folder, manifest, split, tokens, files[split], encoder, console)
             part = manifest.splits[split]

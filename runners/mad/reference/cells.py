@@ -7,7 +7,7 @@ Their cells are in separate folders.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
 """Folder in the checkout of this file; without a checkout, in the current folder."""
 ProtocolName = Literal["full", "quick"]
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 DIGITS = 5
 """Significant digits of figures in the curves."""
 
@@ -160,14 +161,17 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
 
 ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("layer", "mixer", "family", "task", "precision", "fingerprint", "device"), str),
-    **dict.fromkeys(("options", "protocol", "ceiling", "chance", "costs"), dict),
-    **dict.fromkeys(("seeds", "trajectory", "points"), list),
+    **dict.fromkeys(("options", "task_config", "protocol", "ceiling", "chance", "costs"), dict),
+    **dict.fromkeys(("other_choices", "probes", "versions"), dict),
+    **dict.fromkeys(("seeds", "trajectory", "points", "grid", "curves"), list),
     **dict.fromkeys(("layers", "steps"), int),
     "seconds": float | int,
     "chosen": int | None,
     "test": dict | None,
 }
 """Types of the entries of a cell's file that every version has, by name."""
+ENTRIES_OF_POINT: dict[str, Any] = {**dict.fromkeys(("lr", "weight_decay"), float | int), "seeds": list}
+REMEDY = "move it elsewhere, or delete it to train the cell again"
 
 
 def read_cell(path: Path) -> dict[str, Any]:
@@ -176,8 +180,10 @@ def read_cell(path: Path) -> dict[str, Any]:
     Raises:
         DamagedFileError: the file is damaged, or no cell's.
     """
-    cell = read_json(path)
-    check_entries(path, cell, ENTRIES, "move it elsewhere, or delete it to train the cell again")
+    cell = read_json(path, REMEDY)
+    check_entries(path, cell, ENTRIES, REMEDY)
+    for point in cell["points"]:
+        check_entries(path, point, ENTRIES_OF_POINT, REMEDY)
     first = {
         "shape": asdict(Shape(layers=cell["layers"])),
         "preset": None,
@@ -190,7 +196,11 @@ def read_cell(path: Path) -> dict[str, Any]:
 
 
 def read_cells(folder: Path, entries: Iterable[Entry], task: str) -> list[dict[str, Any]]:
-    """Return the existing cells of a task, in the order of ``entries``."""
+    """Return the existing cells of a task, in the order of ``entries``.
+
+    Raises:
+        DamagedFileError: as ``read_cell``.
+    """
     files = [cell_file(folder, entry, task) for entry in entries]
     return [read_cell(file) for file in files if file.exists()]
 

@@ -6,7 +6,7 @@ reference rows, too.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from mixers import MIXERS
 from mixers.costs import Costs
 from runners.guidance import flag_of
 from runners.mad.options import GRIDS, PRESETS, Options
-from runners.mad.reference.cells import FOLDER, protocol_folder, read_cells
+from runners.mad.reference.cells import FOLDER, PROTOCOLS, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import print_ranks
@@ -138,6 +138,17 @@ def reference_folder(name: str) -> Path | None:
     return folder
 
 
+def check_rows(folder: Path, tasks: Iterable[str]) -> None:
+    """Read the reference results on tasks once, before anything is trained.
+
+    Raises:
+        DamagedFileError: a file is damaged, or holds no reference result.
+    """
+    for task in tasks:
+        for name in PROTOCOLS:
+            read_cells(protocol_folder(folder, name), LAYERS, task)
+
+
 def terms_of(summary: Summary) -> Terms:
     """Return the terms of a finished study."""
     return Terms.of(summary.config, [asdict(point) for point in summary.points])
@@ -192,7 +203,7 @@ def _comparable(
         found = Terms.of(cell, cell["points"])
         return replace(found, seeds=terms.seeds) if diverged else found
 
-    full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in ("full", "quick"))
+    full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in PROTOCOLS)
     if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:
         # One's own training of a reference row takes its place.
         again = {summary.fingerprint for summary, _ in members}

@@ -4,7 +4,7 @@ The figures are stored in the run's folder as ``test.json``, from which later ca
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -79,8 +79,8 @@ def _known(path: Path) -> Reading | None:
 def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:
     """Evaluate runs on the test split and on the extrapolation sets."""
     # An ensemble with the kept parameters.
-    kept = [kept_parameters(experiment, run, folder) for run in runs]
     members = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
+    kept = [kept_parameters(experiment, run, folder, members.shapes) for run in runs]
     for name, rows in members.named(members.params_RP).items():
         for row, parameters in zip(rows, kept, strict=True):
             row.copy_(parameters[name])
@@ -118,14 +118,31 @@ def _counts(members: Ensemble, task: Task, name: str) -> Counts:
     return evaluate(members, members.params_RP, data, task.vocab_size)
 
 
-def kept_parameters(experiment: Experiment, run: Run, folder: Path) -> dict[str, Tensor]:
+def kept_parameters(
+    experiment: Experiment, run: Run, folder: Path, shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
     """Return the parameters of a finished run that training kept, by name.
 
+    Args:
+        experiment: layer and task.
+        run: the finished run.
+        folder: results folder.
+        shapes: shapes of the parameters that the model has today, by name.
+
     Raises:
-        DamagedFileError: the file is missing or cannot be read.
+        DamagedFileError: the file is missing, cannot be read, or holds other parameters, as after a change of names.
     """
     path = run_folder(folder, experiment, run) / "model.safetensors"
     try:
-        return load_tensors(path)[0]
+        parameters = load_tensors(path)[0]
     except (FileNotFoundError, DamagedFileError) as error:
         raise DamagedFileError(f"{path} is gone or damaged: another --out trains the run again") from error
+
+    found = {name: parameter.shape for name, parameter in parameters.items()}
+    if other := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
+        named = ", ".join(other[:3]) + (" …" if len(other) > 3 else "")
+        raise DamagedFileError(
+            f"{path} and today's code do not share the parameters {named}: give them the names and shapes that they "
+            "had, or another --out trains the run again"
+        )
+    return parameters

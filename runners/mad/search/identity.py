@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from optuna.storages import BaseStorage
 
+from mixers import MIXERS
 from runners.interrupt import StoppedError
 from runners.mad.experiment import Experiment
 from runners.mad.search.study import load_study, open_study, stored_name, study_names
@@ -75,7 +76,7 @@ def rehearsal_of(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def trajectory(experiment: Experiment, dtype: torch.dtype = torch.float32) -> Trajectory | None:
-    """Losses and accuracies of the rehearsal's runs, in order; None if the CPU cannot run the layer.
+    """Losses and accuracies of the rehearsal's runs, in order; None if the CPU cannot run a user's own layer.
 
     Parameters drawn in float64 are others than those in float32, so that trajectories of different dtypes differ.
     """
@@ -95,8 +96,10 @@ def _trajectory(experiment: Experiment) -> Trajectory | None:
         results = train(experiment.build, task, protocol, RUNS, torch.device("cpu"), ())
     except StoppedError:
         raise
-    except Exception:  # a layer from outside may need a GPU
-        return None
+    except Exception:
+        if experiment.mixer in MIXERS:
+            raise
+        return None  # it may need a GPU
 
     found: Trajectory = []
     for result in results:

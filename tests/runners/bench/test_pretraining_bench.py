@@ -64,6 +64,13 @@ def places(cells: Sequence[Any]) -> list[Any]:
     return [tuple(cell[name] for name in names) for cell in cells]
 
 
+def test_another_setting_has_a_record_of_its_own(tmp_path: Path) -> None:
+    main([*TINY, "--out", str(tmp_path)])
+    main([*TINY, "--out", str(tmp_path)])
+    main([*TINY, "--parts", "decode", "--out", str(tmp_path)])
+    assert len([*(tmp_path / "bench").glob("*.json")]) == 2
+
+
 def test_everything_measured_is_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, shown = measure(tmp_path), capsys.readouterr().out
     assert content["complete"]

@@ -5,12 +5,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners import c4, provenance  # noqa: E402
 from runners.c4 import identity  # noqa: E402
+from runners.c4.checks import deciding  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
 from runners.c4.identity import run_folder  # noqa: E402
 from tests.runners.c4.runs import configured, corpus_of, folder_of  # noqa: E402
@@ -62,6 +64,17 @@ def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does(texts: Path,
     commanded |= {"wandb", "wandb_project", "wandb_entity", "wandb_tags"}
     assert same == computed | told_by_the_corpus | commanded
     assert run_folder(config, {"heads": 1}, corpus).name != name()
+
+
+def test_an_option_with_its_default_value_makes_no_other_run() -> None:
+    config = Config(mixer="rt")
+    assert deciding(config, {"block": 1, "qk_norm": np.True_}) == {}
+    assert deciding(config, {"block": np.int64(4), "implementation": "tiled"}) == {
+        "block": 4,
+        "implementation": "tiled",
+    }
+    with pytest.raises(ValueError, match="block: Input should be a valid integer, not 'four'"):
+        deciding(config, {"block": "four"})
 
 
 def another(value: Any) -> Any:

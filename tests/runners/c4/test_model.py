@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -336,6 +336,16 @@ class Untraceable(Layer):
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         return x_BD + self.mlp(x_BD), state
+
+
+def test_a_configuration_with_a_list_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(MIXERS["transformer"].Config):  # type: ignore[misc,name-defined]
+        sizes: list[int] = field(default_factory=lambda: [1, 2])
+
+    listed = type("Listed", (MIXERS["transformer"],), {"Config": Settings})
+    monkeypatch.setitem(MIXERS, "listed", listed)
+    assert flops_per_token(replace(SMALL, mixer="listed"), {}, VOCAB) == flops_per_token(SMALL, {}, VOCAB)
 
 
 def test_a_layer_that_cannot_be_traced_still_has_a_cost(

@@ -117,6 +117,18 @@ def test_a_chosen_preset_is_not_advised_against(refused: Callable[..., str]) -> 
     assert "--preset" not in refused("--mixer", "rt", "--preset", "full")
 
 
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_damaged_reference_results_are_refused_before_training(
+    refused: Callable[..., str], tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "rows" / "rt" / "in-context-recall.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    said = refused("--mixer", "rt", "--task", "in-context-recall", *TINY, "--reference", str(tmp_path / "rows"))
+    assert f"{file} is damaged" in said
+    assert "move it elsewhere, or delete it to train the cell again" in said
+
+
 def test_results_in_place_of_a_folder_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "results"
     file.write_text("")

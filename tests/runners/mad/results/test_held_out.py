@@ -139,6 +139,23 @@ def test_lost_parameters_are_an_error_that_says_what_to_do(store: Store) -> None
             read_test(EXPERIMENT, [RUNS[0], run], store.folder, CPU, 64)
 
 
+def test_parameters_of_other_names_or_shapes_are_no_model(store: Store) -> None:
+    """A change of names trains in the same way, so the study stays the same, but its models cannot be read."""
+    path = model_path(store, RUNS[0])
+    parameters, info = load_tensors(path)
+    first, *_ = sorted(parameters)
+    renamed = {f"{name}_before" if name == first else name: y for name, y in parameters.items()}
+    reshaped = {name: y.flatten()[:1] if name == first else y for name, y in parameters.items()}
+    for other in (renamed, reshaped):
+        save_tensors(path, other, info)
+        for read in (
+            lambda: kept_model(EXPERIMENT, RUNS[0], store.folder),
+            lambda: read_test(EXPERIMENT, RUNS[:1], store.folder, CPU, 64),
+        ):
+            with pytest.raises(DamagedFileError, match=f"do not share the parameters {first}.*: give them the names"):
+                read()
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"accuracy": 1.0}'])
 def test_a_damaged_reading_is_an_error_that_says_what_to_do(store: Store, content: str) -> None:
     (run_folder(store.folder, EXPERIMENT, RUNS[0]) / "test.json").write_text(content)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.context import ForkServerProcess
@@ -589,12 +588,20 @@ def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.Monkey
     assert [name for name, a, b in zip(MIXERS, before, after, strict=True) if a != b] == ["lstm"]
 
 
-def test_the_version_of_code_imports_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {"purelib": sysconfig.get_path("purelib"), "platlib": str(tmp_path / "site")}
-    monkeypatch.setattr("sysconfig.get_path", places.get)
-    (tmp_path / "site" / "slow_library").mkdir(parents=True)
-    (tmp_path / "site" / "slow_library" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    (tmp_path / "own_layer.py").write_text("class Mine:\n    def run(self):\n        import slow_library.inner\n")
-    for place in (tmp_path, tmp_path / "site"):
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_the_version_of_code_imports_no_library(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also none of a user's own folder, into which pip installs with --user."""
+    library = tmp_path / folder / f"slow_{folder[:4]}" / "__init__.py"
+    library.parent.mkdir(parents=True)
+    library.write_text("raise RuntimeError('imported')\n")
+    own = f"own_{folder[:4]}"
+    (tmp_path / f"{own}.py").write_text(
+        f"class Mine:\n    def run(self):\n        import {library.parent.name}.inner\n"
+    )
+    for place in (tmp_path, tmp_path / folder):
         monkeypatch.syspath_prepend(place)
-    assert len(code_version(importlib.import_module("own_layer").Mine)) == 64
+
+    layer = importlib.import_module(own).Mine
+    before = code_version(layer)
+    library.write_text("raise RuntimeError('a later version')\n")
+    assert code_version(layer) == before
