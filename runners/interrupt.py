@@ -85,7 +85,7 @@ class _Request:
 
     first: float | None = None
 
-    def repeats(self) -> bool:
+    def enter(self) -> bool:
         """Enter a signal; return whether it belongs to the first one."""
         now = time.monotonic()
         self.first = now if self.first is None else self.first
@@ -102,7 +102,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     is_first = _request.first is None
-    repeats = _request.repeats()
+    repeats = _request.enter()
     if is_first:
         raise KeyboardInterrupt
     if not repeats:
@@ -139,7 +139,7 @@ def asked_to_stop(speaks: bool = True) -> Iterator[list[int]]:
 
         def handler(number: int, frame: FrameType | None) -> None:
             # A repeated Ctrl-C has the effect that it had before.
-            repeats = _request.repeats()
+            repeats = _request.enter()
             if number == signal.SIGINT and number in asked and not repeats:
                 before.close()
                 _request.first = None

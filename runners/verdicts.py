@@ -7,7 +7,7 @@ from runners import remembered as facts
 CACHE = facts.FOLDER / "reference-verdicts.json"
 
 
-def remembered(keys: Sequence[str], find: Callable[[Sequence[int]], Sequence[bool]]) -> list[bool]:
+def remembered_verdicts(keys: Sequence[str], find: Callable[[Sequence[int]], Sequence[bool]]) -> list[bool]:
     """Return the verdict of each key; ``find`` returns those that are not in ``CACHE``, given their places in ``keys``.
 
     A key is a hash over all that decides the verdict.

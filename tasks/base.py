@@ -27,7 +27,7 @@ LENGTH_PREFIX = "length "
 """Start of the names of extrapolation sets that form a curve over the length: "length N" for N tokens."""
 
 Split = Literal["train", "validation", "test"]
-Backbone = Literal["language-model", "autoencoder"]
+BackboneName = Literal["language-model", "autoencoder"]
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -98,9 +98,19 @@ class Task(ABC):
             require(self.eval_examples >= 1, f"eval_examples is {self.eval_examples}: use at least 1")
             require(self.data_seed >= 0, f"data_seed is {self.data_seed}: use 0 or more")
 
+        @property
+        def train_length(self) -> int:
+            """Positions of a training sequence; a task whose ``Config`` has no ``length`` states them."""
+            return int(vars(self)["length"])
+
+        @property
+        def longest_length(self) -> int:
+            """Positions of the longest sequence of all splits and extrapolation sets."""
+            return self.train_length
+
     name: ClassVar[str]
     """Key of the task in the registry; part of the seed of its streams."""
-    backbone: ClassVar[Backbone] = "language-model"
+    backbone: ClassVar[BackboneName] = "language-model"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Config field -> the values that the difficulty sweep changes it to, one field at a time."""
 

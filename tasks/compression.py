@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Backbone, Batch, Task, require
+from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Task, require
 
 
 class Compression(Task):
@@ -48,7 +48,7 @@ class Compression(Task):
             require(self.length >= 2, f"length is {self.length}: a data token and the compression token need 2 or more")
 
     name = "compression"
-    backbone: ClassVar[Backbone] = "autoencoder"
+    backbone: ClassVar[BackboneName] = "autoencoder"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {
         "vocab_size": (32, 64, 128),
         "length": (64, 128, 256),

@@ -108,6 +108,15 @@ class Copying(Task):
                 f"{self.eval_length}",
             )
 
+        @property
+        def train_length(self) -> int:
+            return self.context
+
+        @property
+        def longest_length(self) -> int:
+            letters = max(self.eval_length, *self.extrapolation_lengths, 0)
+            return max(self.context, example_length(self.variant, letters))
+
     name = "copying"
     config: Config
 

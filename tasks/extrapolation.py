@@ -35,6 +35,10 @@ class Extrapolation(Task):
                 f"extrapolation_factors are {self.extrapolation_factors}: use different whole numbers from 2",
             )
 
+        @property
+        def longest_length(self) -> int:
+            return self.length * max(self.extrapolation_factors, default=1)
+
     config: Any
 
     @property

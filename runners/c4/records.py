@@ -6,7 +6,7 @@ from typing import Any
 from runners.files import AGAIN, check_entries, read_json
 
 _FIGURES = ("loss", "validation_loss", "tokens_per_second", "seconds")
-ENTRIES: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "run.json": {"config": dict, "mixer_options": dict, "corpus": dict, "code": str},
     "result.json": {"corpus": dict, "step": int, **dict.fromkeys(_FIGURES, float | int)},
     "diverged.json": {"step": int, "message": str},
@@ -19,7 +19,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """Return the content of a file of a run; None if there is no file.
 
     Args:
-        path: the file, which has a name in ``ENTRIES``.
+        path: the file, which has a name in ``KINDS``.
 
     Raises:
         DamagedFileError: it is damaged, or it is another program's.
@@ -28,5 +28,5 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
 
     content: dict[str, Any] = read_json(path)
-    check_entries(path, content, ENTRIES[path.name], AGAIN)
+    check_entries(path, content, KINDS[path.name], AGAIN)
     return content

@@ -15,7 +15,7 @@ from mixers.registry import find_mixer
 from runners.cli import defaults_of
 from runners.device import find_devices
 from runners.guidance import closest, flag_of, texts_of
-from runners.mad.options import PRESETS, Grid, Options, check_options
+from runners.mad.options import PRESETS, GridName, Options, check_options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.rows import check_rows, print_rankings, reference_folder
 from runners.mad.result import Study
@@ -92,7 +92,7 @@ def study(
     task: str,
     *,
     preset: Literal["grid", "full", "quick"] = "grid",
-    grid: Grid | None = None,
+    grid: GridName | None = None,
     lr: Sequence[float] | None = None,
     weight_decay: Sequence[float] | None = None,
     seeds: int | None = None,

@@ -186,7 +186,7 @@ def _try_layers(experiments: Sequence[Experiment], device: torch.device) -> None
 def _setting(experiment: Experiment) -> tuple[Any, ...]:
     """Return the settings that decide whether a layer can be trained; the task counts for a layer from outside."""
     task = experiment.task if experiment.mixer not in MIXERS else experiment.instance.backbone
-    return experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape, task
+    return *experiment.layer_choice.key, task
 
 
 def _remainder(found: Sequence[Forecast]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial
 
 from mixers.costs import attempt
 from runners.mad.experiment import Experiment
@@ -38,8 +39,8 @@ class Work:
     """The part of an experiment that is not trained yet.
 
     Attributes:
-        runs: number of unfinished runs, including repetitions of the chosen point.
-        run_steps: number of their optimizer steps that checkpoints do not hold.
+        runs: number of unfinished runs of the grid; once it is finished, of the repetitions of the chosen point.
+        run_steps: number of optimizer steps, those of all repetitions included, that checkpoints do not hold.
     """
 
     runs: int
@@ -159,8 +160,7 @@ def _with_evaluations(experiment: Experiment) -> float:
 
 def _model(experiment: Experiment) -> tuple[Any, ...]:
     """Return what decides how long a position takes, in most tasks."""
-    layer = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution
-    return *layer, experiment.shape, experiment.protocol.batch_size
+    return *experiment.layer_choice.key, experiment.protocol.batch_size
 
 
 def _shape(experiment: Experiment, members: int) -> tuple[Any, ...]:
@@ -237,9 +237,13 @@ def work_left(
         storage: storage of finished runs; None if there is none yet.
         folder: results folder with the checkpoints.
     """
+
+    def saved_steps(runs: Sequence[Run], done: Sequence[FrozenTrial]) -> int:
+        finished = [run_of(trial) for trial in done]
+        return sum(saved_step(experiment, run, folder) for run in runs if run not in finished)
+
     done = [] if storage is None else done_of(grid, experiment, storage)
-    finished = [run_of(trial) for trial in done]
-    saved = sum(saved_step(experiment, run, folder) for run in grid if run not in finished)
+    saved = saved_steps(grid, done)
     unfinished = len(grid) - len(done)
 
     # The repeated point is known when the grid is finished; it is the next best one if a seed diverged.
@@ -249,6 +253,7 @@ def work_left(
         runs = [] if chosen is None else repeats_of(chosen, more_seeds)
         repeated = done_of(runs, experiment, storage)
         repeats = len(runs) - len(repeated)
+        saved = saved_steps(runs, repeated)
         if chosen is None or repeats or not diverged_seeds(repeated):
             break
         unstable.add(chosen)

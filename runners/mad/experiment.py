@@ -14,9 +14,10 @@ import torch
 from mixers import MIXERS
 from mixers.base import Layer, Shape, switch, switched_off
 from mixers.models import BACKBONES, Backbone
-from mixers.registry import building, changed, find_mixer, variant_label
-from mixers.short_convolution import mixer_label, with_short_convolution
+from mixers.registry import building, find_mixer
+from mixers.short_convolution import mixer_label
 from mixers.vmap_errors import explaining_vmap
+from runners.mad.layer_choice import LayerChoice
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
@@ -59,9 +60,19 @@ class Experiment:
     revision: int = 1
 
     @cached_property
+    def layer_choice(self) -> LayerChoice:
+        """The layer with its settings."""
+        return LayerChoice(
+            mixer=self.mixer,
+            config=self.mixer_config,
+            shape=self.shape,
+            short_convolution=self.short_convolution,
+        )
+
+    @property
     def layer(self) -> type[Layer]:
         """The layer's class."""
-        return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
+        return self.layer_choice.layer
 
     @cached_property
     def instance(self) -> Task:
@@ -105,8 +116,7 @@ class Experiment:
     @property
     def label(self) -> str:
         """Name of the layer in tables, with its settings that differ from the defaults."""
-        settings = changed(vars(self.mixer_config), type(self.mixer_config))
-        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
+        return self.layer_choice.label
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """The layers of a command line and their costs: the table of ``--list``, the widths of ``--match``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich import box
@@ -11,51 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.base import Layer, Shape
-from mixers.costs import FOOTNOTE, HEADINGS, Costs, costs
+from mixers.costs import FOOTNOTE, HEADINGS
 from mixers.matching import FIGURES, Figure, count, match
 from mixers.options import override
-from mixers.registry import building, changed, find_mixer, variant_label
+from mixers.registry import find_mixer
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable
+from runners.mad.layer_choice import LayerChoice
 from runners.mad.results.tables import Name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A layer with the settings to build it.
-
-    Attributes:
-        mixer: registered name, or ``package.module:Class``.
-        config: the layer's ``Config``.
-        shape: widths and number of layers.
-        short_convolution: positions that the convolution before the layer spans; 0 is none.
-    """
-
-    mixer: str
-    config: Any
-    shape: Shape
-    short_convolution: int
-
-    @property
-    def layer(self) -> type[Layer]:
-        """The layer's class."""
-        return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
-
-    @property
-    def label(self) -> str:
-        """Name of the layer in tables, with its settings that differ from the defaults."""
-        settings = changed(vars(self.config), type(self.config))
-        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
-
-    def costs(self) -> Costs:
-        """Count the costs of one layer.
-
-        Raises:
-            ValueError: the layer cannot be built.
-        """
-        with building(self.mixer):
-            return costs(self.layer, self.config, self.shape)
 
 
 def choose_layers(
@@ -66,7 +30,7 @@ def choose_layers(
     figure: Figure | None,
     say: Callable[[str], None],
     strict: bool,
-) -> list[Choice]:
+) -> list[LayerChoice]:
     """Configure the named layers.
 
     With a ``figure``, choose for every layer the width that brings its cost within 2% of the Transformer's.
@@ -86,7 +50,7 @@ def choose_layers(
     configs = {mixer: find_mixer(mixer).Config for mixer in mixers}
     own = applicable("mixer", values, configs, say)
     choices = [
-        Choice(mixer=name, config=override(config, own[name]), shape=shape, short_convolution=short_convolution)
+        LayerChoice(mixer=name, config=override(config, own[name]), shape=shape, short_convolution=short_convolution)
         for name, config in configs.items()
     ]
     if figure is None:
@@ -128,7 +92,7 @@ def _transformer_cost(
     return target
 
 
-def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], None]) -> Choice:
+def _matched(choice: LayerChoice, figure: Figure, target: int, say: Callable[[str], None]) -> LayerChoice:
     """Return the layer with the width that matches ``target``.
 
     Raises:
@@ -146,11 +110,11 @@ def _matched(choice: Choice, figure: Figure, target: int, say: Callable[[str], N
     return replace(choice, shape=shape)
 
 
-Counted = dict[str, list[tuple[Choice, list[str]]]]
+Counted = dict[str, list[tuple[LayerChoice, list[str]]]]
 """Layers by family, each with the table cells of its costs."""
 
 
-def print_layers(choices: Sequence[Choice], console: Console) -> None:
+def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     """Print one row per layer, grouped by family: its paper, width and costs.
 
     On a console too narrow for complete names, the width is printed below the name, and the table has no lines.

@@ -1,7 +1,6 @@
 """How many runs a machine trains at once, and lower bounds of the memory that their data and models need."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -25,8 +24,8 @@ def runs_at_once(experiment: Experiment, together: int, device: torch.device) ->
     """Return how many runs are trained as one ensemble: ``together``, or fewer on a CPU if a run's steps are long."""
     if device.type != "cpu":
         return together
-    _, length = _data(experiment.task_config)
-    return max(1, min(together, POSITIONS_ON_A_CPU // (experiment.protocol.batch_size * length)))
+    positions = experiment.protocol.batch_size * experiment.task_config.train_length
+    return max(1, min(together, POSITIONS_ON_A_CPU // positions))
 
 
 def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
@@ -41,8 +40,9 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
         ValueError: data, parameters or activations need more memory than there is, or the layer cannot be built.
     """
     # Data are in the machine's memory, too.
-    sequences, length = _data(experiment.task_config)
-    data = TOKEN_BYTES * max(sequences * length, BLOCK * _longest(experiment.task_config))
+    task = experiment.task_config
+    sequences, length = task.train_examples + 2 * task.eval_examples, task.train_length
+    data = TOKEN_BYTES * max(sequences * length, BLOCK * task.longest_length)
     advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
     require_memory(data, torch.device("cpu"), f"the data of {experiment.task}", advice)
 
@@ -58,20 +58,6 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
     advice = f"lower --batch-size{fewer}, --layers or the lengths of the task"
     require_memory(kept, device, f"a step of {runs}", advice)
-
-
-def _data(config: Any) -> tuple[int, int]:
-    """Return the number of sequences of all splits, and the number of tokens per sequence."""
-    length = getattr(config, "length", getattr(config, "context", 1))
-    return config.train_examples + 2 * config.eval_examples, length
-
-
-def _longest(config: Any) -> int:
-    """Return a lower bound of the length of the longest sequence, including extrapolation sets."""
-    _, length = _data(config)
-    factors = getattr(config, "extrapolation_factors", ())
-    lengths = getattr(config, "extrapolation_lengths", ())
-    return max(length, getattr(config, "eval_length", 0), *lengths, *(length * factor for factor in factors))
 
 
 def _parameters(experiment: Experiment) -> int:

@@ -20,8 +20,8 @@ from runners.nested_options import parse
 from runners.storage import check_writable
 from runners.tracking import Mode, Tracking
 
-Grid = Literal["paper", "wide"]
-GRIDS: dict[Grid, tuple[float, ...]] = {
+GridName = Literal["paper", "wide"]
+GRIDS: dict[GridName, tuple[float, ...]] = {
     "paper": PAPER_LRS,
     "wide": WIDE_LRS,
 }
@@ -116,7 +116,7 @@ class Options:
     preset: Literal["grid", "full", "quick", "demo"] = "grid"
     seeds: int = 1
     seeds_of: Literal["all", "chosen"] = "all"
-    grid: Grid = "paper"
+    grid: GridName = "paper"
     lr: tuple[float, ...] = ()
     weight_decay: tuple[float, ...] = ()
     epochs: int | None = None

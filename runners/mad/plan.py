@@ -11,7 +11,8 @@ from mixers.options import override
 from runners.cli import applicable, expand
 from runners.device import find_devices
 from runners.mad.experiment import Experiment, first_layer
-from runners.mad.layers import Choice, choose_layers
+from runners.mad.layer_choice import LayerChoice
+from runners.mad.layers import choose_layers
 from runners.mad.memory import check_memory
 from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol
@@ -70,7 +71,7 @@ def plan_experiments(
     return experiments
 
 
-def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[Choice]:
+def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[LayerChoice]:
     """Return the layers of the options.
 
     Raises:

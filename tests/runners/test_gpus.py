@@ -13,6 +13,7 @@ import torch
 
 from runners import gpus
 from runners.gpus import WORKER, beginning, is_worker, run_on_all_gpus, starts_workers
+from tests.runners.processes import wait_for
 
 COMMAND = """
 import os, pathlib, sys, time
@@ -82,11 +83,10 @@ def test_sigterm_stops_all_processes(folder: Path) -> None:
     """A scheduler may send it to the command alone."""
 
     def send() -> None:
-        while not ((folder / "0").exists() and (folder / "1").exists()):
-            time.sleep(0.01)
+        wait_for(lambda: (folder / "0").exists() and (folder / "1").exists())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=send)
+    thread = threading.Thread(target=send, daemon=True)
     thread.start()
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="143"):

@@ -78,6 +78,15 @@ def test_shapes_types_and_ranges(variant: str) -> None:
         assert batch.scored_ST.any(axis=1).all(), "a sequence without a scored position is right by definition"
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lengths_are_known_before_anything_is_drawn(variant: str) -> None:
+    """Memory is checked by them."""
+    task = small(variant)
+    lengths = {name: batch.inputs_ST.shape[1] for name, batch in everything(task).items()}
+    assert task.config.train_length == lengths["train"]
+    assert task.config.longest_length == max(lengths.values())
+
+
 @pytest.mark.parametrize(
     "variant", [name for name in VARIANTS if "recall" in name or "copying," in name or name == "copying"]
 )

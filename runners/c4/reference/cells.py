@@ -35,15 +35,15 @@ FIRST = RATES[3:6]
 0.3 nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
 SEEDS = (0, 1)
 
-ENTRIES: dict[str, Any] = {
+KINDS: dict[str, Any] = {
     **dict.fromkeys(("options", "config", "corpus"), dict),
     **dict.fromkeys(("layer", "family"), str),
     **dict.fromkeys(("tokens", "parameters_without_embeddings", "flops_per_token"), int),
     "runs": list,
 }
 """Types of the entries of a model's file that are read, by name; below those of its corpus and of a run."""
-ENTRIES_OF_CORPUS: dict[str, Any] = {"name": str, "vocab_size": int, "train_tokens": int}
-ENTRIES_OF_RUN: dict[str, Any] = {
+KINDS_OF_CORPUS: dict[str, Any] = {"name": str, "vocab_size": int, "train_tokens": int}
+KINDS_OF_RUN: dict[str, Any] = {
     "lr": float,
     "seed": int,
     "device": str,
@@ -51,7 +51,7 @@ ENTRIES_OF_RUN: dict[str, Any] = {
     "trajectory": list,
     "validation_loss": float | int | None,
 }
-ENTRIES_OF_CONVERGED_RUN: dict[str, Any] = {
+KINDS_OF_CONVERGED_RUN: dict[str, Any] = {
     **dict.fromkeys(("recall_loss", "rest_loss", "seconds"), float | int),
     "bits_per_byte": float | int | None,
     "curve": list,
@@ -83,14 +83,14 @@ def read_cell(file: Path) -> Cell | None:
         return None
 
     cell: Cell = read_json(file, REMEDY)
-    check_entries(file, cell, ENTRIES, REMEDY)
-    check_entries(file, cell["corpus"], ENTRIES_OF_CORPUS, REMEDY)
+    check_entries(file, cell, KINDS, REMEDY)
+    check_entries(file, cell["corpus"], KINDS_OF_CORPUS, REMEDY)
     for run in cell["runs"]:
-        check_entries(file, run, ENTRIES_OF_RUN, REMEDY)
+        check_entries(file, run, KINDS_OF_RUN, REMEDY)
         if run["lr"] not in RATES:
             raise damaged(file, f"a run has the learning rate {run['lr']:g}, which is never tried", REMEDY)
         if run["validation_loss"] is not None:
-            check_entries(file, run, ENTRIES_OF_CONVERGED_RUN, REMEDY)
+            check_entries(file, run, KINDS_OF_CONVERGED_RUN, REMEDY)
     return cell
 
 

@@ -14,7 +14,7 @@ from runners.c4.model import layer_of
 from runners.c4.reference.cells import open_places, settings_in, settings_of
 from runners.c4.reference.rehearsal import agree, trajectory, unrehearsed_code
 from runners.provenance import code_version, sha256_of
-from runners.verdicts import remembered
+from runners.verdicts import remembered_verdicts
 
 
 def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
@@ -75,5 +75,5 @@ def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -
     # A rehearsal takes up to 5 seconds.
     libraries = torch.__version__, code_version(alone=("runners.c4.reference.rehearsal",))
     facts = [code, libraries, config.mixer, settings_of(config), options, others]
-    (stale,) = remembered([sha256_of(json.dumps(facts, sort_keys=True))], find)
+    (stale,) = remembered_verdicts([sha256_of(json.dumps(facts, sort_keys=True))], find)
     return stale

@@ -159,7 +159,7 @@ def experiment_of(cell: Mapping[str, Any]) -> Experiment:
     return replace(experiment, precision=cell["precision"])
 
 
-ENTRIES: dict[str, Any] = {
+KINDS: dict[str, Any] = {
     **dict.fromkeys(("layer", "mixer", "family", "task", "precision", "fingerprint", "device"), str),
     **dict.fromkeys(("options", "task_config", "protocol", "ceiling", "chance", "costs"), dict),
     **dict.fromkeys(("other_choices", "probes", "versions"), dict),
@@ -170,7 +170,7 @@ ENTRIES: dict[str, Any] = {
     "test": dict | None,
 }
 """Types of the entries of a cell's file that every version has, by name."""
-ENTRIES_OF_POINT: dict[str, Any] = {**dict.fromkeys(("lr", "weight_decay"), float | int), "seeds": list}
+KINDS_OF_POINT: dict[str, Any] = {**dict.fromkeys(("lr", "weight_decay"), float | int), "seeds": list}
 REMEDY = "move it elsewhere, or delete it to train the cell again"
 
 
@@ -181,9 +181,9 @@ def read_cell(path: Path) -> dict[str, Any]:
         DamagedFileError: the file is damaged, or no cell's.
     """
     cell = read_json(path, REMEDY)
-    check_entries(path, cell, ENTRIES, REMEDY)
+    check_entries(path, cell, KINDS, REMEDY)
     for point in cell["points"]:
-        check_entries(path, point, ENTRIES_OF_POINT, REMEDY)
+        check_entries(path, point, KINDS_OF_POINT, REMEDY)
     first = {
         "shape": asdict(Shape(layers=cell["layers"])),
         "preset": None,

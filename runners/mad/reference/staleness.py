@@ -26,7 +26,7 @@ from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, 
 from runners.processes import mapped
 from runners.progress import bar, shows_bars
 from runners.provenance import code_version, sha256_of
-from runners.verdicts import remembered
+from runners.verdicts import remembered_verdicts
 from tasks import TASKS
 
 DECIDING = (
@@ -44,7 +44,7 @@ Cell = Mapping[str, Any]
 
 def find_stale(cells: Sequence[Cell]) -> list[bool]:
     """Return whether each cell is stale; use the cache."""
-    return remembered(_keys(cells), lambda places: check([cells[place] for place in places]))
+    return remembered_verdicts(_keys(cells), lambda places: check([cells[place] for place in places]))
 
 
 def check(cells: Sequence[Cell]) -> list[bool]:

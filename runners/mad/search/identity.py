@@ -70,9 +70,8 @@ class Rehearsal:
 
 def rehearsal_of(experiment: Experiment) -> tuple[Any, ...]:
     """Return what a rehearsal depends on: experiments of equal values have one trajectory."""
-    layer = experiment.mixer, repr(experiment.mixer_config), experiment.short_convolution, experiment.shape
     task = experiment.instance
-    return *layer, task.backbone, task.vocab_size, experiment.protocol.optimizer
+    return *experiment.layer_choice.key, task.backbone, task.vocab_size, experiment.protocol.optimizer
 
 
 def trajectory(experiment: Experiment, dtype: torch.dtype = torch.float32) -> Trajectory | None:

@@ -260,7 +260,8 @@ def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogC
 @pytest.mark.parametrize("name", MIXERS)
 def test_nor_would_it_on_a_gpu(name: str) -> None:
     torch.manual_seed(0)
-    check_layer(name, MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)), torch.device("cuda"))
+    layer = MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128))
+    assert check_layer(name, layer, torch.device("cuda")) == []
 
 
 EXAMPLES = {"running_mean": "RunningMean", "decaying_mean": "DecayingMean", "parallel_mean": "ParallelMean"}
