@@ -64,7 +64,7 @@ def adapt(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     cannot give keep their defaults.
 
     Raises:
-        ValueError: An argument other than the one for the model width has no default.
+        ValueError: an argument other than the one for the model width has no default.
     """
     if module_class not in _adapted:
         _adapted[module_class] = _layer_class(module_class)
@@ -101,7 +101,7 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     """Return the arguments of the constructor.
 
     Raises:
-        ValueError: No argument takes the model width, or an option gives that argument another value.
+        ValueError: no argument takes the model width, or an option gives that argument another value.
     """
     parameters = _parameters(module_class)
     name = config.width_argument or _usual_width(parameters)

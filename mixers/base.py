@@ -34,9 +34,9 @@ class Shape:
     """The sizes that a model sets for all of its layers.
 
     Attributes:
-        width: Model width D.
-        mlp_width: Hidden width F of the MLP.
-        layers: Number L of stacked layers; residual branches are scaled by 1/sqrt(L).
+        width: model width D.
+        mlp_width: hidden width F of the MLP.
+        layers: number L of stacked layers; residual branches are scaled by 1/sqrt(L).
 
     Raises:
         ValueError: A size is not a whole number of at least 1.
@@ -112,7 +112,7 @@ class Layer(nn.Module, ABC):
         """Return ``forward`` of a whole sequence; hooks run as in any module.
 
         Raises:
-            ValueError: The input is not of the shape (B, T, D).
+            ValueError: the input is not of the shape (B, T, D).
         """
         if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.shape.width:
             raise ValueError(
@@ -130,7 +130,7 @@ class Layer(nn.Module, ABC):
         """Return the state before the first position.
 
         Raises:
-            NotImplementedError: The layer has no step form.
+            NotImplementedError: the layer has no step form.
         """
         raise self._no_step_form()
 
@@ -138,7 +138,7 @@ class Layer(nn.Module, ABC):
         """Decode one position; return ``(z_BD, next state)``, where z equals the output of ``forward`` there.
 
         Raises:
-            NotImplementedError: The layer has no step form.
+            NotImplementedError: the layer has no step form.
         """
         raise self._no_step_form()
 

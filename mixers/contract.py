@@ -31,10 +31,10 @@ def check_foreign(
     """Call ``check_layer`` for a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
 
     Args:
-        mixer: Name of the layer; a name with a colon is a layer from outside.
-        build: Builds the layer.
-        device: Device on which the layer is called.
-        positions: Returns the length of the sequences to train on.
+        mixer: name of the layer; a name with a colon is a layer from outside.
+        build: builds the layer.
+        device: device on which the layer is called.
+        positions: returns the length of the sequences to train on.
 
     Returns:
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
@@ -57,16 +57,16 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     afterwards.
 
     Args:
-        mixer: Name of the layer in messages.
-        layer: The layer, whose parameters may be overwritten.
-        device: Device on which it is called.
-        positions: Length of the sequences.
+        mixer: name of the layer in messages.
+        layer: the layer, whose parameters may be overwritten.
+        device: device on which it is called.
+        positions: length of the sequences.
 
     Returns:
         Names of parameters that no gradient reaches.
 
     Raises:
-        ContractError: Outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
+        ContractError: outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
             depend on later positions, on other sequences, or on the module's mode; ``step`` gives other outputs, or a
             state that is not a dict of tensors; a parameter is frozen or not float32; the layer cannot be called, or
             writes into its inputs. Errors in the layer's own code are raised again with a note that names the mixer.
@@ -190,7 +190,7 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
     """Add a note that names the mixer to errors of its code.
 
     Raises:
-        ContractError: The error arose outside of that code, because of a wrong or missing result; one line.
+        ContractError: the error arose outside of that code, because of a wrong or missing result; one line.
     """
     try:
         yield

@@ -40,9 +40,9 @@ class Costs:
     """Costs of one layer, for one sequence; None if a figure cannot be counted on the CPU.
 
     Attributes:
-        parameters: Number of parameters.
-        state_floats: By length N, the number of floats in the largest state up to N positions.
-        flops_per_token: By length N, the operations of a forward pass over N positions, divided by N.
+        parameters: number of parameters.
+        state_floats: by length N, the number of floats in the largest state up to N positions.
+        flops_per_token: by length N, the operations of a forward pass over N positions, divided by N.
     """
 
     parameters: int
@@ -76,13 +76,13 @@ def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[st
     """Return the costs of one layer; each layer is counted once per process.
 
     Args:
-        layer_class: Class of the layer.
-        config: Its ``Config``.
-        shape: Widths and number of layers.
-        say: Takes a line for each figure that cannot be counted.
+        layer_class: class of the layer.
+        config: its ``Config``.
+        shape: widths and number of layers.
+        say: takes a line for each figure that cannot be counted.
 
     Raises:
-        ValueError: The layer cannot be built.
+        ValueError: the layer cannot be built.
     """
     key = (layer_class, repr(config), shape)
     if key in _counted:
@@ -109,11 +109,11 @@ def parameters_of_one_and_two(count: Callable[[int], int], mixer: str) -> tuple[
     """Count the parameters of a model with one layer and with two, without memory if the layer allows it.
 
     Args:
-        count: Builds a model of so many layers, and returns the number of its parameters.
-        mixer: Name of the layer, for messages.
+        count: builds a model of so many layers, and returns the number of its parameters.
+        mixer: name of the layer, for messages.
 
     Raises:
-        ValueError: The layer cannot be built.
+        ValueError: the layer cannot be built.
     """
     try:
         with torch.device("meta"):

@@ -50,12 +50,12 @@ class LayerDecoder:
 
     Args:
         layer: A Transformer layer, or an RT layer of block 1. Its weights are read once, here.
-        batch: Number of sequences.
-        capacity: Number of positions that the memory holds.
+        batch: number of sequences.
+        capacity: number of positions that the memory holds.
 
     Attributes:
-        memory_2BJD: Keys and values in the dtype of the weights; what is not written yet is arbitrary.
-        last_2BD: In RT, the persistent pair of the newest position before QK-norm; the next step norms it and moves it
+        memory_2BJD: keys and values in the dtype of the weights; what is not written yet is arbitrary.
+        last_2BD: in RT, the persistent pair of the newest position before QK-norm; the next step norms it and moves it
             into the memory. The launch that computes the pair cannot norm it, because its programs compute a part each.
     """
 
@@ -109,15 +109,15 @@ class Decoder:
 
     Args:
         model: A model for which ``decodes_in_memory`` holds.
-        batch: Number of sequences.
-        capacity: Number of positions that the memory holds.
+        batch: number of sequences.
+        capacity: number of positions that the memory holds.
 
     Attributes:
-        position: Number of positions read (1,), on the model's device.
-        logits_BV: Logits of the newest step, in at least float32; each step overwrites them.
+        position: number of positions read (1,), on the model's device.
+        logits_BV: logits of the newest step, in at least float32; each step overwrites them.
 
     Raises:
-        ValueError: The model has other layers, or modules were replaced or have hooks.
+        ValueError: the model has other layers, or modules were replaced or have hooks.
     """
 
     @torch.no_grad()
@@ -148,7 +148,7 @@ class Decoder:
         """Read a token of each sequence; return ``logits_BV``.
 
         Raises:
-            ValueError: The memory is full.
+            ValueError: the memory is full.
         """
         if self._read == self.capacity:
             raise ValueError(f"the memory holds {self.capacity} positions, and all are in use")

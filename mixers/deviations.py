@@ -37,8 +37,8 @@ class Deviations(NamedTuple):
     """The section of a layer's docstring about its reference.
 
     Attributes:
-        reference: Paper and code with which the layer is compared.
-        points: Topic and text of each difference.
+        reference: paper and code with which the layer is compared.
+        points: topic and text of each difference.
     """
 
     reference: str
@@ -49,7 +49,7 @@ def deviations(layer: type[Layer]) -> Deviations:
     """Return the section of a layer's docstring about its reference.
 
     Raises:
-        ValueError: There is no such section, or it has another form.
+        ValueError: there is no such section, or it has another form.
     """
     _, heading, section = cleandoc(layer.__doc__ or "").partition(f"\n{HEADING}\n")
     if not heading:

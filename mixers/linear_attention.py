@@ -82,8 +82,8 @@ class LinearAttention(MixerLayer):
         """Return features of queries and keys, and values (..., H, K).
 
         Args:
-            x: Inputs (..., D).
-            position: Their positions, integers, which broadcast to (..., 1).
+            x: inputs (..., D).
+            position: their positions, integers, which broadcast to (..., 1).
         """
         if self.config.positions == "sinusoidal":
             x = x + sinusoids_at(position, x.shape[-1]).to(x)

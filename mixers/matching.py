@@ -27,7 +27,7 @@ def count(figure: Figure, layer_class: type[Layer], config: Any, shape: Shape) -
     """Return one figure of a layer.
 
     Raises:
-        ValueError: The layer cannot be built.
+        ValueError: the layer cannot be built.
     """
     return FIGURES[figure][1](build_frozen(layer_class, config, shape))
 
@@ -39,7 +39,7 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     The ratio of MLP width to model width is kept.
 
     Raises:
-        ValueError: The layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
+        ValueError: the layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
             meets the target to 2%. The message then names the nearest width, its difference from the target, and
             options that may come nearer.
     """

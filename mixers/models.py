@@ -24,7 +24,7 @@ class Stack(nn.ModuleList):
     one.
 
     Attributes:
-        recompute: Compute activations again in the backward pass (Chen et al. 2016, arXiv:1604.06174), with the
+        recompute: compute activations again in the backward pass (Chen et al. 2016, arXiv:1604.06174), with the
             parameters that the layers have then. Only the inputs of parts of the stack are kept. A part has about
             sqrt(L) layers if these run at the same time, else a single layer.
     """

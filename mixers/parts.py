@@ -95,7 +95,7 @@ class MixerLayer(Layer):
         """Mix one position: output (B, D) and next state.
 
         Raises:
-            NotImplementedError: The layer has no step form.
+            NotImplementedError: the layer has no step form.
         """
         raise self._no_step_form()
 
@@ -116,7 +116,7 @@ def check_heads(heads: int, width: int) -> None:
     """Check that the heads divide the model width.
 
     Raises:
-        ValueError: They do not.
+        ValueError: they do not.
     """
     if heads < 1 or width % heads:
         raise ValueError(f"heads: {heads} must divide the model width {width}")
@@ -126,7 +126,7 @@ def check_at_least(least: int, config: Any, *names: str) -> None:
     """Check settings of a layer against a lower bound.
 
     Raises:
-        ValueError: One of the named fields of ``config`` is smaller.
+        ValueError: one of the named fields of ``config`` is smaller.
     """
     for name in names:
         if (value := getattr(config, name)) < least:

@@ -72,7 +72,7 @@ def find_mixer(name: str) -> type[Layer]:
     A class that is an ``nn.Module`` but not a ``Layer`` is wrapped by ``mixers.adapt``.
 
     Raises:
-        ValueError: There is no such layer, or it cannot be used. The message lists the choices, or says why.
+        ValueError: there is no such layer, or it cannot be used. The message lists the choices, or says why.
     """
     if not isinstance(name, str):
         kind = name if inspect.isclass(name) else type(name)
@@ -118,15 +118,15 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
         z_BD, state = layer.step(x_BD, state)
 
     Args:
-        name: Registered name, or ``package.module:Class``.
-        width: Model width D.
-        mlp_width: Hidden width of the MLP; 4 D if None.
-        layers: Number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
+        name: registered name, or ``package.module:Class``.
+        width: model width D.
+        mlp_width: hidden width of the MLP; 4 D if None.
+        layers: number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
             ``mixers.deep.DeepLayer`` holds all L layers itself.
-        **options: Fields of the layer's ``Config`` that differ from their defaults.
+        **options: fields of the layer's ``Config`` that differ from their defaults.
 
     Raises:
-        ValueError: There is no such layer or option, an option is of another type or no finite number, or the layer
+        ValueError: there is no such layer or option, an option is of another type or no finite number, or the layer
             cannot be built with these options.
     """
     layer_class = find_mixer(name)
@@ -144,7 +144,7 @@ def building(mixer: str) -> Iterator[None]:
     """Name the mixer in errors that are raised while its layer is built.
 
     Raises:
-        ValueError: The layer cannot be built; one line. Errors of other kinds are faults of its code and are raised
+        ValueError: the layer cannot be built; one line. Errors of other kinds are faults of its code and are raised
             again with a note.
     """
     try:
@@ -200,10 +200,10 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     ``rt``, ``rt-block-4``, ``rt-no-persistent-norm``, ``transformer-2-layers``, ``rt-block-4+conv4``.
 
     Args:
-        mixer: Registered name, or ``package.module:Class``.
-        settings: Fields of its ``Config`` that differ from their defaults.
-        layers: Number of stacked layers.
-        short_convolution: Number of positions that the convolution before the layer spans; 0 for none.
+        mixer: registered name, or ``package.module:Class``.
+        settings: fields of its ``Config`` that differ from their defaults.
+        layers: number of stacked layers.
+        short_convolution: number of positions that the convolution before the layer spans; 0 for none.
     """
     words = [mixer]
     for name, value in settings.items():

@@ -84,8 +84,8 @@ class RetNet(MixerLayer):
         """Return queries, keys, values and logarithms of decays.
 
         Args:
-            x: Inputs (..., D).
-            position: Their positions, which broadcast to (..., 1).
+            x: inputs (..., D).
+            position: their positions, which broadcast to (..., 1).
         """
         q, k, v = (rearrange(f(x), "... (h k) -> ... h k", h=self.config.heads) for f in (self.q, self.k, self.v))
 

@@ -39,10 +39,10 @@ def explaining_vmap(model: Backbone) -> Iterator[None]:
     """Turn an error of ``torch.func.vmap`` into one line that begins with what to do.
 
     Args:
-        model: What is computed for all runs at once; the message names the class of its layers.
+        model: what is computed for all runs at once; the message names the class of its layers.
 
     Raises:
-        ContractError: The layer cannot be computed for all runs at once. Other errors pass.
+        ContractError: the layer cannot be computed for all runs at once. Other errors pass.
     """
     try:
         yield

@@ -23,9 +23,9 @@ def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor, win
     """Return causal softmax attention (B, T, D) with ALiBi, heads concatenated.
 
     Args:
-        q_BTD, k_BTD, v_BTD: Queries, keys and values.
-        slopes_H: Slopes of the heads.
-        window: Number of positions that a query sees, its own included; None for all earlier positions.
+        q_BTD, k_BTD, v_BTD: queries, keys and values.
+        slopes_H: slopes of the heads.
+        window: number of positions that a query sees, its own included; None for all earlier positions.
     """
     if runs_fused(q_BTD):
         from mixers.ops.kernels.attention import attention_method, fits_attention
@@ -57,9 +57,9 @@ def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tens
     """Return the bias (H, I, J) of ALiBi, minus infinity where a query does not see a key.
 
     Args:
-        slopes_H: Slopes of the heads.
-        distance_IJ: Positions from each key to each query, at least 0 where the query sees the key.
-        seen_IJ: True where the query sees the key.
+        slopes_H: slopes of the heads.
+        distance_IJ: positions from each key to each query, at least 0 where the query sees the key.
+        seen_IJ: true where the query sees the key.
     """
     return (-slopes_H[:, None, None] * distance_IJ).masked_fill(~seen_IJ, -torch.inf)
 

@@ -24,12 +24,12 @@ def block_attention(
     """Return softmax attention (B, T, D), heads concatenated.
 
     Args:
-        q_BTD: Queries, I of each block; the last block may have fewer.
-        k_BTD, v_BTD: Pairs of positions, C of each block; the last block may have fewer.
-        memory: Keys and values (B, N M, D) of the memory tokens, M for each block.
-        bias_HIJ: Bias of the logits, the same in all blocks, minus infinity where a query does not see a key. The keys
+        q_BTD: queries, I of each block; the last block may have fewer.
+        k_BTD, v_BTD: pairs of positions, C of each block; the last block may have fewer.
+        memory: keys and values (B, N M, D) of the memory tokens, M for each block.
+        bias_HIJ: bias of the logits, the same in all blocks, minus infinity where a query does not see a key. The keys
             of a block are its memory tokens, then the positions of the ``earlier`` blocks before it, then its own.
-        earlier: Blocks in reach before the own one.
+        earlier: blocks in reach before the own one.
     """
     heads, queries, keys = bias_HIJ.shape
     blocks = -(-q_BTD.shape[1] // queries)

@@ -34,11 +34,11 @@ def short_convolution_step(
     """Compute one position of ``short_convolution``.
 
     Args:
-        x_BD: Input at the position.
-        newest_BWD: The W - 1 inputs before it (B, W-1, D), oldest first.
-        weight_DW: Weights.
-        bias_D: Bias, if any.
-        silu: Whether a SiLU follows.
+        x_BD: input at the position.
+        newest_BWD: the W - 1 inputs before it (B, W-1, D), oldest first.
+        weight_DW: weights.
+        bias_D: bias, if any.
+        silu: whether a SiLU follows.
 
     Returns:
         The output (B, D), and the W - 1 newest inputs.

@@ -33,13 +33,13 @@ def row_products(
     """Return ``residual + scale act(weight rms_norm(x))`` (W, B, O) of one to three maps, in the dtype of x.
 
     Args:
-        x_BI: Inputs.
-        weights_OI: Weights of the maps.
-        gain_I: Gain of the norm; None leaves out the norm.
-        gelu: Whether act is the GELU, not the identity.
-        residual_BO: What is added; None stands for zeros.
-        scale: Factor of the products.
-        out: Where to write the result, without gaps in memory; None allocates it.
+        x_BI: inputs.
+        weights_OI: weights of the maps.
+        gain_I: gain of the norm; None leaves out the norm.
+        gelu: whether act is the GELU, not the identity.
+        residual_BO: what is added; None stands for zeros.
+        scale: factor of the products.
+        out: where to write the result, without gaps in memory; None allocates it.
     """
     y_WBO = x_BI.new_empty(len(weights_OI), len(x_BI), len(weights_OI[0])) if out is None else out
     if runs_in_kernels(x_BI):
@@ -83,15 +83,15 @@ def memory_attention(
     one step later. Queries, keys and values are given before QK-norm.
 
     Args:
-        q_BD: Queries.
-        kept_2BD: Keys and values of the pair to write into the memory before attention: that of the newest position
+        q_BD: queries.
+        kept_2BD: keys and values of the pair to write into the memory before attention: that of the newest position
             or, beside a temporary pair, of the one before it, which does not exist at position 0.
-        temporary_2BD: Temporary key and value of the newest position, or None.
-        q_gain_D, k_gain_D: Gains of QK-norm over the full width; None leaves it out.
-        slopes_H: Slopes of the heads.
-        memory_2BJD: Normed keys and values, without gaps in memory; changed in place. What lies beyond the kept pair is
+        temporary_2BD: temporary key and value of the newest position, or None.
+        q_gain_D, k_gain_D: gains of QK-norm over the full width; None leaves it out.
+        slopes_H: slopes of the heads.
+        memory_2BJD: normed keys and values, without gaps in memory; changed in place. What lies beyond the kept pair is
             not used.
-        position: Number of positions (1,) before the newest, an integer less than J.
+        position: number of positions (1,) before the newest, an integer less than J.
     """
     if runs_in_kernels(q_BD):
         from mixers.ops.kernels import decoding as kernels

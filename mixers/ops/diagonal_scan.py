@@ -15,9 +15,9 @@ def diagonal_scan(x_BTP: Tensor, decay_N: Tensor, gain_N: Tensor) -> Tensor:
     """Return the pairs (B, T, P) of ``h_t = decay h_{t-1} + gain x_t`` from the pairs of x.
 
     Args:
-        x_BTP: Inputs.
-        decay_N: Complex decays.
-        gain_N: Gains, complex or real.
+        x_BTP: inputs.
+        decay_N: complex decays.
+        gain_N: gains, complex or real.
     """
     if runs_fused(x_BTP):
         from mixers.ops.kernels.diagonal_scan import diagonal_scan_method

@@ -41,14 +41,14 @@ def matrix_recurrence(
     """Return the outputs o (B, T, H, V) from a state of zeros: at least float32 unless our kernels compute them.
 
     Args:
-        q_BTHK: Queries; a single head (B, T, 1, K) is shared by all heads.
-        k_BTHK: Keys; with as many heads as the queries.
-        v_BTHV: Values.
-        g_BTHK: Logarithms of the decays, at most 0; the last axis may be 1 (one decay per head).
-        a_BTHK: Left factors of the rank-one part of the transition, if any.
-        b_BTHK: Right factors; given together with ``a_BTHK``.
-        bonus_HK: If given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
-        outputs: Type of the outputs of our kernels, and of their gradients; heads wider than ``WIDE`` with one decay or
+        q_BTHK: queries; a single head (B, T, 1, K) is shared by all heads.
+        k_BTHK: keys; with as many heads as the queries.
+        v_BTHV: values.
+        g_BTHK: logarithms of the decays, at most 0; the last axis may be 1 (one decay per head).
+        a_BTHK: left factors of the rank-one part of the transition, if any.
+        b_BTHK: right factors; given together with ``a_BTHK``.
+        bonus_HK: if given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
+        outputs: type of the outputs of our kernels, and of their gradients; heads wider than ``WIDE`` with one decay or
             none have bfloat16.
     """
     if runs_fused(q_BTHK):

@@ -15,9 +15,9 @@ def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
     """Return all outputs h (B, T, D), starting from zeros.
 
     Args:
-        inputs_BTG: Contribution of the inputs to the gates.
-        recurrent_GD: Weight of the previous output.
-        bias_G: Bias of the gates.
+        inputs_BTG: contribution of the inputs to the gates.
+        recurrent_GD: weight of the previous output.
+        bias_G: bias of the gates.
     """
     if runs_fused(inputs_BTG):
         from mixers.ops.kernels.lstm import fits_lstm, lstm_method

@@ -33,15 +33,15 @@ def memory_attention(
     positions of the segment. The RMS norm of their outputs is the memory at the beginning of the next segment.
 
     Args:
-        q_BTD, k_BTD, v_BTD: Queries, keys and values of the positions; the last segment may be shorter than the others.
-        memory_BMD: Memory at the beginning of the first segment.
-        biases: Biases of the logits: (H, C, J) of the positions, to the memory tokens, then to the positions of the
+        q_BTD, k_BTD, v_BTD: queries, keys and values of the positions; the last segment may be shorter than the others.
+        memory_BMD: memory at the beginning of the first segment.
+        biases: biases of the logits: (H, C, J) of the positions, to the memory tokens, then to the positions of the
             ``earlier`` segments and of their own; (H, M, M + C) of the memory tokens, to themselves, then to the
             positions of the segment.
-        weights: Weights of the layer.
-        memory_norm_D: Gain of the norm of the outputs.
-        scale: Factor of both residual branches.
-        earlier: Segments before the own one in reach of the positions.
+        weights: weights of the layer.
+        memory_norm_D: gain of the norm of the outputs.
+        scale: factor of both residual branches.
+        earlier: segments before the own one in reach of the positions.
     """
     bias_HCJ, bias_HMJ = biases
     heads, tokens, keys = bias_HMJ.shape

@@ -21,8 +21,8 @@ class Method:
         forward: ``forward(*tensors) -> (outputs, saved)``; an optional tensor may be None.
         backward: ``backward(gradients of the outputs, tensors, outputs, saved) -> gradients of the tensors``, None for
             tensors that have none.
-        outputs: Number of outputs.
-        label: Name in reports; if empty, the name of the function that makes the method is used.
+        outputs: number of outputs.
+        label: name in reports; if empty, the name of the function that makes the method is used.
     """
 
     forward: Callable[..., tuple[Tensors, Tensors]]

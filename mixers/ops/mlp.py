@@ -12,12 +12,12 @@ def residual_mlp(x: Tensor, y: Tensor, gain_D: Tensor, up_FD: Tensor, down_DF: T
     """Return ``u + scale down(gelu(up(rms_norm(u))))`` with ``u = x + scale y``.
 
     Args:
-        x: Input (..., D) of the layer.
-        y: Output (..., D) of its mixer.
-        gain_D: Gain of the norm.
-        up_FD: Weight of the map from width D to the hidden width F.
-        down_DF: Weight of the map back.
-        scale: Factor of both residual branches.
+        x: input (..., D) of the layer.
+        y: output (..., D) of its mixer.
+        gain_D: gain of the norm.
+        up_FD: weight of the map from width D to the hidden width F.
+        down_DF: weight of the map back.
+        scale: factor of both residual branches.
     """
     if runs_fused(x):
         from mixers.ops.kernels.mlp import fits_mlp, mlp_method

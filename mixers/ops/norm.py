@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, gain_D: Tensor) -> Tensor:
     products read it.
 
     Raises:
-        ValueError: Inputs and gain have different widths.
+        ValueError: inputs and gain have different widths.
     """
     check_width(x, gain_D)
     if runs_fused(x):
@@ -40,7 +40,7 @@ def branching_rms_norm(x: Tensor, gain_D: Tensor) -> tuple[Tensor, Tensor]:
     On a GPU, the backward kernel of the norm adds both gradients of ``x``; otherwise autograd adds them.
 
     Raises:
-        ValueError: Inputs and gain have different widths.
+        ValueError: inputs and gain have different widths.
     """
     check_width(x, gain_D)
     if runs_fused(x):
@@ -55,7 +55,7 @@ def check_width(x: Tensor, gain_D: Tensor) -> None:
     """Check that inputs have the width of a layer's parameters, because kernels and C code check no bounds.
 
     Raises:
-        ValueError: They have another width.
+        ValueError: they have another width.
     """
     if x.shape[-1:] != gain_D.shape:
         raise ValueError(f"inputs {tuple(x.shape)} do not end with the width of the layer, which is {gain_D.shape[-1]}")

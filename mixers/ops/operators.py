@@ -22,9 +22,9 @@ class _Place(NamedTuple):
     """Where to find a result of a method among the results of its operator.
 
     Attributes:
-        result: Index of the operator's result. A negative index counts the operator's arguments from their end; the
+        result: index of the operator's result. A negative index counts the operator's arguments from their end; the
             method then returns that argument.
-        layout: Shape, strides and offset in the operator's result; None for the whole result.
+        layout: shape, strides and offset in the operator's result; None for the whole result.
     """
 
     result: int

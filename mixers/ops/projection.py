@@ -21,13 +21,13 @@ def normed_qkv(
     """Return queries, keys and values (..., D) of ``rms_norm(x)``; queries and keys with gains are normed again.
 
     Args:
-        x: Inputs (..., D).
-        gain_D: Gain of the norm of the inputs.
-        q_gain_D, k_gain_D: Gains of QK-norm over the full width; None leaves it out.
-        q_DD, k_DD, v_DD: Weights of the three maps.
+        x: inputs (..., D).
+        gain_D: gain of the norm of the inputs.
+        q_gain_D, k_gain_D: gains of QK-norm over the full width; None leaves it out.
+        q_DD, k_DD, v_DD: weights of the three maps.
 
     Raises:
-        ValueError: Inputs and gain have different widths.
+        ValueError: inputs and gain have different widths.
     """
     check_width(x, gain_D)
     if runs_fused(x):

@@ -24,13 +24,13 @@ def relative_attention(
     """Return causal softmax attention (B, T, D) of each position to its own segment and the segment before.
 
     Args:
-        q_BTD: Queries.
-        near: Keys and values (B, T, D) for queries of the same segment.
-        far: Keys and values (B, T, D) for queries of the next segment.
-        biases: Vectors u and w (D,), see ``relative_attend``.
-        code_JD: Codes of the distances 0 to J - 1, where J is twice the number of positions of a segment.
-        heads: Number of heads, concatenated in all tensors.
-        segment: Positions C of a segment.
+        q_BTD: queries.
+        near: keys and values (B, T, D) for queries of the same segment.
+        far: keys and values (B, T, D) for queries of the next segment.
+        biases: vectors u and w (D,), see ``relative_attend``.
+        code_JD: codes of the distances 0 to J - 1, where J is twice the number of positions of a segment.
+        heads: number of heads, concatenated in all tensors.
+        segment: positions C of a segment.
     """
     if runs_fused(q_BTD):
         from mixers.ops.kernels.relative_attention import fits_relative_attention, relative_attention_method
@@ -76,12 +76,12 @@ def relative_attend(
     The logit of query i and key j is ``((q_i + u)·k_j + (q_i + w)·code_{i-j}) / sqrt(K)``.
 
     Args:
-        q, k, v: Queries, keys and values.
-        biases: Vectors u and w (D,).
-        code_JD: Codes of distances from 0 on.
-        heads: Number of heads, concatenated in all tensors.
-        distance_IJ: Distances; below J where the query sees the key.
-        seen: True where a query sees a key; its shape is (..., H, I, J) or expands to it.
+        q, k, v: queries, keys and values.
+        biases: vectors u and w (D,).
+        code_JD: codes of distances from 0 on.
+        heads: number of heads, concatenated in all tensors.
+        distance_IJ: distances; below J where the query sees the key.
+        seen: true where a query sees a key; its shape is (..., H, I, J) or expands to it.
     """
     u_D, w_D = biases
     content, place, k, v, code_HNK = (

@@ -16,8 +16,8 @@ def linear_scan(a_BTX: Tensor, b_BTX: Tensor) -> Tensor:
     abs(a) <= 1 nothing overflows.
 
     Args:
-        a_BTX: Decays; axes other than that of positions may have size 1.
-        b_BTX: Inputs.
+        a_BTX: decays; axes other than that of positions may have size 1.
+        b_BTX: inputs.
     """
     length = b_BTX.shape[1]
     if length == 1:

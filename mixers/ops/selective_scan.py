@@ -26,13 +26,13 @@ def selective_scan(
     """Return ``(C_t h_t + skip u_t) silu(z_t)`` (B, T, E) for ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``.
 
     Args:
-        u_BTE: Inputs.
-        z_BTE: Gates.
-        low_BTK: Inputs of the time steps ``dt_t = softplus(dt_EK low_t + dt_bias)``.
-        B_BTN, C_BTN: Input and output maps.
-        A_EN: Rates, all negative.
-        skip_E: Weights of the inputs that bypass the scan.
-        dt_EK, dt_bias_E: Map to the time steps.
+        u_BTE: inputs.
+        z_BTE: gates.
+        low_BTK: inputs of the time steps ``dt_t = softplus(dt_EK low_t + dt_bias)``.
+        B_BTN, C_BTN: input and output maps.
+        A_EN: rates, all negative.
+        skip_E: weights of the inputs that bypass the scan.
+        dt_EK, dt_bias_E: map to the time steps.
     """
     if runs_fused(u_BTE):
         from mixers.ops.kernels.selective_scan import fits_selective_scan, selective_scan_method

@@ -379,13 +379,13 @@ def pair_gradients(
     """Gradients of keys and values (R, B, T, D), ``size`` of each block.
 
     Args:
-        pairs: Keys and values; runs and sequences may be strided.
-        q: Queries (R, B, Q, D) of all blocks, as many of each as the bias has.
-        bias: Bias (J, I, H) of the logits.
-        softmax: Gradients da (R, B, Q, D) of the outputs, and lse and delta (R, B, Q, H).
-        earlier: Blocks before the own one that a query sees.
-        first: Place of the pairs' bias for queries of the same block.
-        onto: Contiguous gradients of the keys and the values, to which these are added in place.
+        pairs: keys and values; runs and sequences may be strided.
+        q: queries (R, B, Q, D) of all blocks, as many of each as the bias has.
+        bias: bias (J, I, H) of the logits.
+        softmax: gradients da (R, B, Q, D) of the outputs, and lse and delta (R, B, Q, H).
+        earlier: blocks before the own one that a query sees.
+        first: place of the pairs' bias for queries of the same block.
+        onto: contiguous gradients of the keys and the values, to which these are added in place.
     """
     queries, heads = bias.shape[1:]
     B, Q, T = q.shape[1], q.shape[2], pairs[0].shape[2]

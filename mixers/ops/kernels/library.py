@@ -56,11 +56,11 @@ def _recur(decays: bool, exclusive: bool, q: Tensor, k: Tensor, v: Tensor, *othe
     """Call the library's kernel.
 
     Args:
-        decays: Whether the first of ``others`` is g.
-        exclusive: Whether a position does not read its own pair.
-        q: Queries (B, T, H, K).
-        k: Keys.
-        v: Values (B, T, H, V).
+        decays: whether the first of ``others`` is g.
+        exclusive: whether a position does not read its own pair.
+        q: queries (B, T, H, K).
+        k: keys.
+        v: values (B, T, H, V).
         *others: g, if there are ``decays``, then a and b, if any.
     """
     g = others[0] if decays else None
