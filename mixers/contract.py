@@ -6,7 +6,7 @@ steps that differ from the parallel form, and parameters that are not trained.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,68 +103,120 @@ def _in_place_of(parameter: Tensor) -> str:
     return "give it that dtype" if parameter.is_floating_point() else "make it a buffer"
 
 
+class _Outputs(NamedTuple):
+    """What a layer returned for the inputs x.
+
+    Attributes:
+        x_BTD: the inputs.
+        z_BTD: their outputs.
+        again_BTD: their outputs in a second call.
+        evaluated_BTD: their outputs in evaluation mode.
+        after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
+        steps: outputs (B, D) of single steps, of the first positions; none if the layer has no step form.
+        mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
+    """
+
+    x_BTD: Tensor
+    z_BTD: Tensor
+    again_BTD: Tensor
+    evaluated_BTD: Tensor
+    after: dict[int, Tensor]
+    steps: list[Tensor]
+    mixed: list[Tensor]
+
+
 def _check_outputs(
     mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator, finite: bool = False
 ) -> None:
+    outputs = _call(mixer, layer, device, positions, draw)
+    _check_form(mixer, outputs)
+    if finite:
+        _check_finite(mixer, outputs)
+    _check_equal_calls(mixer, outputs)
+    _check_causal(mixer, outputs)
+    _check_steps(mixer, outputs)
+
+
+def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> _Outputs:
+    """Call a layer with random inputs in the ways that the checks compare; step by step on a CPU alone."""
     x_BTD = torch.randn(2, positions, layer.shape.width, generator=draw).to(device)
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
-    cuts = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)})
 
-    # Outputs of the same inputs twice, in evaluation mode, of inputs that differ from a cut on, and of single steps.
-    after = []
+    after = {}
     with product_autocast(device), _naming(mixer, "was called"):
         z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
         evaluated_BTD = layer.eval()(x_BTD)
         layer.train()
-        for cut in cuts:
+        for cut in sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)}):
             changed_BTD = x_BTD.clone()
             changed_BTD[0, cut:] = other_TD[cut:]
-            after.append(layer(changed_BTD))
-        stepped = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
+            after[cut] = layer(changed_BTD)
+        steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
         inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
-        mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]  # the residual sum hides their dtype
+        mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]
 
-    if _form(z_BTD) != _form(x_BTD):
+    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, steps, mixed)
+
+
+def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
+    """Return whether outputs differ by more than rounding; ``times`` is a factor of the tolerance."""
+    tolerance = times * TOLERANCE[product_precision(a.device)]
+    return a.numel() > 0 and bool((a - b).abs().max() > tolerance * a.abs().max())
+
+
+def _check_form(mixer: str, outputs: _Outputs) -> None:
+    if _form(outputs.z_BTD) != _form(outputs.x_BTD):
         raise ContractError(
             f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
-            f"for {_form(x_BTD)} it returned {_form(z_BTD)}"
+            f"for {_form(outputs.x_BTD)} it returned {_form(outputs.z_BTD)}"
         )
-    precision = product_precision(device)
-    for function, y_BTD in (("forward", z_BTD), *(("the sequence mixer", y_BTD) for y_BTD in mixed)):
-        if y_BTD.dtype not in (torch.float32, getattr(torch, precision)):
+    low = getattr(torch, product_precision(outputs.x_BTD.device))
+    for function, y_BTD in (("forward", outputs.z_BTD), *(("the sequence mixer", y_BTD) for y_BTD in outputs.mixed)):
+        if y_BTD.dtype not in (torch.float32, low):
             raise ContractError(
                 f"mixer {mixer!r}: {function} must return float32 for float32, it returned {y_BTD.dtype}"
             )
-    tolerance = TOLERANCE[precision]
-    if finite and not z_BTD.isfinite().all():
-        first = int((~z_BTD.isfinite()).any(-1).any(0).nonzero()[0])
+
+
+def _check_finite(mixer: str, outputs: _Outputs) -> None:
+    finite_T = outputs.z_BTD.isfinite().all(-1).all(0)
+    if not finite_T.all():
         raise ContractError(
-            f"mixer {mixer!r}: outputs are not finite for standard normal inputs, first at position {first} of "
-            f"{positions}"
+            f"mixer {mixer!r}: outputs are not finite for standard normal inputs, first at position "
+            f"{int((~finite_T).nonzero()[0])} of {len(finite_T)}"
         )
 
-    def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
-        return a.numel() > 0 and bool((a - b).abs().max() > times * tolerance * a.abs().max())
 
-    # Repeatability, causality, separate sequences, steps.
-    if differ(z_BTD, again_BTD):
+def _check_equal_calls(mixer: str, outputs: _Outputs) -> None:
+    """Refuse a layer whose calls differ from each other, or between training and evaluation mode."""
+    z_BTD, evaluated_BTD = outputs.z_BTD, outputs.evaluated_BTD
+    if _differ(z_BTD, outputs.again_BTD):
         raise ContractError(
             f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
             "as dropout does, and keep nothing from call to call"
         )
-    if z_BTD.isfinite().all() and (not evaluated_BTD.isfinite().all() or differ(z_BTD, evaluated_BTD)):
+    if z_BTD.isfinite().all() and (not evaluated_BTD.isfinite().all() or _differ(z_BTD, evaluated_BTD)):
         raise ContractError(
             f"mixer {mixer!r}: outputs differ between training and evaluation mode: let nothing depend on self.training"
         )
-    for cut, after_BTD in zip(cuts, after, strict=True):
-        if differ(z_BTD[0, :cut], after_BTD[0, :cut]):
+
+
+def _check_causal(mixer: str, outputs: _Outputs) -> None:
+    """Refuse a layer whose outputs depend on later inputs, or on another sequence."""
+    for cut, after_BTD in outputs.after.items():
+        if _differ(outputs.z_BTD[0, :cut], after_BTD[0, :cut]):
             raise ContractError(
                 f"mixer {mixer!r} is not causal: outputs at positions before {cut} change with the inputs from there on"
             )
-        if differ(z_BTD[1], after_BTD[1]):
+        if _differ(outputs.z_BTD[1], after_BTD[1]):
             raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
-    for t, step_BD in enumerate(stepped):
-        if differ(z_BTD[:, t], step_BD, times=10) or (z_BTD[:, t].isfinite().all() and not step_BD.isfinite().all()):
+
+
+def _check_steps(mixer: str, outputs: _Outputs) -> None:
+    """Refuse a layer whose single steps give other outputs than its forward pass."""
+    for t, step_BD in enumerate(outputs.steps):
+        z_BD = outputs.z_BTD[:, t]
+        if _differ(z_BD, step_BD, times=10) or (z_BD.isfinite().all() and not step_BD.isfinite().all()):
             raise ContractError(
                 f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step form "
                 "defines neither init_state nor step"
