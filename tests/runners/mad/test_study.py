@@ -1,9 +1,10 @@
 """The Python API of the diagnostics, and the protocol as it runs: a grid, its choice, more seeds of the choice."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,12 @@ def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
         (2, "transformer", True),
     ]
     assert reference["token_accuracy"] == pytest.approx(np.mean(cell["test"]["token_accuracy"]))
+
+
+def test_it_takes_each_option_of_the_command_that_is_not_about_printing_or_tracking() -> None:
+    command_alone = {"list", "dry_run", "wandb", "wandb_project", "wandb_entity", "wandb_tags"}
+    own = {"mixer_options", "task_options", "quiet"}
+    assert {*inspect.signature(study).parameters} - own == {field.name for field in fields(Options)} - command_alone
 
 
 def test_a_reference_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
