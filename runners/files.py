@@ -116,7 +116,8 @@ def make_durable(path: Path) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Delete temporary files of killed processes from a folder; no other process may be writing there."""
-    for leftover in folder.glob(".*-*"):  # as ``write_atomically`` names them; locks have no "-"
+    # The first are those of ``write_atomically``, the second those of safetensors; locks are neither.
+    for leftover in (*folder.glob(".*-*"), *folder.glob(".tmp*")):
         if leftover.is_file():
             leftover.unlink()
 

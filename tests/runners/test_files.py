@@ -120,7 +120,7 @@ def test_only_temporary_files_are_cleared(tmp_path: Path) -> None:
     """Not the folders of other programs, such as a notebook's."""
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / ".a-folder").mkdir()
-    for name in (".model-abcd1234.safetensors", ".lock", "model.safetensors"):
+    for name in (".model-abcd1234.safetensors", ".tmpAbCdEf", ".lock", "model.safetensors"):
         (tmp_path / name).touch()
     clear_leftovers(tmp_path)
     kept = [".a-folder", ".ipynb_checkpoints", ".lock", "model.safetensors"]

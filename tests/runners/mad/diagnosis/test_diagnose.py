@@ -31,7 +31,7 @@ from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOK
 from runners.mad.training.protocol import Optimizer, Run
 from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, Batch, Task, Tokens
-from tasks.base import Backbone as BackboneName
+from tasks.base import BackboneName
 
 WIDTH = 32
 
