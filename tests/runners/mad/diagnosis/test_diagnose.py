@@ -30,8 +30,7 @@ from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from runners.mad.training.protocol import Optimizer, Run
 from tasks import TASKS
-from tasks.base import IGNORE, Accuracy, Batch, Task, Tokens
-from tasks.base import BackboneName
+from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Task, Tokens
 
 WIDTH = 32
 
