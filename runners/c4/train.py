@@ -25,6 +25,7 @@ from runners.c4.loop import Loop
 from runners.c4.records import read_record
 from runners.c4.watchers import Watcher
 from runners.files import clear_leftovers, write_json
+from runners.memory import lacks_memory
 
 LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
@@ -66,13 +67,15 @@ def train(
             return result
 
         # Errors that the user can do something about.
-        except torch.OutOfMemoryError as error:
-            micro = config.sequences_at_once(world.size)
-            raise RunError(f"out of GPU memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             raise DiskFullError(f"no space in {folder}: free some and run the same command again") from error
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            micro = config.sequences_at_once(world.size)
+            raise RunError(f"out of memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
 
 
 def _result(

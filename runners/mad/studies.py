@@ -48,6 +48,7 @@ from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
 from runners.mad.training.protocol import Run
+from runners.memory import lacks_memory
 from runners.storage import Store
 from runners.tracking import Tracking
 
@@ -271,15 +272,17 @@ def kept_record(experiment: Experiment, run: Run, out: Path) -> dict[str, Any]:
 
 @contextmanager
 def memory_advice(together: int) -> Iterator[None]:
-    """Say what helps when a GPU has too little memory.
+    """Say what helps when there is too little memory.
 
     Raises:
         OutOfMemoryError: with that advice.
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise torch.OutOfMemoryError(f"out of GPU memory: lower --together (now {together})") from error
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise torch.OutOfMemoryError(f"out of memory: lower --together (now {together})") from error
 
 
 def flag_study(experiment: Experiment, summary: Summary, store: Store) -> None:

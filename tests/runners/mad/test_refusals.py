@@ -359,14 +359,27 @@ def test_a_fault_in_the_code_of_a_layer_keeps_its_traceback_and_names_the_layer(
         assert caught.traceback[-1].path == tmp_path / "faulty_layer.py"
 
 
-def test_too_little_gpu_memory_is_one_line_that_names_together(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def end_of_capture() -> None:
+    """Fail as the capture of a CUDA graph does in which memory runs out: its end has an error of its own."""
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def on_a_cpu() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("fail", [end_of_capture, on_a_cpu])
+def test_too_little_memory_is_one_line_that_names_together(
+    fail: Callable[[], None], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+        fail()
 
     monkeypatch.setattr("runners.mad.search.search.train", full)
     with pytest.raises(SystemExit) as stop:
         mad.main(["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--out", str(tmp_path)])
     assert stop.value.code == 1
-    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 6)\n"
+    assert capsys.readouterr().err == "stopped: out of memory: lower --together (now 6)\n"

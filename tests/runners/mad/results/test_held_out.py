@@ -118,7 +118,7 @@ def test_too_little_memory_for_all_seeds_is_mended_as_the_line_says(
     with pytest.raises(SystemExit) as stop:
         mad.main(command)
     assert stop.value.code == 1
-    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
+    assert capsys.readouterr().err == "stopped: out of memory: lower --together (now 3)\n"
     mad.main([*command, "--together", "2"])
     assert len(list(tmp_path.glob("runs/*/test.json"))) == 3
 

@@ -145,7 +145,7 @@ def test_too_little_memory_of_another_gpu_ends_a_command_as_that_of_the_first(
     with pytest.raises(SystemExit) as stop:
         mad.main([*COMMAND, "--steps", "1000000", "--evaluations", "4000", "--out", str(tmp_path)])
     assert stop.value.code == 1
-    assert capsys.readouterr().err == "stopped: out of GPU memory: lower --together (now 3)\n"
+    assert capsys.readouterr().err == "stopped: out of memory: lower --together (now 3)\n"
 
 
 def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
