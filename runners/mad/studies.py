@@ -12,7 +12,7 @@ For each experiment:
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from runners.mad.results.choice import (
     diverged_seeds,
     repeats_of,
 )
-from runners.mad.results.held_out import Reading, kept_parameters, read_test
+from runners.mad.results.held_out import Reading, kept_parameters, read_test, stored_readings
 from runners.mad.results.kept import Keep
 from runners.mad.results.summary import Summary, read_summary, summarise, write_summary
 from runners.mad.results.tables import edge_advice
@@ -161,11 +161,17 @@ def train_studies(
                 # The study may hold more points and seeds than this grid; the choice is that of this grid.
                 done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
                 selected = {chosen, *others.values()}
-                runs = [run_of(trial) for trial in done if _point_of(run_of(trial)) in selected]
+                finished = [run_of(trial) for trial in done]
+                runs = [run for run in finished if _point_of(run) in selected]
                 readings = _read_test(experiment, runs, store, devices[0], together, say_once)
                 mine.close({run: asdict(reading) for run, reading in readings.items()})
 
-                whole, summary = (summarise(experiment, t, chosen, readings, others) for t in (done, trials))
+                # Points that smaller grids have chosen before keep their test figures.
+                before = _stored_test(experiment, finished, store)
+                whole, summary = (
+                    summarise(experiment, t, chosen, {**before, **readings}, others, {*map(_point_of, before)})
+                    for t in (done, trials)
+                )
                 write_summary(whole, study_folder(store.folder, experiment))
                 flag_study(experiment, summary, store)
                 yield experiment, summary
@@ -309,6 +315,15 @@ def _point_of(run: Run) -> GridPoint:
 def _positions(experiment: Experiment) -> int:
     """Length of the sequences of the validation split."""
     return experiment.instance.split("validation").inputs_ST.shape[1]
+
+
+def _stored_test(experiment: Experiment, runs: Sequence[Run], store: Store) -> dict[Run, Reading]:
+    """Test figures that are stored, without those of runs whose file is damaged."""
+    found: dict[Run, Reading] = {}
+    for run in runs:
+        with suppress(DamagedFileError):
+            found |= stored_readings(experiment, [run], store.folder)
+    return found
 
 
 def _read_test(

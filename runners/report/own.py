@@ -13,7 +13,7 @@ from runners.mad.reference.cells import PROTOCOLS, ProtocolName, cell_point, cur
 from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
-from runners.mad.results.summary import Summary
+from runners.mad.results.summary import Summary, under_grid
 from runners.report.cells import Cell, protocol_settings, protocol_terms
 
 YOURS = " (yours)"
@@ -34,6 +34,9 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
     summaries = read_summaries(list(paths))
     of_study = {read_json(folder / "summary.json")["study"]: folder for folder in folders}
 
+    # A study with more points or seeds than a protocol's is shown under the protocol, if that is known.
+    summaries = [_under_protocol(summary) for summary in summaries]
+
     # Studies whose tasks have settings of their own have no table to stand in.
     protocols = [_protocol(summary) for summary in summaries]
     if left_out := [s.study for s, protocol in zip(summaries, protocols, strict=True) if protocol is None]:
@@ -51,6 +54,16 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
     if counts := [f"{len(cells)} with the tasks of --preset {name}" for name, cells in found.items() if cells]:
         say(f"your studies: {', '.join(counts)}; those with other steps or settings are marked")
     return found
+
+
+def _under_protocol(summary: Summary) -> Summary:
+    """Return what a study shows with the grid and the seeds of the protocol that has its task settings."""
+    if (protocol := _protocol(summary)) is None:
+        return summary
+    terms, own = protocol_terms(summary.config["task"], protocol), terms_of(summary)
+    if (own.points, own.seeds) == (terms.points, terms.seeds):
+        return summary
+    return under_grid(summary, terms.points, terms.seeds) or summary
 
 
 def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: Path) -> Cell:

@@ -54,16 +54,24 @@ def read_test(
     Raises:
         DamagedFileError: the parameters of a run without figures are missing, or its figures are damaged.
     """
-    paths = {run: run_folder(folder, experiment, run) / "test.json" for run in runs}
-    known = {run: reading for run, path in paths.items() if (reading := _known(path)) is not None}
-
+    known = stored_readings(experiment, runs, folder)
     unread = [run for run in runs if run not in known]
     for start in range(0, len(unread), together):
         for run, reading in _read(experiment, unread[start : start + together], folder, device).items():
-            write_json(paths[run], asdict(reading))
+            write_json(run_folder(folder, experiment, run) / "test.json", asdict(reading))
             known[run] = reading
 
     return known
+
+
+def stored_readings(experiment: Experiment, runs: Sequence[Run], folder: Path) -> dict[Run, Reading]:
+    """Return the test figures that earlier calls stored of finished runs; evaluate nothing.
+
+    Raises:
+        DamagedFileError: figures are damaged.
+    """
+    found = {run: _known(run_folder(folder, experiment, run) / "test.json") for run in runs}
+    return {run: reading for run, reading in found.items() if reading is not None}
 
 
 def _known(path: Path) -> Reading | None:

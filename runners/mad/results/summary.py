@@ -1,8 +1,8 @@
 """The results of a study: grid points over their seeds, test figures of the chosen point, ceiling and chance."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -65,9 +65,9 @@ class Point:
         weight_decay: weight decay.
         seeds: seeds of its runs.
         values: figures by name, one value per seed, None where a seed diverged; figures of the test split only for
-            selected points.
+            points that a grid has chosen.
         estimates: means and intervals of ``values``.
-        extrapolation: accuracies on each of the task's extrapolation sets, one per seed, only for selected points.
+        extrapolation: accuracies on each of the task's extrapolation sets, one per seed, only for those points.
         diverged: step at which a seed diverged, by seed.
     """
 
@@ -182,6 +182,7 @@ def summarise(
     chosen: GridPoint | None,
     readings: Mapping[Run, Reading],
     other_choices: Mapping[str, GridPoint] = MappingProxyType({}),
+    chosen_before: Collection[GridPoint] = (),
 ) -> Summary:
     """Group finished trials by grid point.
 
@@ -191,10 +192,11 @@ def summarise(
         chosen: the point that was chosen among these trials, or among some of them.
         readings: test figures of the selected points' runs, by run; other runs have no test figures.
         other_choices: points that other grids would choose.
+        chosen_before: points that earlier, smaller grids have chosen.
     """
     groups, task = by_point(trials), experiment.instance
     ceiling = task.ceiling("test")
-    selected, index = {chosen, *other_choices.values()}, list(groups).index
+    selected, index = {chosen, *other_choices.values(), *chosen_before}, list(groups).index
     points = [_point(at, members, readings if at in selected else {}) for at, members in groups.items()]
 
     best = None
@@ -230,6 +232,58 @@ def summarise(
         versions=latest.get("versions", {}),
         device=latest.get("device", ""),
         label=experiment.label,
+    )
+
+
+def under_grid(summary: Summary, points: Collection[GridPoint], seeds: int) -> Summary | None:
+    """Return what a study would show if it had been trained on a part of its grid, with fewer seeds.
+
+    The choice is made again, by seed 0 alone, as with ``seeds_of`` chosen.
+
+    Args:
+        summary: the study.
+        points: the points of that grid.
+        seeds: number of seeds of the chosen point, from 0 on.
+
+    Returns:
+        The summary; None if the study lacks a point, or if the choice lacks a seed or test figures.
+    """
+    kept = {(point.lr, point.weight_decay): point for point in summary.points}
+    kept = {at: _with_seeds(point, range(seeds)) for at, point in kept.items() if at in points}
+    converged = {at: point.values for at, point in kept.items() if point.values and 0 in point.seeds}
+    scores = {at: values["validation_score"][0] for at, values in converged.items()}
+    if len(kept) < len(set(points)) or not scores:
+        return None
+
+    chosen = max(scores, key=scores.__getitem__)
+    winner = kept[chosen]
+    if winner.seeds != [*range(seeds)] or winner.values is None or TEST_METRICS[0] not in winner.values:
+        return None
+
+    found = {at: point if at == chosen else _with_seeds(point, range(1)) for at, point in kept.items()}
+    accuracies = {at: y.estimates["validation_token_accuracy"].mean for at, y in found.items() if y.estimates}
+    of_seeds = winner.values["validation_score"]
+    return replace(
+        summary,
+        points=[*found.values()],
+        chosen=[*found].index(chosen),
+        best_seed=of_seeds.index(max(of_seeds)),
+        edge=edge_of(chosen, [lr for lr, _ in found], accuracies, summary.ceiling),
+        near_best=near_best(accuracies, len(found), summary.chance),
+        other_choices={},
+    )
+
+
+def _with_seeds(point: Point, seeds: Sequence[int]) -> Point:
+    """Return a point with some of its seeds; one of which any seed diverged has no figures."""
+    places = [point.seeds.index(seed) for seed in seeds if seed in point.seeds]
+    values = None if point.values is None else {name: [y[i] for i in places] for name, y in point.values.items()}
+    return replace(
+        point,
+        seeds=[point.seeds[i] for i in places],
+        values=values,
+        estimates=None if values is None else {name: Estimate.of(found) for name, found in values.items() if found},
+        extrapolation={name: [found[i] for i in places] for name, found in point.extrapolation.items()},
     )
 
 

@@ -21,7 +21,7 @@ from runners.mad.options import Options, read_options
 from runners.mad.reference import rows
 from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.results.summary import read_summary
+from runners.mad.results.summary import read_summary, under_grid
 from runners.mad.search import search
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Result
@@ -106,6 +106,26 @@ def test_other_grids_choose_without_the_seeds_that_repeat_the_chosen_point(
     assert result.summary.points[0].seeds == [0, 1]
     assert result.summary.chosen == 0
     assert result.summary.other_choices == {"paper": 0}
+
+
+def test_what_a_smaller_grid_chose_keeps_its_test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the study can still stand beside others of the smaller grid."""
+    altered(monkeypatch, lambda run, result: scored(result, run.lr))
+    for lrs in ([1e-3, 2e-3], [1e-3, 2e-3, 5e-3]):
+        again = {**SMALL, "lr": lrs}
+        result = study("transformer", "in-context-recall", seeds=2, seeds_of="chosen", out=tmp_path, **again)
+    stored = read_summary(result.folder)
+    assert [(p.lr, p.seeds, "test_loss" in (p.values or {})) for p in stored.points] == [
+        (1e-3, [0], False),
+        (2e-3, [0, 1], True),
+        (5e-3, [0, 1], True),
+    ]
+    small = under_grid(stored, [(1e-3, 0.0), (2e-3, 0.0)], 2)
+    assert small is not None
+    assert small.chosen_point == stored.points[1]
+    assert small.best_seed == 0
+    assert under_grid(stored, [(1e-3, 0.0), (2e-3, 0.0)], 3) is None
+    assert under_grid(stored, [(1e-3, 0.0), (3e-3, 0.0)], 2) is None
 
 
 def test_where_a_further_seed_diverges_the_next_best_point_is_repeated(

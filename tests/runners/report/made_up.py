@@ -86,7 +86,7 @@ def write_study(folder: Path, *arguments: str) -> Path:
     options, (experiment,) = planned([*arguments, "--seeds", "2"])
     lr, weight_decay = options.runs[0].lr, options.runs[0].weight_decay
     splits = ("validation_sequence", "validation_token", "test_sequence", "test_token")
-    values = {f"{name}_accuracy": [0.5, 0.7] for name in splits}
+    values = {"validation_score": [0.5, 0.7], **{f"{name}_accuracy": [0.5, 0.7] for name in splits}}
     estimates = {name: Estimate.of(found) for name, found in values.items()}
     point = Point(lr=lr, weight_decay=weight_decay, seeds=[0, 1], values=values, estimates=estimates, diverged={})
     summary = replace(summarise(experiment, [], None, {}), points=[point], chosen=0, best_seed=0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import rc_context
@@ -14,7 +15,7 @@ from matplotlib import rc_context
 from mixers.registry import MIXERS
 from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.reference.cells import ProtocolName
-from runners.mad.results.summary import Point, read_summary, summarise, write_summary
+from runners.mad.results.summary import Estimate, Point, read_summary, summarise, write_summary
 from runners.report import __main__ as report
 from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board
@@ -195,6 +196,38 @@ def test_a_study_whose_runs_diverged_is_of_the_protocol_though_no_seed_repeats_i
     (cell,) = read_own([study], print)["quick"]
     assert not cell.differs
     assert "--seeds" not in (cell.command or "--seeds")
+
+
+def test_a_larger_grid_or_more_seeds_leave_a_study_in_its_place(tmp_path: Path) -> None:
+    """The tables show what the protocol's grid alone chose, with its seeds."""
+    study = write_study(tmp_path, *MINE, "--preset", "quick")
+    summary = read_summary(study)
+
+    def point(lr: float, scores: Sequence[float]) -> Point:
+        names = ("validation_token", "test_sequence", "test_token") if len(scores) > 1 else ("validation_token",)
+        values = {"validation_score": [*scores], **{f"{name}_accuracy": [*scores] for name in names}}
+        estimates = {name: Estimate.of(found) for name, found in values.items()}
+        seeds = [*range(len(scores))]
+        return Point(lr=lr, weight_decay=0.0, seeds=seeds, values=values, estimates=estimates, diverged={})
+
+    def shown(*points: Point) -> Any:
+        write_summary(replace(summary, points=[*points], chosen=len(points) - 1, best_seed=0), study)
+        (cell,) = read_own([study], print)["quick"]
+        return cell
+
+    small = point(2e-3, [0.3]), point(5e-3, [0.5, 0.9, 0.4])
+    before = shown(*small)
+    assert not before.differs
+    larger = shown(*small, point(1e-2, [0.6, 0.7, 0.8]))
+    more = shown(small[0], point(5e-3, [0.5, 0.9, 0.4, 0.1]))
+    for after in (larger, more):
+        assert not after.differs
+        assert after.standing.test == before.standing.test
+        for name in ("points", "chosen", "seeds", "test", "curves"):
+            assert after.content[name] == before.content[name]
+
+    # Without test figures of the smaller grid's choice, the study stands as what it is.
+    assert shown(small[0], point(5e-3, [0.5]), point(1e-2, [0.6, 0.7, 0.8])).differs
 
 
 def test_labels_of_own_studies_name_what_differs_from_their_table(
