@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -165,6 +166,8 @@ def _name_advice(name: str) -> str:
     module, dot, class_name = name.rpartition(".")
     if dot:
         return f"write {module}:{class_name}, with a colon before the class"
+    if Path(f"{name}.py").is_file():
+        return f"write {name}:Class, with the class of your layer"
     similar = get_close_matches(name.lower(), MIXERS, n=1)
     meant = f"did you mean {similar[0]}? The layers are" if similar else "choose from"
     return f"{meant} {', '.join(MIXERS)}, or give package.module:Class"

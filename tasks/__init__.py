@@ -35,8 +35,8 @@ def find_task(name: str) -> Any:
         ValueError: there is no such task.
     """
     if name not in TASKS:
-        similar = get_close_matches(name.lower(), TASKS, n=1)
-        meant = f"did you mean {similar[0]}? The tasks are" if similar else "choose from"
+        similar = get_close_matches(name.lower(), TASKS, n=1) or [task for task in TASKS if name.lower() in task]
+        meant = f"did you mean {' or '.join(similar)}? The tasks are" if similar and name else "choose from"
         advice = "separate names by spaces" if "," in name else f"{meant} {', '.join(TASKS)}"
         raise ValueError(f"no task {name!r}: {advice}")
     return TASKS[name]

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import file_beside
-from runners.guidance import flag_of
+from runners.guidance import closest, flag_of, texts_of
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
@@ -63,7 +63,10 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
         raise ValueError(f"--preset {preset} must be one of {', '.join(PRESETS)}")
     known = [field.name for field in fields(Config) if field.name not in ("preset", "dry_run")]
     if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"unknown option {unknown[0]}: the options are {', '.join(known)}")
+        flags, texts = {flag_of(name): name for name in known}, texts_of(Config)
+        found = closest(flag_of(unknown[0]), {flag: texts.get(name, "") for flag, name in flags.items()})
+        meant = f"did you mean {flags[found]}? The options are" if found else "the options are preset, mixer_options,"
+        raise ValueError(f"unknown option {unknown[0]}: {meant} {', '.join(known)}")
 
     return replace(PRESETS[preset], **{name: _convert(name, value) for name, value in values.items()})
 

@@ -25,6 +25,7 @@ import tyro
 from rich.console import Console
 
 from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
+from runners.c4.reference.cells import cell_files
 from runners.c4.reference.experiments import AGAINST
 from runners.cli import check_out, cli, shown_as
 from runners.ending import run_command, user_errors
@@ -86,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models_folder = options.language_models or FOLDER / LANGUAGE_MODELS
         if options.language_models and not models_folder.is_dir():
             raise ValueError(f"no folder {models_folder}: give --language-models the --folder of runners.c4.reference")
+        if options.language_models and not [*cell_files(models_folder), *cell_files(models_folder / AGAINST)]:
+            raise ValueError(
+                f"{models_folder} holds no language models of runners.c4.reference: give --language-models its --folder"
+            )
 
         # The records.
         own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")

@@ -35,7 +35,7 @@ class Cell:
         content: the cell as ``runners.mad.reference.cells`` stores it.
         differs: options that a training under the board's protocol would need in addition.
         stale: whether it was trained on other data, or by code that trains differently from today's code.
-        command: command that trains it.
+        command: command that trains it; empty for a layer of a script or notebook, which has none.
         record: file that contains it.
         diagnosis: content of ``diagnosis.json``, if there is one.
     """

@@ -57,7 +57,8 @@ def _best_layers(ranks: Ranks | None) -> str:
         return ""
     intervals = {row: f"({low:.1f}–{high:.1f})" for row, (low, high) in ranks.intervals.items()}
     texts = {row: f"{row} {mean:.1f} {intervals[row]}" for row, mean in ranks.means.items()}
-    return f"Mean ranks among {len(texts)} layers, with 95% intervals: {_leaders(ranks.means, texts)}."
+    found = _leaders(ranks.means, texts)
+    return f"Mean ranks among {len(texts)} layers under the published protocol, with 95% intervals: {found}."
 
 
 def _best_models(models: Sequence[LanguageModel]) -> str:

@@ -85,7 +85,7 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         standing=replace(standing, mixer=label, difficulty="baseline"),
         content=_content(summary, folder),
         differs=tuple(terms.missing_options(own)),
-        command=command_of(summary, protocol),
+        command="" if summary.config["mixer"].startswith("__main__:") else command_of(summary, protocol),
         record=folder / "summary.json",
         diagnosis=read_json(folder / "diagnosis.json"),
     )

@@ -122,3 +122,10 @@ def test_a_configuration_without_its_decorator_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Bare=Bare))
     with pytest.raises(ValueError, match=r"Bare.Config is no dataclass: put @dataclass\(frozen=True, kw_only=True\)"):
         find_mixer("layers_of_others:Bare")
+
+
+def test_a_file_without_its_class_is_told_to_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel_attention.py").touch()
+    with pytest.raises(ValueError, match=r"^no mixer 'kernel_attention': write kernel_attention:Class, with the class"):
+        find_mixer("kernel_attention")

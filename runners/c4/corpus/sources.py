@@ -18,7 +18,10 @@ Split = Literal["validation", "train"]
 SPLITS: tuple[Split, ...] = ("validation", "train")
 
 PATTERNS = ("*.json.gz", "*.jsonl.gz", "*.json", "*.jsonl")
-ADVICE = f'give --data C4-format files ({", ".join(PATTERNS)}: one {{"text": ...}} a line) or folders of them'
+ADVICE = (
+    f'give --data C4-format files ({", ".join(PATTERNS)}: one {{"text": ...}} a line) or folders of them, which '
+    "python -m runners.c4 convert makes of other texts"
+)
 HUB = "hf://datasets/allenai/c4/en/"
 HUB_FILES: dict[Split, list[str]] = {
     "validation": [f"{HUB}c4-validation.{i:05}-of-00008.json.gz" for i in range(8)],

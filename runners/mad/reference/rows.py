@@ -218,6 +218,8 @@ def _comparable(
     # Suggest the options of the cells that need the fewest changes.
     lacking = [of_cell(cell).missing_options(terms) for cell in (*full[:1], *quick[:1])]
     needed = min(lacking, key=len)
+    if preset != "quick" and quick and needed is lacking[-1] and TASK_SETTINGS in needed:  # they are the preset's
+        return [], "reference rows need --preset quick, with the settings of its tasks"
     others = ", or --preset quick" if quick and needed is lacking[0] else ""
     wanted = " ".join(needed).replace(f"{TASK_SETTINGS} ", f"{TASK_SETTINGS} and ")
     return [], f"reference rows need {wanted}{others}"

@@ -300,6 +300,11 @@ def read_summary(path: Path) -> Summary:
         ValueError: there is no summary, or it is damaged.
     """
     file = path / "summary.json" if path.is_dir() else path
+    if path.is_dir() and (path / "run.json").is_file():
+        raise ValueError(
+            f"{path} is a pretraining run, not a study: python -m runners.c4.reference --rows LAYER trains language "
+            "models that stand beside others"
+        )
     if not file.is_file():
         example = f", such as {path}/studies/*" if (path / "studies").is_dir() else ""
         raise ValueError(f"{file} is not there: name folders of studies that are finished{example}")

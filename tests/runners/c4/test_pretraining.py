@@ -121,7 +121,9 @@ def test_a_result_has_a_curve_a_model_and_scores(texts: Path, tmp_path: Path) ->
     [
         ({"mixer": "nope"}, "no mixer 'nope'"),
         ({"mixer_options": {"window": 3}}, "--mixer.window does not apply to mixer rt"),
-        ({"step": 3}, "unknown option step: the options are size, layers, mixer"),
+        ({"step": 3}, "unknown option step: did you mean steps? The options are size, layers, mixer"),
+        ({"learning_rate": 1}, "unknown option learning_rate: did you mean lr? The options are size, layers, mixer"),
+        ({"colour": 1}, "unknown option colour: the options are preset, mixer_options, size, layers, mixer"),
         ({"dry_run": True}, "unknown option dry_run"),
         ({"preset": "small"}, "--preset small must be one of paper, tiny"),
         ({"device": "tpu"}, "--device tpu must be one of auto, cpu, cuda"),

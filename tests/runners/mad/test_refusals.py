@@ -29,6 +29,10 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
             ["--mixer", "rt", "--task", "memorisation"],
             "no task 'memorisation': did you mean memorization? The tasks are in-",
         ),
+        (
+            ["--mixer", "rt", "--task", "recall"],
+            "did you mean in-context-recall or noisy-in-context-recall or fuzzy-in-",
+        ),
         (["--mixer", "rt,lstm", "--task", "parity"], "no mixer 'rt,lstm': separate names by spaces\n"),
         (
             ["--mixer", "rt", "--task", "parity", "--reference", "/nowhere", "--dry-run"],

@@ -21,7 +21,7 @@ def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> Non
         ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×"), anchor("99×", is_speed=False)]
     )
     assert of_ranks.text == (
-        "Mean ranks among 6 layers, with 95% intervals: "
+        "Mean ranks among 6 layers under the published protocol, with 95% intervals: "
         "1. transformer 1.0 (0.5–7.2); 2. hyena 2.0 (0.5–7.2); 3. lstm 3.0 (0.5–7.2); 4. rt 4.0 (0.5–7.2)."
     )
     assert of_models.text == (

@@ -490,6 +490,10 @@ def test_language_models_of_a_text_of_ones_own_are_read_from_their_folder(
     with pytest.raises(SystemExit, match="2"):
         main(["--out", str(tmp_path), "--language-models", str(own / "none")])
     assert capsys.readouterr().err.endswith(": give --language-models the --folder of runners.c4.reference\n")
+    (tmp_path / "runs" / "a-run").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path), "--language-models", str(tmp_path / "runs")])
+    assert "holds no language models of runners.c4.reference: give --language-models its" in capsys.readouterr().err
 
 
 def test_a_page_without_language_models_names_the_command(page: Path) -> None:

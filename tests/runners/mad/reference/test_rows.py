@@ -159,6 +159,13 @@ def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
     assert (full.title, full.to_dict()) == (grid.title, grid.to_dict())
 
 
+def test_settings_near_those_of_the_preset_quick_are_told_its_name() -> None:
+    """Its tasks have settings of their own, which no other option gives."""
+    near = ["--steps", "1000", "--batch-size", "16", "--evaluations", "10", "--width", "64", "--mlp-width", "128"]
+    grid = ["--lr", "2e-3", "5e-3", "--weight-decay", "0", "--seeds", "3", "--seeds-of", "chosen"]
+    assert rows_or_reason(*near, *grid) == "reference rows need --preset quick, with the settings of its tasks"
+
+
 def test_settings_that_lack_the_same_share_a_line() -> None:
     summaries = [summary_of("--task", task) for task in ("parity", "mqar")]
     console = Console(file=io.StringIO(), width=200)

@@ -360,6 +360,11 @@ def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
         compare.main([str(tmp_path / "nothing")])
     assert "nothing is not there: name folders of studies that are finished\n" in capsys.readouterr().err
 
+    (tmp_path / "c4-run").mkdir()
+    (tmp_path / "c4-run" / "run.json").touch()
+    with pytest.raises(ValueError, match=r"c4-run is a pretraining run, not a study: python -m runners\.c4\.reference"):
+        read_summary(tmp_path / "c4-run")
+
     (tmp_path / "studies").mkdir()
     with pytest.raises(SystemExit):
         compare.main([str(tmp_path)])
