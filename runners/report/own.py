@@ -45,15 +45,26 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
             raise ValueError(f"every study is {message}; python -m runners.compare shows them")
         say(f"{message}; python -m runners.compare shows them")
 
+    newest: dict[str, int] = {}
+    for summary in summaries:
+        newest[summary.fingerprint] = max(_revision(summary), newest.get(summary.fingerprint, 1))
+
     found: dict[ProtocolName, list[Cell]] = {"full": [], "quick": []}
     for name, cells in found.items():
         members = [summary for summary, protocol in zip(summaries, protocols, strict=True) if protocol == name]
         standings = told_apart(members, [_usual(summary, name) for summary in members])
         for summary, standing in zip(members, standings, strict=True):
-            cells.append(_cell(summary, standing, name, of_study[summary.study]))
+            cell = _cell(summary, standing, name, of_study[summary.study])
+            cells.append(replace(cell, stale=_revision(summary) < newest[summary.fingerprint]))
     if counts := [f"{len(cells)} with the tasks of --preset {name}" for name, cells in found.items() if cells]:
         say(f"your studies: {', '.join(counts)}; those with other steps or settings are marked")
     return found
+
+
+def _revision(summary: Summary) -> int:
+    """Return which study it is, from 1, among those of equal settings whose code trains differently."""
+    _, _, number = summary.study.rpartition(" r")
+    return int(number) if number.isdecimal() else 1
 
 
 def _under_protocol(summary: Summary) -> Summary:

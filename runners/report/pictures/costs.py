@@ -57,8 +57,17 @@ def _picture(board: Board, cost: Cost, *, name: str, title: str, question: str, 
         return _draw(cells_of(board, task), cost, legend, metric, axis)
 
     panels = panels_of_tasks(draw)
-    missing = not_shown(panels, "two layers must be trained on a task")
-    return Picture(name=name, title=title, question=question, panels=panels, legend=legend, missing=missing)
+    drawn = {cell.row for cell in board.cells.values() if cost(cell) is not None}
+    unknown = [row for row in legend if row not in drawn]
+    without = f"In no panel, because the figure is not known of them: {', '.join(unknown)}." if unknown else ""
+    return Picture(
+        name=name,
+        title=title,
+        question=question,
+        panels=panels,
+        legend={row: style for row, style in legend.items() if row in drawn},
+        missing=" ".join(filter(None, [not_shown(panels, "two layers must be trained on a task"), without])),
+    )
 
 
 def _draw(cells: Sequence[Cell], cost: Cost, legend: dict[str, Style], metric: str, axis: str) -> Markup | None:

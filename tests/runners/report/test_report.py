@@ -23,6 +23,7 @@ from runners.report.language import LanguageModel
 from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST
+from runners.report.pictures.costs import state_picture
 from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import mean_ranks, rank_on_task
 from runners.report.records import ABSENT, Records
@@ -228,6 +229,30 @@ def test_a_larger_grid_or_more_seeds_leave_a_study_in_its_place(tmp_path: Path) 
 
     # Without test figures of the smaller grid's choice, the study stands as what it is.
     assert shown(small[0], point(5e-3, [0.5]), point(1e-2, [0.6, 0.7, 0.8])).differs
+
+
+def test_a_study_of_earlier_code_is_stale_beside_that_of_today(tmp_path: Path) -> None:
+    study = write_study(tmp_path, *MINE, "--preset", "quick")
+    summary = read_summary(study)
+    later = tmp_path / "studies" / "later"
+    write_summary(replace(summary, study=f"{summary.study} r2"), later)
+    found = read_own([study, later], print)["quick"]
+    assert {cell.record.parent: cell.stale for cell in found} == {study: True, later: False}
+    assert [cell.stale for cell in read_own([study], print)["quick"]] == [False]
+
+
+def test_a_layer_without_a_figure_is_named_below_the_picture_and_not_in_its_legend(results: Path) -> None:
+    board = board_of(results)
+    row = next(iter(board.cells.values())).row
+    costs = replace(next(iter(board.cells.values())).standing.costs, state_floats=None)
+    cells = {
+        place: replace(cell, standing=replace(cell.standing, costs=costs)) if cell.row == row else cell
+        for place, cell in board.cells.items()
+    }
+    picture = state_picture(replace(board, cells=cells))
+    assert row not in picture.legend
+    assert picture.missing.endswith(f"In no panel, because the figure is not known of them: {row}.")
+    assert row in state_picture(board).legend
 
 
 def test_labels_of_own_studies_name_what_differs_from_their_table(
