@@ -82,7 +82,14 @@ def estimate_text(cell: Cell, metric: str) -> str:
 
 
 def end_label(cell: Cell) -> str:
-    """Return a name that fits beside the end of a line; a user's own layer is named by its class, with a star."""
+    """Return a name that fits beside the end of a line; a user's own layer is named by its class, with a star.
+
+    A long name keeps its end, which tells variants of a layer from each other.
+    """
     if cell.kind != "own":
         return cell.row
-    return cell.row.rpartition(":")[2].partition(" ")[0][:LONGEST] + " ★"
+    name = cell.row.rpartition(":")[2].partition(" ")[0]
+    if len(name) > LONGEST:
+        half = LONGEST // 2
+        name = f"{name[:half]}…{name[half + 1 - LONGEST :]}"
+    return f"{name} ★"

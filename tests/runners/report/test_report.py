@@ -22,7 +22,7 @@ from runners.report.cells import Board, reference_board
 from runners.report.language import LanguageModel
 from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
-from runners.report.pictures import LONGEST
+from runners.report.pictures import LONGEST, end_label
 from runners.report.pictures.costs import state_picture
 from runners.report.pictures.lengths import position_picture
 from runners.report.ranks import mean_ranks, rank_on_task
@@ -407,3 +407,16 @@ def test_names_at_the_ends_of_lines_stay_in_their_panel(name: str) -> None:
         name_lines(axes, [("rt", 0.0, INK), (name, 1.0, INK)])
         ends = [text.get_window_extent().x1 for text in axes.texts]
     assert max(ends) <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        ("lab.mine:Mine (yours)", "Mine ★"),
+        ("mine:KernelAttention (steps 30) (yours)", "KernelAttention ★"),
+        ("mine:KernelAttention-kind-rbf (yours)", "KernelA…ind-rbf ★"),
+    ],
+)
+def test_the_label_of_a_line_tells_variants_of_an_own_layer_apart(tmp_path: Path, row: str, label: str) -> None:
+    (cell,) = read_own([write_study(tmp_path, *MINE)], print)["full"]
+    assert end_label(replace(cell, row=row)) == label
