@@ -2,6 +2,7 @@
 
 import sysconfig
 import traceback
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +15,14 @@ OWN = tuple(f"{ROOT / package}/" for package in ("mixers", "tasks", "runners"))
 
 def is_library(file: str) -> bool:
     """Return whether a file belongs to Python or to an installed library, wherever pip has put it."""
-    return file.startswith(LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return file.startswith(LIBRARIES) or any(map(_is_pips, [Path(file), *Path(file).parents]))
+
+
+@cache
+def _is_pips(folder: Path) -> bool:
+    """Return whether pip installs into a folder: one of the usual names that holds the metadata of a library."""
+    usual = folder.name in ("site-packages", "dist-packages")
+    return usual and any(any(folder.glob(pattern)) for pattern in ("*.dist-info", "*.egg-info"))
 
 
 def origin(error: BaseException) -> str | None:

@@ -5,6 +5,8 @@ import re
 
 import torch
 
+from mixers.origin import origin
+
 OF_MEMORY = re.compile("out of memory|can't allocate memory|can't start new thread|could not create a primitive")
 """In messages of errors that a lack of memory causes, where their type does not tell."""
 
@@ -43,6 +45,13 @@ def lacks_memory(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is a lack of memory; one that a user's code raises is, if its class says so."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return origin(error) is None and lacks_memory(error)
 
 
 def _gib(size: int) -> str:

@@ -25,7 +25,7 @@ from runners.c4.loop import Loop
 from runners.c4.records import read_record
 from runners.c4.watchers import Watcher
 from runners.files import clear_leftovers, write_json
-from runners.memory import lacks_memory
+from runners.memory import ran_out_of_memory
 
 LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
@@ -72,7 +72,7 @@ def train(
                 raise
             raise DiskFullError(f"no space in {folder}: free some and run the same command again") from error
         except Exception as error:
-            if not lacks_memory(error):
+            if not ran_out_of_memory(error):
                 raise
             micro = config.sequences_at_once(world.size)
             raise RunError(f"out of memory: lower --micro-batch-size (now {micro}) or give --recompute") from error

@@ -48,7 +48,7 @@ from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
 from runners.mad.training.protocol import Run
-from runners.memory import lacks_memory
+from runners.memory import ran_out_of_memory
 from runners.storage import Store
 from runners.tracking import Tracking
 
@@ -168,10 +168,9 @@ def train_studies(
 
                 # Points that smaller grids have chosen before keep their test figures.
                 before = _stored_test(experiment, finished, store)
-                whole, summary = (
-                    summarise(experiment, t, chosen, {**before, **readings}, others, {*map(_point_of, before)})
-                    for t in (done, trials)
-                )
+                chosen_before = {*map(_point_of, before)}
+                whole = summarise(experiment, done, chosen, {**before, **readings}, others, chosen_before)
+                summary = summarise(experiment, trials, chosen, readings, others)
                 write_summary(whole, study_folder(store.folder, experiment))
                 flag_study(experiment, summary, store)
                 yield experiment, summary
@@ -286,7 +285,7 @@ def memory_advice(together: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not lacks_memory(error):
+        if not ran_out_of_memory(error):
             raise
         raise torch.OutOfMemoryError(f"out of memory: lower --together (now {together})") from error
 

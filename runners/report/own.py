@@ -35,7 +35,9 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
     of_study = {read_json(folder / "summary.json")["study"]: folder for folder in folders}
 
     # A study with more points or seeds than a protocol's is shown under the protocol, if that is known.
-    summaries = [_under_protocol(summary) for summary in summaries]
+    shown = [_under_protocol(summary) for summary in summaries]
+    same_model = {a.study for a, b in zip(summaries, shown, strict=True) if a.best_run == b.best_run}
+    summaries = shown
 
     # Studies whose tasks have settings of their own have no table to stand in.
     protocols = [_protocol(summary) for summary in summaries]
@@ -55,7 +57,8 @@ def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Protocol
         standings = told_apart(members, [_usual(summary, name) for summary in members])
         for summary, standing in zip(members, standings, strict=True):
             cell = _cell(summary, standing, name, of_study[summary.study])
-            cells.append(replace(cell, stale=_revision(summary) < newest[summary.fingerprint]))
+            diagnosis = cell.diagnosis if summary.study in same_model else None
+            cells.append(replace(cell, diagnosis=diagnosis, stale=_revision(summary) < newest[summary.fingerprint]))
     if counts := [f"{len(cells)} with the tasks of --preset {name}" for name, cells in found.items() if cells]:
         say(f"your studies: {', '.join(counts)}; those with other steps or settings are marked")
     return found
@@ -87,7 +90,7 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         folder: folder of the study.
     """
     label, terms, own = standing.mixer + YOURS, protocol_terms(summary.config["task"], protocol), terms_of(summary)
-    if summary.chosen is None:  # no point was repeated with more seeds
+    if summary.chosen is None and own.seeds < terms.seeds:  # no point was repeated with more seeds
         own = replace(own, seeds=terms.seeds)
 
     return Cell(

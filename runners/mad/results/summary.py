@@ -246,13 +246,15 @@ def under_grid(summary: Summary, points: Collection[GridPoint], seeds: int) -> S
         seeds: number of seeds of the chosen point, from 0 on.
 
     Returns:
-        The summary; None if the study lacks a point, or if the choice lacks a seed or test figures.
+        The summary; None if the study lacks a point, if the choice lacks a seed or test figures, or if a point has no
+        figures because a further seed diverged.
     """
     kept = {(point.lr, point.weight_decay): point for point in summary.points}
     kept = {at: _with_seeds(point, range(seeds)) for at, point in kept.items() if at in points}
     converged = {at: point.values for at, point in kept.items() if point.values and 0 in point.seeds}
     scores = {at: values["validation_score"][0] for at, values in converged.items()}
-    if len(kept) < len(set(points)) or not scores:
+    beyond = [point for point in kept.values() if point.diverged and min(point.diverged) >= seeds]
+    if len(kept) < len(set(points)) or not scores or beyond:
         return None
 
     chosen = max(scores, key=scores.__getitem__)

@@ -21,7 +21,7 @@ from runners.mad.experiment import Experiment
 from runners.mad.search.search import train_available
 from runners.mad.search.watch import Watcher
 from runners.mad.training.protocol import Run
-from runners.memory import lacks_memory
+from runners.memory import ran_out_of_memory
 from runners.processes import SECONDS_TO_END, deaf_to_interrupts, end_with_parent
 from runners.storage import Store
 
@@ -115,6 +115,6 @@ def _run(work: Callable[[torch.device], None], device: torch.device, errors: Con
         except StoppedError as stopped:
             sys.exit(stopped.status)
         except Exception as error:
-            kind = torch.OutOfMemoryError if lacks_memory(error) else WorkerError
+            kind = torch.OutOfMemoryError if ran_out_of_memory(error) else WorkerError
             errors.send((kind, f"{device}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE]))
             sys.exit(1)

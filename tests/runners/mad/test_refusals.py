@@ -1,15 +1,18 @@
 """What a command refuses: one line says why, and nothing is written."""
 
 import os
+import runpy
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from runners.mad import __main__ as mad
+from runners.memory import ran_out_of_memory
 from runners.storage import check_writable
 from tests.runners.mad.commands import HEADS, TINY
 
@@ -363,26 +366,39 @@ def test_a_fault_in_the_code_of_a_layer_keeps_its_traceback_and_names_the_layer(
         assert caught.traceback[-1].path == tmp_path / "faulty_layer.py"
 
 
-def end_of_capture() -> None:
-    """Fail as the capture of a CUDA graph does in which memory runs out: its end has an error of its own."""
+LACKS_OF_MEMORY = {
+    # The end of the capture of a CUDA graph raises an error of its own.
+    "graph": """
+def train(*_):
     try:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
     finally:
         raise RuntimeError("operation failed due to a previous error during capture")
-
-
-def on_a_cpu() -> None:
+""",
+    "cpu": """
+def train(*_):
     raise MemoryError
+""",
+}
+"""Functions in no file, so that they do not count as a user's code."""
 
 
-@pytest.mark.parametrize("fail", [end_of_capture, on_a_cpu])
+def test_an_error_of_a_users_layer_that_speaks_of_memory_is_none_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "slots.py").write_text("def write():\n    raise ValueError('slot 3 is out of memory slots')\n")
+    scope = runpy.run_path(str(tmp_path / "slots.py"))
+    with pytest.raises(ValueError, match="slots") as caught:
+        scope["write"]()
+    assert not ran_out_of_memory(caught.value)
+    assert ran_out_of_memory(RuntimeError("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize("source", LACKS_OF_MEMORY.values(), ids=LACKS_OF_MEMORY)
 def test_too_little_memory_is_one_line_that_names_together(
-    fail: Callable[[], None], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        fail()
-
-    monkeypatch.setattr("runners.mad.search.search.train", full)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(source, scope)
+    monkeypatch.setattr("runners.mad.search.search.train", scope["train"])
     with pytest.raises(SystemExit) as stop:
         mad.main(["--mixer", "rt", "--task", "in-context-recall", *HEADS, *TINY, "--out", str(tmp_path)])
     assert stop.value.code == 1

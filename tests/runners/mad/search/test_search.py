@@ -594,6 +594,7 @@ def test_the_version_of_code_imports_no_library(folder: str, tmp_path: Path, mon
     library = tmp_path / folder / f"slow_{folder[:4]}" / "__init__.py"
     library.parent.mkdir(parents=True)
     library.write_text("raise RuntimeError('imported')\n")
+    (tmp_path / folder / "slow_library-1.0.dist-info").mkdir()
     own = f"own_{folder[:4]}"
     (tmp_path / f"{own}.py").write_text(
         f"class Mine:\n    def run(self):\n        import {library.parent.name}.inner\n"
