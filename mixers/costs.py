@@ -109,7 +109,7 @@ def parameters_of_one_and_two(count: Callable[[int], int], mixer: str) -> tuple[
     """Count the parameters of a model with one layer and with two, without memory if the layer allows it.
 
     Args:
-        count: builds a model of so many layers, and returns the number of its parameters.
+        count: returns how many parameters a model has, given its number of layers.
         mixer: name of the layer, for messages.
 
     Raises:

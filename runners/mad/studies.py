@@ -167,7 +167,7 @@ def train_studies(
                 mine.close({run: asdict(reading) for run, reading in readings.items()})
 
                 # Points that smaller grids have chosen before keep their test figures.
-                before = _stored_test(experiment, finished, store)
+                before = _stored_test(experiment, [run for run in finished if run not in readings], store)
                 chosen_before = {*map(_point_of, before)}
                 whole = summarise(experiment, done, chosen, {**before, **readings}, others, chosen_before)
                 summary = summarise(experiment, trials, chosen, readings, others)
@@ -317,7 +317,7 @@ def _positions(experiment: Experiment) -> int:
 
 
 def _stored_test(experiment: Experiment, runs: Sequence[Run], store: Store) -> dict[Run, Reading]:
-    """Test figures that are stored, without those of runs whose file is damaged."""
+    """Test figures that are stored; those of a run whose file is damaged are left out."""
     found: dict[Run, Reading] = {}
     for run in runs:
         with suppress(DamagedFileError):
