@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+T = TypeVar("T")
 
 CHECKSUM = "checksum"
 """Last key of a JSON file, and last column of a CSV file."""
@@ -45,25 +48,29 @@ def damaged(path: Path, reason: object, remedy: str = AGAIN) -> DamagedFileError
     return DamagedFileError(f"{path} is damaged ({reason}): {remedy}")
 
 
-def check_entries(path: Path, content: Any, kinds: Mapping[str, Any], remedy: str) -> None:
-    """Check that content read from a file is a mapping that has entries of these kinds.
+def validated(path: Path, kind: type[T], content: Any, remedy: str = AGAIN) -> T:
+    """Return content read from a file as an object of a class.
 
     Args:
         path: the file.
+        kind: a dataclass, which names the entries and their types; others are ignored.
         content: what was read.
-        kinds: type or union of types by name.
         remedy: what to do if the file is another's, or of another version.
 
     Raises:
-        DamagedFileError: it is no mapping, or an entry is missing or of another kind.
+        DamagedFileError: an entry is missing or of another type; the message names the first.
     """
-    if not isinstance(content, dict):
-        raise damaged(path, "it holds no named entries", remedy)
-    for name, kind in kinds.items():
-        if name not in content:
-            raise damaged(path, f"it lacks {name!r}", remedy)
-        if not isinstance(content[name], kind):
-            raise damaged(path, f"{name!r} is {str(content[name])[:40]!r}", remedy)
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise damaged(path, first_fault(error), remedy) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return in words the first entry that is missing or wrong."""
+    first = error.errors()[0]
+    fault = "it holds no named entries" if first["type"] == "dataclass_type" else first["msg"].lower()
+    return "".join(f"{part}: " for part in first["loc"]) + fault
 
 
 def checksum(content: Any) -> str:

@@ -1,18 +1,49 @@
 """The JSON files in the folder of a run, read with a check of the entries that the programs use."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runners.files import AGAIN, check_entries, read_json
+from runners.files import read_json, validated
 
-_FIGURES = ("loss", "validation_loss", "tokens_per_second", "seconds")
-KINDS: dict[str, dict[str, Any]] = {
-    "run.json": {"config": dict, "mixer_options": dict, "corpus": dict, "code": str},
-    "result.json": {"corpus": dict, "step": int, **dict.fromkeys(_FIGURES, float | int)},
-    "diverged.json": {"step": int, "message": str},
-    "downstream.json": {"items": str, "scores": dict},
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    config: dict[str, Any]
+    mixer_options: dict[str, Any]
+    corpus: dict[str, Any]
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    corpus: dict[str, Any]
+    step: int
+    loss: float
+    validation_loss: float
+    tokens_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Diverged:
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Downstream:
+    items: str
+    scores: dict[str, Any]
+
+
+KINDS: dict[str, type] = {
+    "run.json": _Run,
+    "result.json": _Result,
+    "diverged.json": _Diverged,
+    "downstream.json": _Downstream,
 }
-"""Types of the entries by name, for each file."""
+"""The entries that the programs use, by the name of the file."""
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -28,5 +59,5 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
 
     content: dict[str, Any] = read_json(path)
-    check_entries(path, content, KINDS[path.name], AGAIN)
+    validated(path, KINDS[path.name], content)
     return content

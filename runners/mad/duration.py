@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,13 +16,13 @@ from optuna.trial import FrozenTrial
 from mixers.costs import attempt
 from runners.mad.experiment import Experiment
 from runners.mad.memory import runs_at_once
-from runners.mad.reference.cells import FOLDER, PROTOCOLS, cell_file, protocol_folder, read_cell
+from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, cell_file, protocol_folder, read_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.results.choice import GridPoint, choose_point, diverged_seeds, repeats_of
 from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.protocol import Optimizer, Protocol, Run
+from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from runners.progress import spell
 
@@ -210,19 +210,17 @@ def seconds_on_gpu(experiment: Experiment) -> tuple[float, str] | None:
         for protocol in PROTOCOLS:
             path = cell_file(protocol_folder(FOLDER, protocol), entry, experiment.task)
             if path.exists() and _same_settings(cell := read_cell(path), experiment):
-                run_steps = cell["steps"] * sum(len(point["seeds"]) for point in cell["points"])
-                return cell["seconds"] / run_steps, cell["device"]
+                run_steps = cell.steps * sum(len(point.seeds) for point in cell.points)
+                return cell.seconds / run_steps, cell.device
     return None
 
 
-def _same_settings(cell: dict[str, Any], experiment: Experiment) -> bool:
+def _same_settings(cell: Cell, experiment: Experiment) -> bool:
     """Return whether a reference result was trained on a GPU, with an experiment's settings except the length."""
-    stored = cell["protocol"]
-    protocol = Protocol(**{**stored, "optimizer": Optimizer(**stored["optimizer"])})
-    if protocol.batch_size != experiment.protocol.batch_size or cell["shape"] != asdict(experiment.shape):
+    if cell.protocol.batch_size != experiment.protocol.batch_size or cell.shape != experiment.shape:
         return False
-    same = replace(experiment, protocol=protocol, precision=cell["precision"])
-    return "CPU" not in cell["device"] and same.fingerprint == cell["fingerprint"]
+    same = replace(experiment, protocol=cell.protocol, precision=cell.precision)
+    return "CPU" not in cell.device and same.fingerprint == cell.fingerprint
 
 
 def work_left(

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from mixers.registry import find_mixer
 from runners.mad.plan import plan_experiments
-from runners.mad.reference.cells import ProtocolName, options_of, protocol_folder, read_cells
+from runners.mad.reference.cells import Cell as StoredCell
+from runners.mad.reference.cells import CellPoint, Content, ProtocolName, options_of, protocol_folder, read_cells
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.rows import MARK, Terms, to_standings
 from runners.mad.results.standings import Standing
@@ -32,7 +33,7 @@ class Cell:
         row: label of the layer.
         kind: a registered layer with its defaults, a variant of a registered layer, or a user's own study.
         standing: accuracies, limits and costs.
-        content: the cell as ``runners.mad.reference.cells`` stores it.
+        content: settings and figures.
         differs: options that a training under the board's protocol would need in addition.
         stale: whether it was trained on other data, or by code that trains differently from today's code.
         command: command that trains it; empty for a layer of a script or notebook, which has none.
@@ -43,7 +44,7 @@ class Cell:
     row: str
     kind: Kind
     standing: Standing
-    content: Mapping[str, Any]
+    content: Content
     differs: tuple[str, ...] = ()
     stale: bool = False
     command: str
@@ -62,13 +63,8 @@ class Cell:
 
     def values(self, metric: str) -> list[float]:
         """Return the test accuracies of the seeds; none if every grid point diverged."""
-        return list(self.content["test"].get(f"{metric}_accuracy", []))
-
-    @property
-    def chosen(self) -> Mapping[str, Any] | None:
-        """The chosen grid point; None if every point diverged."""
-        index = self.content["chosen"]
-        return None if index is None else self.content["points"][index]
+        found: list[float] = getattr(self.content.test, f"{metric}_accuracy")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +139,8 @@ def protocol_settings(task: str, protocol: ProtocolName) -> dict[str, Any]:
 def protocol_terms(task: str, protocol: ProtocolName) -> Terms:
     """Return the terms of a protocol's cells of a task."""
     options = options_of(ENTRIES["transformer"], task, protocol)
-    points = [
-        {"lr": run.lr, "weight_decay": run.weight_decay, "seeds": [*range(options.seeds)]} for run in options.runs
-    ]
+    seeds = [*range(options.seeds)]
+    points = [CellPoint(lr=run.lr, weight_decay=run.weight_decay, seeds=seeds) for run in options.runs]
     return Terms.of(protocol_settings(task, protocol), points)
 
 
@@ -166,8 +161,8 @@ def training_flops(cell: Cell) -> float | None:
     flops = cell.standing.costs.flops_per_token
     if not flops:
         return None
-    positions = _positions(cell.task, json.dumps(cell.content["task_config"]))
-    return 3.0 * flops[min(flops)] * cell.content["steps"] * cell.content["protocol"]["batch_size"] * positions
+    positions = _positions(cell.task, json.dumps(cell.content.task_config))
+    return 3.0 * flops[min(flops)] * cell.content.steps * cell.content.protocol.batch_size * positions
 
 
 def _describe(protocol: ProtocolName) -> str:
@@ -182,13 +177,13 @@ def _describe(protocol: ProtocolName) -> str:
     )
 
 
-def _reference_cell(content: Mapping[str, Any], standing: Standing, folder: Path, protocol: ProtocolName) -> Cell:
+def _reference_cell(content: StoredCell, standing: Standing, folder: Path, protocol: ProtocolName) -> Cell:
     """Return a stored cell."""
-    name, task = content["layer"], content["task"]
+    name, task = content.layer, content.task
     preset = "" if protocol == "full" else f" --preset {protocol}"
     return Cell(
         row=name,
-        kind="layer" if name == content["mixer"] else "variant",
+        kind="layer" if name == content.mixer else "variant",
         standing=replace(standing, mixer=name),
         content=content,
         stale=standing.mixer.endswith(MARK),

@@ -30,7 +30,7 @@ import numpy as np
 
 from mixers import MIXERS
 from mixers.costs import short
-from runners.c4.reference.cells import RATES, chosen_rate, open_places, settings_in
+from runners.c4.reference.cells import RATES
 from runners.c4.reference.cells import Cell as ModelCell
 from runners.report.cells import Board, Cell
 from runners.report.correlation import (
@@ -51,7 +51,7 @@ LOSSES = {
     "recall": ("recall_loss", "loss of recall tokens"),
     "rest": ("rest_loss", "loss of the other tokens"),
 }
-"""Losses by short name: key in a run, and name in the page."""
+"""Losses by short name: attribute of a run, and name in the page."""
 MEAN_RANK = "mean rank"
 NONE = "none"
 
@@ -140,22 +140,21 @@ def read_language_models(folder: Path) -> list[LanguageModel]:
 
 
 def _language_model(name: str, cell: ModelCell) -> LanguageModel | None:
-    rate, finished = chosen_rate(cell["runs"]), not open_places(cell["runs"])
-    if rate is None and not finished:
+    rate, runs = cell.chosen, cell.best
+    if rate is None and not cell.complete:
         return None
-    runs = [run for run in cell["runs"] if run["lr"] == rate]
-    bits = [run["bits_per_byte"] for run in runs if run["bits_per_byte"] is not None]
+    bits = [run.bits_per_byte for run in runs if run.bits_per_byte is not None]
     return LanguageModel(
-        layer=cell["layer"],
-        family=cell["family"],
-        parameters=cell["parameters_without_embeddings"],
-        flops_per_token=cell["flops_per_token"],
+        layer=cell.layer,
+        family=cell.family,
+        parameters=cell.parameters_without_embeddings,
+        flops_per_token=cell.flops_per_token,
         setting=_setting(cell),
         lr=rate,
         edge={RATES[0]: "smallest", RATES[-1]: "largest"}.get(rate) if rate else None,
-        values={loss: [run[key] for run in runs] or [math.inf] for loss, (key, _) in LOSSES.items()},
+        values={loss: [getattr(run, name) for run in runs] or [math.inf] for loss, (name, _) in LOSSES.items()},
         bits_per_byte=fmean(bits) if bits else None,
-        finished=finished,
+        finished=cell.complete,
         stale=is_stale_model(name, cell),
     )
 
@@ -254,10 +253,10 @@ def _clear(rhos: Mapping[str, Rho | None]) -> str:
 
 def _setting(cell: ModelCell) -> str:
     """Return the size of a model and its text, in words."""
-    config, corpus, tokens = settings_in(cell), cell["corpus"], cell["tokens"]
+    config, corpus = cell.settings, cell.corpus
     return (
         f"{config['layers']} layers of width {config['width']}, sequences of {config['seq_len']} tokens, a vocabulary "
-        f"of {corpus['vocab_size']:,}, and {short(tokens)} tokens of training, {short(corpus['train_tokens'])} of them "
+        f"of {corpus.vocab_size:,}, and {short(cell.tokens)} tokens of training, {short(corpus.train_tokens)} of them "
         "different"
     )
 

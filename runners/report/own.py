@@ -9,8 +9,8 @@ from mixers.registry import find_mixer
 from runners.files import read_json
 from runners.mad.experiment import run_id
 from runners.mad.options import GRIDS, PRESETS
-from runners.mad.reference.cells import PROTOCOLS, ProtocolName, cell_point, curve_rows
-from runners.mad.reference.rows import terms_of
+from runners.mad.reference.cells import PROTOCOLS, Content, ProtocolName, cell_point, curve_rows, test_of
+from runners.mad.reference.rows import protocol_of, terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary, under_grid
@@ -119,26 +119,25 @@ def _protocol(summary: Summary) -> ProtocolName | None:
     return None
 
 
-def _content(summary: Summary, folder: Path) -> dict[str, Any]:
-    """Return the fields of a stored cell that the page reads."""
-    config, chosen = summary.config, summary.chosen_point
-    values = (chosen and chosen.values) or {}
+def _content(summary: Summary, folder: Path) -> Content:
+    """Return settings and figures of a study."""
+    chosen = summary.chosen_point
     names = [run_id(summary.study, summary.fingerprint, run) for run in (chosen.runs if chosen else [])]
     records = [read_json(folder.parent.parent / "runs" / name / "config.json") for name in names]
-    return {
-        **config,
-        "steps": terms_of(summary).steps,
-        "points": [cell_point(point) for point in summary.points],
-        "chosen": summary.chosen,
-        "edge": summary.edge,
-        "near_best": summary.near_best,
-        "seeds": chosen.seeds if chosen else [],
-        "test": {name: values.get(f"test_{name}", []) for name in ("sequence_accuracy", "token_accuracy")},
-        "probes": {name: [asdict(a) for a in found] for name, found in chosen.extrapolation.items()} if chosen else {},
-        "curves": [curve_rows(record) for record in records if record is not None],
-        "device": summary.device,
-        "seconds": summary.seconds,
-    }
+    return Content(
+        task=summary.config["task"],
+        task_config=summary.config["task_config"],
+        protocol=protocol_of(summary.config),
+        steps=terms_of(summary).steps,
+        points=[cell_point(point) for point in summary.points],
+        chosen=summary.chosen,
+        edge=summary.edge,
+        test=test_of(chosen),
+        probes=chosen.extrapolation if chosen else {},
+        curves=[curve_rows(record) for record in records if record is not None],
+        device=summary.device,
+        seconds=summary.seconds,
+    )
 
 
 def command_of(summary: Summary, protocol: ProtocolName) -> str:

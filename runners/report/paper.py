@@ -207,10 +207,10 @@ class Evidence:
         found = [self.board.cells[row, task] for row in rows for task in tasks if (row, task) in self.board.cells]
         if not found:
             return "not known: none of its cells is trained"
-        total = sum(cell.content["seconds"] for cell in found)
+        total = sum(cell.content.seconds for cell in found)
         time = f"{total / 60:.0f} minutes" if total > 120 else f"{total:.0f} seconds"
         missing = len(rows) * len(tasks) - len(found)
-        devices = sorted({str(cell.content["device"]) for cell in found})
+        devices = sorted({cell.content.device for cell in found})
         rest = f", {missing} cells not trained" if missing else ""
         return f"{time} of training on one {' or '.join(devices)} for {len(found)} cells{rest}"
 

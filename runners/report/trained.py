@@ -4,7 +4,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from runners.c4.reference.cells import Cell, cell_files, read_cell, settings_in
+from runners.c4.reference.cells import Cell, cell_files, read_cell
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.staleness import is_stale
 
@@ -23,9 +23,9 @@ def read_models(folder: Path, alike: bool) -> dict[str, Cell]:
     cells = {file.stem: cell for file in cell_files(folder) if (cell := read_cell(file)) is not None}
     for one, other in pairwise(cells):
         where = f"{folder}: {one}.json and {other}.json"
-        if cells[one]["corpus"]["name"] != cells[other]["corpus"]["name"]:
+        if cells[one].corpus.name != cells[other].corpus.name:
             raise ValueError(f"{where} are of different texts: move one of them elsewhere")
-        if alike and settings_in(cells[one]) != settings_in(cells[other]):
+        if alike and cells[one].settings != cells[other].settings:
             raise ValueError(f"{where} have different settings: move one of them elsewhere")
     return cells
 
@@ -35,11 +35,10 @@ def is_stale_model(name: str, cell: Cell) -> bool:
 
     It returns False for a model that is in no experiment, and for a user's own layer that cannot be imported here.
     """
-    layer = cell.get("layer", "")
     for experiment in EXPERIMENTS.values():
         if name in experiment.rows:
             return is_stale(cell, experiment.config(name), dict(experiment.rows[name].options))
-        if experiment.takes_own and ":" in layer:
+        if experiment.takes_own and ":" in cell.layer:
             with suppress(ValueError):
-                return is_stale(cell, experiment.config(layer), {})
+                return is_stale(cell, experiment.config(cell.layer), {})
     return False

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from mixers.costs import short
-from runners.c4.reference.cells import SEEDS, Place, chosen_rate, losses_by_rate, open_places
+from runners.c4.reference.cells import SEEDS, Cell, Place, losses_by_rate
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 
@@ -23,9 +22,7 @@ ENDINGS = {"paper's": "", "authors'": "-authors"}
 """Endings of the models' names, by parametrisation."""
 HEADINGS = ("claim", "paper", "ours", "ours, authors' parametrisation", "agrees")
 
-Model = Mapping[str, Any]
-"""Content of the file of a model."""
-Models = Mapping[str, Model]
+Models = Mapping[str, Cell]
 """Models by name."""
 Answer = tuple[str, str]
 """Our figures in words, and whether they agree with the claim."""
@@ -52,26 +49,25 @@ class Row:
     measured: bool = True
 
 
-def lower_loss(first: Model, second: Model) -> Answer:
+def lower_loss(first: Cell, second: Cell) -> Answer:
     """Return whether the first model has the lower loss."""
     a, b = _losses(first), _losses(second)
     answer = YES if max(a) < min(b) else NO if min(a) > max(b) else EVEN
     return f"{_in_words(first)} against {_in_words(second)}", answer
 
 
-def best_rate(paper: float) -> Callable[[Model], Answer]:
+def best_rate(paper: float) -> Callable[[Cell], Answer]:
     """Return the check that the best learning rate of a model equals the paper's."""
 
-    def check(model: Model) -> Answer:
-        rate = chosen_rate(model["runs"])
-        return f"{rate:g}", YES if rate == paper else NO
+    def check(model: Cell) -> Answer:
+        return f"{model.chosen:g}", YES if model.chosen == paper else NO
 
     return check
 
 
-def smaller_cache(first: Model, second: Model) -> Answer:
+def smaller_cache(first: Cell, second: Cell) -> Answer:
     """Return whether the first model keeps fewer floats per token: keys and values of all layers."""
-    a, b = (2 * model["config"]["layers"] * model["config"]["width"] for model in (first, second))
+    a, b = (2 * model.config["layers"] * model.config["width"] for model in (first, second))
     return f"{a:,} against {b:,} floats per token", YES if a < b else NO
 
 
@@ -185,7 +181,7 @@ class Transition:
         found = []
         for layers in (6, 12):
             both = [self._begun.get(name) for name in ("rt-6", f"transformer-{layers}")]
-            of_rt, of_other = (losses_by_rate(model["runs"]) if model else {} for model in both)
+            of_rt, of_other = (losses_by_rate(model.runs) if model else {} for model in both)
             rates = [rate for rate in sorted(of_rt) if math.isfinite(of_rt[rate] - of_other.get(rate, math.inf))]
             if rates:
                 differences = ", ".join(f"{of_rt[rate] - of_other[rate]:+.3f} (lr {rate:g})" for rate in rates)
@@ -193,7 +189,7 @@ class Transition:
         if not found:
             return ""
 
-        tokens = short(self._begun["rt-6"]["tokens"])
+        tokens = short(self._begun["rt-6"].tokens)
         state = "" if {"rt-6", "transformer-6", "transformer-12"} <= self._models.keys() else " Not finished."
         return (
             f"At 30M parameters on another text, after {tokens} tokens and with one seed, RT's loss minus that of the "
@@ -202,11 +198,11 @@ class Transition:
 
     def took(self) -> str:
         """Return how long the training of the models took, also of those that are not finished."""
-        runs = [run for cell in self._begun.values() for run in cell["runs"] if run["validation_loss"] is not None]
+        runs = [run for cell in self._begun.values() for run in cell.converged]
         if not runs:
             return "not known: no model is trained"
-        devices = " or ".join(sorted({run["device"] for run in runs}))
-        return f"{spell(sum(run['seconds'] for run in runs))} of training on one {devices} for {len(runs)} runs"
+        devices = " or ".join(sorted({run.device for run in runs}))
+        return f"{spell(sum(run.seconds for run in runs))} of training on one {devices} for {len(runs)} runs"
 
     def _cells(self, row: Row) -> list[str]:
         answers = self._answers(row)
@@ -223,8 +219,7 @@ class Transition:
         if not all(name in self._begun for name in names):
             return NOT_TRAINED
 
-        runs = [self._begun[name]["runs"] for name in names]
-        diverged = any(chosen_rate(of_model) is None and not open_places(of_model) for of_model in runs)
+        diverged = any(self._begun[name].complete and self._begun[name].chosen is None for name in names)
         return DIVERGED if diverged else NOT_FINISHED
 
     def _answers(self, row: Row) -> dict[str, Answer]:
@@ -246,7 +241,7 @@ def _agrees(row: Row, answers: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {answer}" for name, answer in answers.items())
 
 
-def current_models(folder: Path) -> dict[str, Model]:
+def current_models(folder: Path) -> dict[str, Cell]:
     """Return the models of a folder that are not stale.
 
     Raises:
@@ -256,13 +251,9 @@ def current_models(folder: Path) -> dict[str, Model]:
     return {name: cell for name, cell in read_models(folder, alike=False).items() if not is_stale_model(name, cell)}
 
 
-def finished(models: Models) -> dict[str, Model]:
+def finished(models: Models) -> dict[str, Cell]:
     """Return the finished models; those whose runs all diverged are left out."""
-    return {
-        name: cell
-        for name, cell in models.items()
-        if not open_places(cell["runs"]) and chosen_rate(cell["runs"]) is not None
-    }
+    return {name: cell for name, cell in models.items() if cell.complete and cell.chosen is not None}
 
 
 def table_of_runs(models: Models) -> list[list[str]]:
@@ -270,16 +261,16 @@ def table_of_runs(models: Models) -> list[list[str]]:
 
     The loss at the chosen rate has a star, once the model is finished.
     """
-    runs = {name: {(run["lr"], run["seed"]): run["validation_loss"] for run in models[name]["runs"]} for name in models}
+    runs = {name: {(run.lr, run.seed): run.validation_loss for run in cell.runs} for name, cell in models.items()}
     rates = sorted({rate for of_model in runs.values() for rate, _ in of_model})
     done = finished(models)
 
     def row(name: str) -> list[str]:
-        chosen = chosen_rate(models[name]["runs"]) if name in done else None
+        chosen = models[name].chosen if name in done else None
         seeds = [_loss(runs[name], (rate, SEEDS[0])) + "*" * (rate == chosen) for rate in rates]
         others = [place for place in runs[name] if place[1] != SEEDS[0]]
         second = ", ".join(f"{_loss(runs[name], place)} (lr {place[0]:g})" for place in others)
-        return [name, short(models[name]["parameters_without_embeddings"]), *seeds, second or "–"]
+        return [name, short(models[name].parameters_without_embeddings), *seeds, second or "–"]
 
     return [["model", "parameters", *(f"lr {rate:g}" for rate in rates), "second seed"], *map(row, models)]
 
@@ -290,13 +281,12 @@ def _loss(losses: Mapping[Place, float | None], place: Place) -> str:
     return "diverged" if loss is None else "–" if math.isnan(loss) else f"{loss:.3f}"
 
 
-def _losses(cell: Mapping[str, Any]) -> Sequence[float]:
+def _losses(cell: Cell) -> Sequence[float]:
     """Return the validation loss of each seed at the best learning rate."""
-    rate = chosen_rate(cell["runs"])
-    return [run["validation_loss"] for run in cell["runs"] if run["lr"] == rate]
+    return [run.validation_loss for run in cell.best]
 
 
-def _in_words(cell: Mapping[str, Any]) -> str:
+def _in_words(cell: Cell) -> str:
     """Return the mean loss, half the difference between the seeds, and the learning rate."""
     losses = _losses(cell)
-    return f"{fmean(losses):.3f} ± {(max(losses) - min(losses)) / 2:.3f} (lr {chosen_rate(cell['runs']):g})"
+    return f"{fmean(losses):.3f} ± {(max(losses) - min(losses)) / 2:.3f} (lr {cell.chosen:g})"

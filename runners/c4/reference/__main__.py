@@ -30,7 +30,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -52,7 +52,9 @@ from runners.c4.pretraining import corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,
     Cell,
+    DivergedRun,
     Place,
+    Run,
     cell_file,
     cell_files,
     free_place,
@@ -173,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not options.dry_run:
                 discard_leftovers(cells, models, corpus)
             print_state(cells, models, corpus, options, partial(console.print, soft_wrap=True))
-    missing = [model for model in models if (cell := cells[model.name]) is None or open_places(cell["runs"])]
+    missing = [model for model in models if (cell := cells[model.name]) is None or not cell.complete]
     if options.dry_run or not missing:
         return
 
@@ -197,7 +199,7 @@ def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model], corpu
     """
     folder = models[0].file.parent
     found = {file.stem: cell for file in cell_files(folder) if (cell := read_cell(file)) is not None}
-    if others := [name for name, cell in found.items() if cell["corpus"]["name"] != corpus]:
+    if others := [name for name, cell in found.items() if cell.corpus.name != corpus]:
         raise ValueError(
             f"{folder} holds models of another text ({', '.join(others)}): give yours a folder of its own, as by "
             "--folder my_language_models"
@@ -211,7 +213,7 @@ def discard_leftovers(cells: Mapping[str, Cell | None], models: Sequence[Model],
     """Delete the folders that killed commands left of finished runs, but those that other processes use."""
     for model in models:
         cell = cells[model.name]
-        for place in [(run["lr"], run["seed"]) for run in cell["runs"]] if cell else []:
+        for place in [(run.lr, run.seed) for run in cell.runs] if cell else []:
             folder = folder_of(place, model.config, model.options, corpus)
             if folder.is_dir():
                 with locked(model.file, place) as is_free:
@@ -223,7 +225,7 @@ def print_state(
     cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str, options: ReferenceOptions, say: Say
 ) -> None:
     """Print which models are finished, the least number of runs that the others need, and the time on this device."""
-    done = {name: cell["runs"] if cell else [] for name, cell in cells.items()}
+    done = {name: cell.runs if cell else [] for name, cell in cells.items()}
     left = {name: runs_left(runs) for name, runs in done.items()}
     finished = sum(count == 0 for count in left.values())
     say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
@@ -319,7 +321,7 @@ def train_model(
             console.print(f"{file}: {in_words(run)}", soft_wrap=True)
 
 
-def add_run(run: Mapping[str, Any], model: Model, corpus: Corpus, split: RecallSplit) -> None:
+def add_run(run: Run, model: Model, corpus: Corpus, split: RecallSplit) -> None:
     """Add a run to a model's file, while no other process does so.
 
     Raises:
@@ -329,8 +331,7 @@ def add_run(run: Mapping[str, Any], model: Model, corpus: Corpus, split: RecallS
     with FileLock(file.with_name(f".{file.stem}.lock")):
         cell = read_cell(file) or new_cell(config, model.options, corpus, split)
         check_terms(cell, config, model.options, corpus.folder.name, file)
-        cell["runs"].append(run)
-        write_cell(file, cell)
+        write_cell(file, replace(cell, runs=[*cell.runs, run]))
 
 
 def print_unfinished(models: Sequence[Model], deadline: Deadline | None) -> None:
@@ -341,13 +342,13 @@ def print_unfinished(models: Sequence[Model], deadline: Deadline | None) -> None
         print(f"not finished: {', '.join(left)} ({', '.join(reasons[:-1])}, or {reasons[-1]})", file=sys.stderr)
 
 
-def in_words(run: Mapping[str, Any]) -> str:
+def in_words(run: Run) -> str:
     """Return the figures of a run as one line of text."""
-    where = f"lr {run['lr']:g}, seed {run['seed']}"
-    if run["validation_loss"] is None:
-        return f"{where}: diverged at step {run['diverged_at']}"
-    losses = f"validation {run['validation_loss']:.4f}, recall {run['recall_loss']:.4f}, rest {run['rest_loss']:.4f}"
-    return f"{where}: {losses}, {run['seconds']:.0f} s"
+    where = f"lr {run.lr:g}, seed {run.seed}"
+    if isinstance(run, DivergedRun):
+        return f"{where}: diverged at step {run.diverged_at}"
+    losses = f"validation {run.validation_loss:.4f}, recall {run.recall_loss:.4f}, rest {run.rest_loss:.4f}"
+    return f"{where}: {losses}, {run.seconds:.0f} s"
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ as a run is added to it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -21,7 +21,7 @@ from runners.c4.corpus.prepare import Corpus
 from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.model import layer_of
-from runners.files import check_entries, damaged, make_durable, read_json, write_json
+from runners.files import damaged, make_durable, read_json, validated, write_json
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
 NAME = "language-models"
@@ -35,32 +35,169 @@ FIRST = RATES[3:6]
 0.3 nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
 SEEDS = (0, 1)
 
-KINDS: dict[str, Any] = {
-    **dict.fromkeys(("options", "config", "corpus"), dict),
-    **dict.fromkeys(("layer", "family"), str),
-    **dict.fromkeys(("tokens", "parameters_without_embeddings", "flops_per_token"), int),
-    "runs": list,
-}
-"""Types of the entries of a model's file that are read, by name; below those of its corpus and of a run."""
-KINDS_OF_CORPUS: dict[str, Any] = {"name": str, "vocab_size": int, "train_tokens": int}
-KINDS_OF_RUN: dict[str, Any] = {
-    "lr": float,
-    "seed": int,
-    "device": str,
-    "code": str,
-    "trajectory": list,
-    "validation_loss": float | int | None,
-}
-KINDS_OF_CONVERGED_RUN: dict[str, Any] = {
-    **dict.fromkeys(("recall_loss", "rest_loss", "seconds"), float | int),
-    "bits_per_byte": float | int | None,
-    "curve": list,
-}
 REMEDY = "move it elsewhere, or delete it to train the model again"
 
-Cell = dict[str, Any]
 Place = tuple[float, int]
 """Learning rate and seed of a run."""
+
+
+class Outcome(Protocol):
+    """What decides which runs of a model follow: where a run was trained, and its loss, None if it diverged."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def validation_loss(self) -> float | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run in a model's file.
+
+    Attributes:
+        lr: peak learning rate.
+        seed: seed of the weights and of the order of the data.
+        device: name of the device on which it was trained.
+        code: hash of the code that trained it.
+        unrehearsed_code: hash of the modules that a rehearsal does not show; None in files of earlier versions.
+        trajectory: losses of its rehearsal (``runners.c4.reference.rehearsal``).
+    """
+
+    lr: float
+    seed: int
+    device: str
+    code: str
+    unrehearsed_code: str | None = None
+    trajectory: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergedRun(_Run):
+    """A run whose loss became infinite or not a number.
+
+    Attributes:
+        diverged_at: the step at which it did.
+    """
+
+    diverged_at: int
+    validation_loss: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvergedRun(_Run):
+    """A run that was trained to its end. Losses are in nats a token.
+
+    Attributes:
+        validation_loss: loss on the validation text.
+        bits_per_byte: the same in bits per byte; None if the text's bytes are not known.
+        recall_loss: loss of the recall tokens (``runners.c4.evaluation.recall``).
+        rest_loss: loss of the other tokens.
+        curve: step, training loss and validation loss of each evaluation.
+        seconds: time of training without evaluations.
+        evaluation_seconds: time of one evaluation; 0 in files of earlier versions, which did not take it.
+        gradient: norm of the gradient at each distance (``runners.c4.evaluation.gradients``); None if not measured.
+        gradient_half_width: half of its 95% intervals; None likewise.
+        tokens_per_second: tokens trained a second.
+        versions: versions of libraries by name.
+    """
+
+    validation_loss: float
+    bits_per_byte: float | None
+    recall_loss: float
+    rest_loss: float
+    curve: list[tuple[int, float, float]]
+    seconds: float
+    evaluation_seconds: float = 0.0
+    gradient: list[float] | None = None
+    gradient_half_width: list[float] | None = None
+    tokens_per_second: int
+    versions: dict[str, str | None]
+
+
+Run = ConvergedRun | DivergedRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The corpus of a model.
+
+    Attributes:
+        name: name of the corpus, a hash of its texts and its tokenizer.
+        vocab_size: tokens of the vocabulary.
+        train_tokens: tokens to train on.
+        tokenizer: hash of the tokenizer.
+        sources: files of the texts with their hashes, by split.
+        validation_tokens: tokens that the validation loss is the mean of.
+        recall_share: share of them that are recall tokens.
+        rare: occurrences in training up to which a bigram is rare.
+    """
+
+    name: str
+    vocab_size: int
+    train_tokens: int
+    tokenizer: str
+    sources: Any
+    validation_tokens: int
+    recall_share: float
+    rare: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The content of a model's file.
+
+    Attributes:
+        layer: name of its layer.
+        options: all options of the layer.
+        family: family of the layer.
+        config: settings that its runs share (``settings_of``).
+        tokens: tokens of a run's training.
+        parameters: number of parameters.
+        parameters_without_embeddings: the same without the embeddings.
+        flops_per_token: FLOPs of training, divided by its tokens.
+        corpus: the text.
+        runs: finished runs, in the order in which they ended.
+    """
+
+    layer: str
+    options: dict[str, Any]
+    family: str
+    config: dict[str, Any]
+    tokens: int
+    parameters: int
+    parameters_without_embeddings: int
+    flops_per_token: int
+    corpus: Text
+    runs: list[Run]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that its runs share; its runs had the defaults of settings that are newer than it."""
+        return settings_of(Config()) | self.config
+
+    @property
+    def chosen(self) -> float | None:
+        """The learning rate with the lowest validation loss of the first seed; None before a run has converged."""
+        return chosen_rate(self.runs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its runs are trained."""
+        return not open_places(self.runs)
+
+    @property
+    def best(self) -> list[ConvergedRun]:
+        """The runs of all seeds at the chosen learning rate; none before a run has converged."""
+        return [run for run in self.converged if run.lr == self.chosen]
+
+    @property
+    def converged(self) -> list[ConvergedRun]:
+        """The runs that did not diverge."""
+        return [run for run in self.runs if isinstance(run, ConvergedRun)]
 
 
 def cell_file(folder: Path, name: str) -> Path:
@@ -82,29 +219,24 @@ def read_cell(file: Path) -> Cell | None:
     if not file.exists():
         return None
 
-    cell: Cell = read_json(file, REMEDY)
-    check_entries(file, cell, KINDS, REMEDY)
-    check_entries(file, cell["corpus"], KINDS_OF_CORPUS, REMEDY)
-    for run in cell["runs"]:
-        check_entries(file, run, KINDS_OF_RUN, REMEDY)
-        if run["lr"] not in RATES:
-            raise damaged(file, f"a run has the learning rate {run['lr']:g}, which is never tried", REMEDY)
-        if run["validation_loss"] is not None:
-            check_entries(file, run, KINDS_OF_CONVERGED_RUN, REMEDY)
+    cell = validated(file, Cell, read_json(file, REMEDY), REMEDY)
+    for run in cell.runs:
+        if run.lr not in RATES:
+            raise damaged(file, f"a run has the learning rate {run.lr:g}, which is never tried", REMEDY)
     return cell
 
 
-def runs_in(file: Path) -> list[dict[str, Any]]:
+def runs_in(file: Path) -> list[Run]:
     """Return the runs in a model's file; none if there is no file.
 
     Raises:
         DamagedFileError: it is damaged, or no model's file.
     """
     cell = read_cell(file)
-    return [] if cell is None else list(cell["runs"])
+    return [] if cell is None else cell.runs
 
 
-def open_places(runs: Sequence[Mapping[str, Any]]) -> list[Place]:
+def open_places(runs: Sequence[Outcome]) -> list[Place]:
     """Return learning rate and seed of each run that can be trained after ``runs``; none if the model is finished.
 
     None of them depends on the loss of another, so several processes may train them at the same time.
@@ -120,7 +252,7 @@ def open_places(runs: Sequence[Mapping[str, Any]]) -> list[Place]:
         return [(rate, SEEDS[0]) for rate in rates]
 
     # Other seeds, unless every run diverged.
-    done = {run["seed"] for run in runs if run["lr"] == best}
+    done = {run.seed for run in runs if run.lr == best}
     return [(best, seed) for seed in SEEDS if seed not in done] if math.isfinite(losses[best]) else []
 
 
@@ -156,7 +288,7 @@ def locked(file: Path, place: Place) -> Iterator[bool]:
         yield is_free
 
 
-def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
+def chosen_rate(runs: Sequence[Outcome]) -> float | None:
     """Return the learning rate with the lowest validation loss of the first seed; None before a run has converged.
 
     A rate at which any seed diverged is not chosen.
@@ -165,19 +297,27 @@ def chosen_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return min(losses, key=lambda rate: (losses[rate], rate), default=None)
 
 
-def losses_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[float, float]:
+def losses_by_rate(runs: Sequence[Outcome]) -> dict[float, float]:
     """Return the validation loss of the first seed at each learning rate; infinity if any seed diverged there."""
-    losses = {run["lr"]: run["validation_loss"] for run in runs if run["seed"] == SEEDS[0]}
-    diverged = {run["lr"] for run in runs if run["validation_loss"] is None}
-    return {rate: math.inf if rate in diverged else loss for rate, loss in losses.items()}
+    losses = {run.lr: run.validation_loss for run in runs if run.seed == SEEDS[0]}
+    diverged = {run.lr for run in runs if run.validation_loss is None}
+    return {rate: math.inf if loss is None or rate in diverged else loss for rate, loss in losses.items()}
 
 
-def runs_left(runs: Sequence[Mapping[str, Any]]) -> int:
+def runs_left(runs: Sequence[Outcome]) -> int:
     """Return the least number of runs that a model still needs, whatever their losses turn out to be."""
     return min(_runs_if_best(rate, runs) for rate in RATES)
 
 
-def _runs_if_best(best: float, runs: Sequence[Mapping[str, Any]]) -> int:
+class _Imagined(NamedTuple):
+    """The outcome of a run that is not trained."""
+
+    lr: float
+    seed: int
+    validation_loss: float | None
+
+
+def _runs_if_best(best: float, runs: Sequence[Outcome]) -> int:
     """Return how many runs are left if ``best``, not yet tried, is the best rate and the others to try diverge.
 
     If ``best`` is tried already, all rates to try diverge. The other seeds of the chosen rate converge.
@@ -185,8 +325,7 @@ def _runs_if_best(best: float, runs: Sequence[Mapping[str, Any]]) -> int:
     imagined = [*runs]
     while places := open_places(imagined):
         rate, seed = places[0]
-        loss = None if seed == SEEDS[0] and rate != best else 0.0
-        imagined.append({"lr": rate, "seed": seed, "validation_loss": loss})
+        imagined.append(_Imagined(rate, seed, None if seed == SEEDS[0] and rate != best else 0.0))
     return len(imagined) - len(runs)
 
 
@@ -201,27 +340,28 @@ def new_cell(config: Config, options: dict[str, Any], corpus: Corpus, split: Rec
     """
     layer, layer_config = layer_of(config, options)
     parameters, tables = model_parameters(config, options, corpus.manifest.vocab_size)
-    return {
-        "layer": config.mixer,
-        "options": asdict(layer_config),
-        "family": layer.family,
-        "config": settings_of(config),
-        "tokens": config.steps * config.batch_size * config.seq_len,
-        "parameters": parameters,
-        "parameters_without_embeddings": parameters - tables,
-        "flops_per_token": flops_per_token(config, options, corpus.manifest.vocab_size),
-        "corpus": {
-            "name": corpus.folder.name,
-            "tokenizer": corpus.manifest.tokenizer,
-            "sources": corpus.manifest.sources,
-            "vocab_size": corpus.manifest.vocab_size,
-            "train_tokens": corpus.tokens("train"),
-            "validation_tokens": corpus.targets("validation", config.seq_len),
-            "recall_share": split.share,
-            "rare": split.rare,
-        },
-        "runs": [],
-    }
+    text = Text(
+        name=corpus.folder.name,
+        tokenizer=corpus.manifest.tokenizer,
+        sources=corpus.manifest.sources,
+        vocab_size=corpus.manifest.vocab_size,
+        train_tokens=corpus.tokens("train"),
+        validation_tokens=corpus.targets("validation", config.seq_len),
+        recall_share=split.share,
+        rare=split.rare,
+    )
+    return Cell(
+        layer=config.mixer,
+        options=asdict(layer_config),
+        family=layer.family,
+        config=settings_of(config),
+        tokens=config.steps * config.batch_size * config.seq_len,
+        parameters=parameters,
+        parameters_without_embeddings=parameters - tables,
+        flops_per_token=flops_per_token(config, options, corpus.manifest.vocab_size),
+        corpus=text,
+        runs=[],
+    )
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -233,12 +373,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {name: y for name, y in asdict(config).items() if name not in left_out and not name.startswith("wandb")}
 
 
-def settings_in(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a file names; its runs had the defaults of settings that are newer than it."""
-    return settings_of(Config()) | cell["config"]
-
-
-def write_cell(file: Path, cell: Mapping[str, Any]) -> None:
+def write_cell(file: Path, cell: Cell) -> None:
     """Write a model's file durably, with the chosen learning rate and whether all runs are there."""
-    write_json(file, {**cell, "chosen": chosen_rate(cell["runs"]), "complete": not open_places(cell["runs"])})
+    write_json(file, {**asdict(cell), "chosen": cell.chosen, "complete": cell.complete})
     make_durable(file)

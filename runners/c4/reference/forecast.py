@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from runners.c4.checkpoints import steps_done
 from runners.c4.config import Config
-from runners.c4.reference.cells import Place, cell_files, open_places, runs_in, runs_left
+from runners.c4.reference.cells import ConvergedRun, Place, Run, cell_files, open_places, runs_in, runs_left
 from runners.c4.reference.training import folder_of
 
 
@@ -15,18 +15,18 @@ def seconds_of_runs(folder: Path, device: str) -> dict[str, float]:
     """Return by name the mean seconds of the runs of each model in a folder that has runs on ``device``."""
     found = {}
     for file in cell_files(folder):
-        runs = [run for run in runs_in(file) if run["device"] == device and run["validation_loss"] is not None]
+        runs = [run for run in runs_in(file) if isinstance(run, ConvergedRun) and run.device == device]
         if seconds := [seconds_of(run) for run in runs]:
             found[file.stem] = fmean(seconds)
     return found
 
 
-def seconds_of(run: Mapping[str, Any]) -> float:
+def seconds_of(run: ConvergedRun) -> float:
     """Return the seconds that a converged run took: its steps, its evaluations, and the evaluation of recall tokens.
 
     All evaluations read the same windows, so that one is timed. Runs of earlier versions have none timed.
     """
-    return float(run["seconds"] + (len(run["curve"]) + 1) * run.get("evaluation_seconds", 0.0))
+    return run.seconds + (len(run.curve) + 1) * run.evaluation_seconds
 
 
 def seconds_of_run(name: str, known: Mapping[str, float]) -> float:
@@ -58,9 +58,7 @@ class Work(NamedTuple):
     later: float
 
 
-def work_left(
-    runs: Sequence[Mapping[str, Any]], config: Config, options: dict[str, Any], corpus: str, seconds: float
-) -> Work:
+def work_left(runs: Sequence[Run], config: Config, options: dict[str, Any], corpus: str, seconds: float) -> Work:
     """Return the work that a model still needs at least; runs that can begin now may have been begun before.
 
     Args:

@@ -1,7 +1,7 @@
 """Whether the runs in a model's file can stand beside those that today's command trains."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from runners.c4.config import Config
 from runners.c4.identity import run_code
 from runners.c4.model import layer_of
-from runners.c4.reference.cells import open_places, settings_in, settings_of
+from runners.c4.reference.cells import Cell, settings_of
 from runners.c4.reference.rehearsal import agree, trajectory, unrehearsed_code
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered_verdicts
 
 
-def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
+def check_cell(cell: Cell, config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
     """Check that the runs of a file can stand beside those of today's command.
 
     Args:
@@ -32,39 +32,39 @@ def check_cell(cell: Mapping[str, Any], config: Config, options: dict[str, Any],
             says what to do.
     """
     check_terms(cell, config, options, corpus, file)
-    if open_places(cell["runs"]) and is_stale(cell, config, options):
+    if not cell.complete and is_stale(cell, config, options):
         raise ValueError(
             f"{file} is unfinished, and its runs were trained by code that trains differently: delete it to train the "
             "model again"
         )
 
 
-def check_terms(cell: Mapping[str, Any], config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
+def check_terms(cell: Cell, config: Config, options: dict[str, Any], corpus: str, file: Path) -> None:
     """Check that the runs of a file have the text and the settings of today's; arguments as for ``check_cell``.
 
     Raises:
         ValueError: the corpus or the settings differ; the message says what to do.
     """
-    same_text = cell["corpus"]["name"] == corpus
+    same_text = cell.corpus.name == corpus
     layer, layer_config = layer_of(config, options)
-    earlier = settings_in(cell), asdict(layer.Config()) | cell["options"]
+    earlier = cell.settings, asdict(layer.Config()) | cell.options
     if not same_text or earlier != (settings_of(config), asdict(layer_config)):
         what = "of other settings" if same_text else "of another text"
         raise ValueError(f"{file} is {what}: give another --folder, or delete it to train the model again")
 
 
-def is_stale(cell: Mapping[str, Any], config: Config, options: dict[str, Any]) -> bool:
+def is_stale(cell: Cell, config: Config, options: dict[str, Any]) -> bool:
     """Return whether the code of any run of a model trains or evaluates differently from today's code.
 
     Each edit of an ``UNREHEARSED`` module counts as different; edits of other modules do so only if the rehearsal has
     other losses. Runs of earlier versions do not name the code of these modules, and are stale.
     """
     unrehearsed = unrehearsed_code()
-    if any(run.get("unrehearsed_code") != unrehearsed for run in cell["runs"]):
+    if any(run.unrehearsed_code != unrehearsed for run in cell.runs):
         return True
 
     code = run_code(config)
-    others = [run["trajectory"] for run in cell["runs"] if run["code"] != code]
+    others = [run.trajectory for run in cell.runs if run.code != code]
     if not others:
         return False
 

@@ -29,7 +29,7 @@ from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.records import read_record
-from runners.c4.reference.cells import SEEDS, Place
+from runners.c4.reference.cells import SEEDS, ConvergedRun, DivergedRun, Place, Run
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import LOCK, train
 from runners.c4.watchers import Watcher
@@ -47,7 +47,7 @@ def train_place(
     split: RecallSplit,
     world: World,
     watchers: Sequence[Watcher],
-) -> dict[str, Any]:
+) -> Run:
     """Train one run, or read its result if it is finished; return its entry in the model's file.
 
     Raises:
@@ -60,38 +60,49 @@ def train_place(
 
     config = replace(config, lr=place[0], seed=place[1])
     folder = run_folder(config, options, corpus.folder.name)
-    described = {"lr": config.lr, "seed": config.seed, "device": device_name(world.device)}
-    described |= {"code": run_code(config), "unrehearsed_code": unrehearsed_code()}
-    described |= {"trajectory": trajectory(config, options)}
+    described: dict[str, Any] = {
+        "lr": config.lr,
+        "seed": config.seed,
+        "device": device_name(world.device),
+        "code": run_code(config),
+        "unrehearsed_code": unrehearsed_code(),
+        "trajectory": trajectory(config, options),
+    }
     try:
         result = train(config, options, corpus, world, watchers)
     except DivergedError:
         diverged = read_record(folder / "diverged.json")
         assert diverged is not None  # ``train`` has written or read it
-        return {**described, "validation_loss": None, "diverged_at": diverged["step"]}
+        return DivergedRun(**described, diverged_at=diverged["step"])
 
     # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
     model, _ = load_model(newest(folder) or folder)
     began = monotonic()
     recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
     evaluation_seconds = monotonic() - began
-    gradients = _gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}
-    rows = [row for row in read_curve(folder, config.steps) if row.validation_loss is not None]
-    curve = [[row.step, *(float(f"{y:.{DIGITS}g}") for y in (row.loss, row.validation_loss))] for row in rows]
+    curve = [
+        (row.step, _rounded(row.loss), _rounded(row.validation_loss))
+        for row in read_curve(folder, config.steps)
+        if row.validation_loss is not None
+    ]
     bytes_per_token = result["corpus"]["bytes_per_token"]
-    return {
+    return ConvergedRun(
         **described,
-        "validation_loss": result["validation_loss"],
-        "bits_per_byte": bytes_per_token and result["validation_loss"] / math.log(2) / bytes_per_token,
-        "recall_loss": recall,
-        "rest_loss": rest,
-        "curve": curve,
-        "seconds": round(result["seconds"], 1),
-        "evaluation_seconds": round(evaluation_seconds, 2),
-        **gradients,
-        "tokens_per_second": round(result["tokens_per_second"]),
-        "versions": result["versions"],
-    }
+        validation_loss=result["validation_loss"],
+        bits_per_byte=bytes_per_token and result["validation_loss"] / math.log(2) / bytes_per_token,
+        recall_loss=recall,
+        rest_loss=rest,
+        curve=curve,
+        seconds=round(result["seconds"], 1),
+        evaluation_seconds=round(evaluation_seconds, 2),
+        **(_gradients(model, split.windows, world) if config.seed != SEEDS[0] else {}),
+        tokens_per_second=round(result["tokens_per_second"]),
+        versions=result["versions"],
+    )
+
+
+def _rounded(loss: float) -> float:
+    return float(f"{loss:.{DIGITS}g}")
 
 
 def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:

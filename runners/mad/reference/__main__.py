@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -45,6 +45,7 @@ from runners.mad.duration import Duration, sentence
 from runners.mad.options import Options
 from runners.mad.reference.cells import (
     FOLDER,
+    Cell,
     ProtocolName,
     cell_file,
     options_of,
@@ -200,7 +201,7 @@ def print_forecast(
         console.print(f"time: {text}", soft_wrap=True)
 
 
-def known_cells(options: ReferenceOptions) -> list[dict[str, Any]]:
+def known_cells(options: ReferenceOptions) -> list[Cell]:
     """Return all cells that exist."""
     return [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
 
@@ -258,7 +259,7 @@ def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: C
                 return False
             cell = train_cell(entry, task, options.plan(entry, task), console)
             path = write_cell(options.cells, entry, task, cell)
-            console.print(f"{path}: {cell['seconds']:.0f} s of training", soft_wrap=True)
+            console.print(f"{path}: {cell.seconds:.0f} s of training", soft_wrap=True)
             return True
     except Timeout:
         return False

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import compress
 from math import exp, log
 from statistics import fmean
-from typing import Any
 
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from runners.device import find_devices
 from runners.mad.duration import Clock, Duration, total, work_left
 from runners.mad.options import Options
 from runners.mad.plan import plan_experiments
+from runners.mad.reference.cells import Cell
 from runners.mad.reference.entries import Entry
 from runners.storage import existing_storage
 
@@ -29,7 +29,7 @@ Place = tuple[Entry, str]
 
 
 def forecast(
-    missing: Sequence[Place], plan: Callable[[Entry, str], Options], cells: Collection[Mapping[str, Any]]
+    missing: Sequence[Place], plan: Callable[[Entry, str], Options], cells: Collection[Cell]
 ) -> list[Duration]:
     """Return how long the training of each missing cell takes.
 
@@ -100,11 +100,11 @@ def table_of(missing: Sequence[Place], durations: Sequence[Duration], layers: Se
     return table
 
 
-def seconds_of_cells(cells: Collection[Mapping[str, Any]]) -> tuple[str, dict[tuple[str, str], float]]:
+def seconds_of_cells(cells: Collection[Cell]) -> tuple[str, dict[tuple[str, str], float]]:
     """Return the device on which most cells were trained, and the seconds of those cells by layer and task."""
-    devices = Counter(cell["device"] for cell in cells)
+    devices = Counter(cell.device for cell in cells)
     device = max(devices, key=devices.__getitem__, default="")
-    return device, {(cell["layer"], cell["task"]): cell["seconds"] for cell in cells if cell["device"] == device}
+    return device, {(cell.layer, cell.task): cell.seconds for cell in cells if cell.device == device}
 
 
 def expected_seconds(took: Mapping[tuple[str, str], float], cell: tuple[str, str]) -> float | None:

@@ -41,7 +41,7 @@ def write_overview(folder: Path, command: str) -> list[Path]:
     if not cells:
         return []
     standings = to_standings(cells)
-    found = {(cell["layer"], cell["task"]): s for cell, s in zip(cells, standings, strict=True)}
+    found = {(cell.layer, cell.task): s for cell, s in zip(cells, standings, strict=True)}
 
     # Stale cells have a separate row in the picture, because their labels are marked.
     picture, page = folder / "overview.png", folder / "overview.md"

@@ -7,7 +7,7 @@ reference rows, too.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,15 @@ from typing import Any
 from rich.console import Console
 
 from mixers import MIXERS
-from mixers.costs import Costs
 from runners.guidance import flag_of
 from runners.mad.options import GRIDS, PRESETS, Options
-from runners.mad.reference.cells import FOLDER, PROTOCOLS, protocol_folder, read_cells
+from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import print_ranks
 from runners.mad.results.standings import Standing
-from runners.mad.results.summary import Estimate, Summary
+from runners.mad.results.summary import Estimate, Point, Summary
 from runners.mad.training.protocol import Optimizer, Protocol
-from tasks.base import Accuracy
 
 MARK = " (stale)"
 """End of the label of a stale cell."""
@@ -57,24 +55,22 @@ class Terms:
     seeds: int
 
     @staticmethod
-    def of(settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> "Terms":
+    def of(settings: Mapping[str, Any], points: Sequence[Point | CellPoint]) -> "Terms":
         """Return the terms of a study or a cell.
 
         Args:
-            settings: ``config`` of the study, or the cell itself.
+            settings: ``config`` of the study, or ``settings`` of the cell.
             points: the grid points.
         """
         training = {name: value for name, value in settings["protocol"].items() if name not in ("epochs", "steps")}
-        optimizer = Optimizer(**settings["protocol"]["optimizer"])
-        protocol = Protocol(**{**settings["protocol"], "optimizer": optimizer})
         return Terms(
             task=settings["task"],
             task_config=json.loads(json.dumps(settings["task_config"])),
             shape=dict(settings["shape"]),
-            steps=protocol.total_steps(settings["task_config"]["train_examples"]),
+            steps=protocol_of(settings).total_steps(settings["task_config"]["train_examples"]),
             training=training,
-            points=sorted((point["lr"], point["weight_decay"]) for point in points),
-            seeds=max((len(point["seeds"]) for point in points), default=0),
+            points=sorted((point.lr, point.weight_decay) for point in points),
+            seeds=max((len(point.seeds) for point in points), default=0),
         )
 
     def missing_options(self, other: "Terms") -> list[str]:
@@ -94,6 +90,11 @@ class Terms:
         found += [_option("weight_decay", _words(decays))] if decays != other_decays else []
         found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
         return found
+
+
+def protocol_of(settings: Mapping[str, Any]) -> Protocol:
+    """Return length and settings of training from the ``config`` of a study."""
+    return Protocol(**{**settings["protocol"], "optimizer": Optimizer(**settings["protocol"]["optimizer"])})
 
 
 def _points_of(options: Options) -> list[tuple[float, float]]:
@@ -151,7 +152,7 @@ def check_rows(folder: Path, tasks: Iterable[str]) -> None:
 
 def terms_of(summary: Summary) -> Terms:
     """Return the terms of a finished study."""
-    return Terms.of(summary.config, [asdict(point) for point in summary.points])
+    return Terms.of(summary.config, summary.points)
 
 
 def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder: Path) -> list[Ranking]:
@@ -194,20 +195,20 @@ def _apart(row: Standing, labels: set[str]) -> Standing:
 
 def _comparable(
     terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
-) -> tuple[list[dict[str, Any]], str | None]:
+) -> tuple[list[Cell], str | None]:
     """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
     # If every point diverged, none was chosen to be repeated with more seeds, and their number says nothing.
     diverged = all(summary.chosen is None for summary, _ in members)
 
-    def of_cell(cell: Mapping[str, Any]) -> Terms:
-        found = Terms.of(cell, cell["points"])
+    def of_cell(cell: Cell) -> Terms:
+        found = Terms.of(cell.settings, cell.points)
         return replace(found, seeds=terms.seeds) if diverged else found
 
     full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in PROTOCOLS)
     if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:
         # One's own training of a reference row takes its place.
         again = {summary.fingerprint for summary, _ in members}
-        return [cell for cell in cells if cell["fingerprint"] not in again], None
+        return [cell for cell in cells if cell.fingerprint not in again], None
 
     # Nothing of the protocol is trained.
     preset = members[0][0].config.get("preset")
@@ -225,28 +226,28 @@ def _comparable(
     return [], f"reference rows need {wanted}{others}"
 
 
-def to_standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:
+def to_standings(cells: Sequence[Cell]) -> list[Standing]:
     """Return the standings of cells, named after their rows; stale cells are marked."""
     return [_standing(cell, stale) for cell, stale in zip(cells, find_stale(cells), strict=True)]
 
 
-def _standing(cell: Mapping[str, Any], stale: bool) -> Standing:
-    values = {f"test_{name}": found for name, found in cell["test"].items()}
+def _standing(cell: Cell, stale: bool) -> Standing:
+    values = {f"test_{name}": found for name, found in vars(cell.test).items()}
     names = list(MIXERS)
     return Standing(
-        mixer=cell["layer"] + (MARK if stale else ""),
-        family=cell["family"],
-        remark=cell["remark"],
-        task=cell["task"],
-        difficulty="baseline" if cell["preset"] is None else cell["preset"],
-        test=None if cell["chosen"] is None else {n: Estimate.of(found) for n, found in values.items() if found},
-        seeds=len(cell["seeds"]),
-        ceiling=Accuracy(**cell["ceiling"]),
-        chance=Accuracy(**cell["chance"]),
-        costs=_costs(cell["costs"]),
-        preset=cell["preset"],
-        steps=cell["steps"],
-        place=((names.index(cell["mixer"]), cell["mixer"]), -1),
+        mixer=cell.layer + (MARK if stale else ""),
+        family=cell.family,
+        remark=cell.remark,
+        task=cell.task,
+        difficulty="baseline" if cell.preset is None else cell.preset,
+        test=None if cell.chosen is None else {n: Estimate.of(found) for n, found in values.items() if found},
+        seeds=len(cell.seeds),
+        ceiling=cell.ceiling,
+        chance=cell.chance,
+        costs=cell.costs,
+        preset=cell.preset,
+        steps=cell.steps,
+        place=((names.index(cell.mixer), cell.mixer), -1),
     )
 
 
@@ -260,16 +261,6 @@ def print_rankings(found: Sequence[Ranking], console: Console) -> None:
     for reason in dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None):
         settings = dict.fromkeys(ranking.own[0].setting for ranking in found if ranking.reason == reason)
         console.print(f"no reference rows for {', '.join(settings)}: {reason}", soft_wrap=True)
-
-
-def _costs(found: Mapping[str, Any]) -> Costs:
-    """Return the costs in a cell, whose JSON has text for the lengths."""
-    counts = {name: found[name] and {int(n): count for n, count in found[name].items()} for name in COUNTS}
-    return Costs(parameters=found["parameters"], **counts)
-
-
-COUNTS = ("state_floats", "flops_per_token")
-"""Figures of the costs that are counted at several lengths."""
 
 
 def _option(name: str, value: Any) -> str:

@@ -11,9 +11,9 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from mixers.registry import find_mixer
 from runners.mad.experiment import Experiment
-from runners.mad.reference.cells import experiment_of
+from runners.mad.reference.cells import Cell, experiment_of
 from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
 from runners.processes import mapped
 from runners.progress import bar, shows_bars
@@ -39,8 +39,6 @@ FEW = 12
 CHECKING = "retraining a few steps of reference cells"
 """What a progress bar, or a line without a terminal, says while cells are rehearsed."""
 
-Cell = Mapping[str, Any]
-
 
 def find_stale(cells: Sequence[Cell]) -> list[bool]:
     """Return whether each cell is stale; use the cache."""
@@ -54,19 +52,19 @@ def check(cells: Sequence[Cell]) -> list[bool]:
     rehearsals: dict[int, tuple[Any, ...]] = {}
     for i, cell in enumerate(_shown(cells, "planning reference cells")):
         experiment = experiment_of(cell)
-        if cell["fingerprint"] != experiment.fingerprint:
+        if cell.fingerprint != experiment.fingerprint:
             continue
-        if cell["code"] == experiment.code:
+        if cell.code == experiment.code:
             stale[i] = False
         else:
-            dtype = torch.float32 if cell["sharp_trajectory"] is None else torch.float64
+            dtype = torch.float32 if cell.sharp_trajectory is None else torch.float64
             rehearsals[i] = (*rehearsal_of(experiment), dtype)
             waiting[rehearsals[i]] = replace(experiment), dtype  # without the data, which may be large
 
     found = dict(zip(waiting, _rehearse(list(waiting.values())), strict=True))
     for i, rehearsal in rehearsals.items():
-        sharp = cells[i]["sharp_trajectory"]
-        then, now = cells[i]["trajectory"] if sharp is None else sharp, found[rehearsal]
+        sharp = cells[i].sharp_trajectory
+        then, now = cells[i].trajectory if sharp is None else sharp, found[rehearsal]
         tolerance = TOLERANCE if sharp is None else SHARP_TOLERANCE
         stale[i] = then is None or now is None or not agree(then, now, tolerance)
     return stale
@@ -76,11 +74,11 @@ def _keys(cells: Sequence[Cell]) -> list[str]:
     """Return the key of each cell's verdict."""
     common = [code_version(alone=DECIDING), torch.__version__, np.__version__]
     training = {
-        mixer: code_version("runners.mad.training.loop", find_mixer(mixer)) for mixer in {c["mixer"] for c in cells}
+        mixer: code_version("runners.mad.training.loop", find_mixer(mixer)) for mixer in {cell.mixer for cell in cells}
     }
-    data = {task: code_version(TASKS[task]) for task in {c["task"] for c in cells}}
+    data = {task: code_version(TASKS[task]) for task in {cell.task for cell in cells}}
     return [
-        sha256_of(json.dumps([common, training[cell["mixer"]], data[cell["task"]], cell], sort_keys=True))
+        sha256_of(json.dumps([common, training[cell.mixer], data[cell.task], asdict(cell)], sort_keys=True))
         for cell in cells
     ]
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from runners.files import DamagedFileError, load_tensors, read_json, write_json
+from runners.files import DamagedFileError, load_tensors, read_json, validated, write_json
 from runners.mad.experiment import Experiment, run_folder
 from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
@@ -77,11 +76,7 @@ def stored_readings(experiment: Experiment, runs: Sequence[Run], folder: Path) -
 def _known(path: Path) -> Reading | None:
     """Return the figures that an earlier call stored, if any."""
     values = read_json(path)
-    try:
-        return None if values is None else TypeAdapter(Reading).validate_python(values)
-    except ValidationError as error:
-        reason = "it holds no test figures"
-        raise DamagedFileError(f"{path} is damaged ({reason}): delete it and run the same command again") from error
+    return None if values is None else validated(path, Reading, values)
 
 
 def _read(experiment: Experiment, runs: Sequence[Run], folder: Path, device: torch.device) -> dict[Run, Reading]:

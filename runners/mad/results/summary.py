@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mixers.costs import Costs, costs
 from mixers.short_convolution import mixer_label
-from runners.files import read_json, write_json
+from runners.files import first_fault, read_json, write_json
 from runners.mad.experiment import Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
@@ -315,9 +315,7 @@ def read_summary(path: Path) -> Summary:
     try:
         return TypeAdapter(Summary).validate_python(read_json(file, REMEDY))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise incomparable(path, where + first["msg"].lower()) from error
+        raise incomparable(path, first_fault(error)) from error
 
 
 def incomparable(path: Path, reason: str) -> IncomparableError:

@@ -1,20 +1,19 @@
 """Extrapolation against length, and accuracy along the sequence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from markupsafe import Markup
 from matplotlib import rc_context
 
 from runners.drawing import Style
 from runners.mad.diagnosis.profile import Profile, along_the_sequence
+from runners.mad.reference.cells import Positions
 from runners.mad.results.summary import Estimate
-from runners.report.cells import METRICS, Board, Cell, task_of
+from runners.report.cells import Board, Cell, task_of
 from runners.report.pictures import Picture, cells_of, end_label, legend_of, panels_of_tasks
 from runners.report.svg import MUTED, STYLE, accuracy_axis, name_lines, panel, to_svg
 from tasks import TASKS
-from tasks.base import LENGTH_PREFIX
+from tasks.base import LENGTH_PREFIX, Accuracy
 
 AXES = {"position": "position in the sequence", "answer": "answer within its sequence"}
 FEW = 6
@@ -73,21 +72,20 @@ def _without_positions(absent: Sequence[str], panels: Mapping[str, object]) -> s
     return f"{names}Layers are missing where {first}; {remedy}"
 
 
-def _lengths(cell: Cell) -> dict[int, list[dict[str, float]]]:
+def _lengths(cell: Cell) -> dict[int, list[Accuracy]]:
     """Return the accuracies of the seeds by length; the test split counts as the longest length in training."""
-    numbers = {
-        name: name.removeprefix(LENGTH_PREFIX) for name in cell.content["probes"] if name.startswith(LENGTH_PREFIX)
-    }
-    found = {int(number): cell.content["probes"][name] for name, number in numbers.items() if number.isdecimal()}
+    probes = cell.content.probes
+    numbers = {name: name.removeprefix(LENGTH_PREFIX) for name in probes if name.startswith(LENGTH_PREFIX)}
+    found = {int(number): probes[name] for name, number in numbers.items() if number.isdecimal()}
     if found and (trained := _trained_length(cell)) is not None:
-        values = [cell.values(metric) for metric in METRICS]
-        found[trained] = [dict(zip(METRICS, pair, strict=True)) for pair in zip(*values, strict=True)]
+        pairs = zip(cell.values("sequence"), cell.values("token"), strict=True)
+        found[trained] = [Accuracy(sequence=sequence, token=token) for sequence, token in pairs]
     return dict(sorted(found.items()))
 
 
 def _trained_length(cell: Cell) -> int | None:
     """Return the longest length in training."""
-    return task_of(cell.task, cell.content["task_config"]).trained_length
+    return task_of(cell.task, cell.content.task_config).trained_length
 
 
 def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str) -> Markup | None:
@@ -101,7 +99,7 @@ def _draw_lengths(cells: Sequence[Cell], legend: Mapping[str, Style], metric: st
     with rc_context(STYLE):
         for n, (cell, found) in enumerate(known):
             style = legend[cell.row]
-            estimates = [Estimate.of([at[metric] for at in seeds]) for seeds in found.values()]
+            estimates = [Estimate.of([getattr(at, metric) for at in seeds]) for seeds in found.values()]
             means = [estimate.mean for estimate in estimates]
             lows = [max(0.0, e.mean - (e.half_width or 0.0)) for e in estimates]
             highs = [min(1.0, e.mean + (e.half_width or 0.0)) for e in estimates]
@@ -132,8 +130,8 @@ def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Marku
         for n, cell in enumerate(cells):
             profile, style = _profile(cell), legend[cell.row]
             assert profile is not None
-            axis, ys = profile["axis"], profile["accuracy"]
-            axes.plot(profile["index"], ys, style.line, color=style.color, gid=f"line{n}")
+            axis, ys = profile.axis, profile.accuracy
+            axes.plot(profile.index, ys, style.line, color=style.color, gid=f"line{n}")
             tips[f"line{n}"] = f"{cell.row}: {ys[0]:.3f} at the first, {ys[-1]:.3f} at the last"
             ends.append((end_label(cell), ys[-1], style.color))
         axes.axhline(cells[0].standing.chance.token, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -145,10 +143,10 @@ def _draw_positions(cells: Sequence[Cell], legend: Mapping[str, Style]) -> Marku
     return to_svg(figure, f"{cells[0].task}: token accuracy along the sequence", tips)
 
 
-def _profile(cell: Cell) -> Mapping[str, Any] | None:
-    """Return index, accuracy and axis of a cell, or of a study's diagnosis; None if there is neither."""
+def _profile(cell: Cell) -> Positions | None:
+    """Return the accuracy along the sequence of a cell, or of a study's diagnosis; None if there is neither."""
     if cell.diagnosis is None:
-        return cell.content.get("positions")
+        return cell.content.positions
     by_position, by_answer = (Profile(**cell.diagnosis[name]) for name in ("by_position", "by_answer"))
     axis, profile = along_the_sequence(by_position, by_answer)
-    return {**asdict(profile), "axis": axis}
+    return Positions(axis=axis, index=profile.index, accuracy=profile.accuracy)

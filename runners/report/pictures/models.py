@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -10,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.ticker import LogLocator
 
 from mixers import MIXERS
-from runners.c4.reference.cells import chosen_rate, settings_in
+from runners.c4.reference.cells import Cell, ConvergedRun
 from runners.drawing import Style, styles
 from runners.report.pictures import LONGEST, Picture
 from runners.report.svg import STYLE, name_lines, panel, to_svg
@@ -44,7 +43,7 @@ def panels_of_families(models: Models) -> Panels:
     for layer in filter(models.__contains__, MIXERS):
         families.setdefault(MIXERS[layer].family, []).append(layer)
     of_families = {family: [(layer, layer) for layer in layers] for family, layers in families.items()}
-    own = _short([name for name, cell in models.items() if ":" in cell["layer"]])
+    own = _short([name for name, cell in models.items() if ":" in cell.layer])
     beside = ("transformer", "transformer")
     panels = {**of_families, **({"yours": own} if own else {})}
     return _with_models({title: list(dict.fromkeys([*pairs, beside])) for title, pairs in panels.items()}, models)
@@ -188,21 +187,20 @@ def _draw_gradients(found: Models, legend: Mapping[str, Style], name: str) -> Ma
     return to_svg(figure, f"gradient against distance, {name}; at the largest distance {', '.join(far)}", tips)
 
 
-def _measured(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _measured(cell: Cell) -> list[ConvergedRun]:
     """Return the runs at the best learning rate whose gradients are measured."""
-    rate = chosen_rate(cell["runs"])
-    return [run for run in cell["runs"] if run["lr"] == rate and "gradient" in run]
+    return [run for run in cell.best if run.gradient is not None]
 
 
-def _relative(run: Mapping[str, Any]) -> np.ndarray:
+def _relative(run: ConvergedRun) -> np.ndarray:
     """Return the means and half widths (2, T) of a run's gradients, divided by the mean at distance 0."""
-    return np.array([run["gradient"], run["gradient_half_width"]]) / run["gradient"][0]
+    found_2T = np.array([run.gradient, run.gradient_half_width])
+    return found_2T / found_2T[0, 0]
 
 
-def _curves(cell: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _curves(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of E evaluations, and the validation losses (S, E) of the seeds at the best learning rate."""
-    rate, config = chosen_rate(cell["runs"]), settings_in(cell)
-    curves = [run["curve"] for run in cell["runs"] if run["lr"] == rate]
+    curves = [run.curve for run in cell.best]
     losses_SE = np.array([[loss for _, _, loss in curve] for curve in curves])
     steps_E = np.array([step for step, _, _ in curves[0]])
-    return steps_E * config["batch_size"] * config["seq_len"], losses_SE
+    return steps_E * cell.settings["batch_size"] * cell.settings["seq_len"], losses_SE

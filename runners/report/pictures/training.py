@@ -85,10 +85,10 @@ def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str)
             drawn.set(linewidth=1.8 if strong else 1.0, alpha=1.0 if strong else 0.55)
             tips[f"line{n}"] = cell.row
 
-            chosen = cell.chosen
-            if chosen is not None and chosen["lr"] in line:
-                mark(axes, chosen["lr"], line[chosen["lr"]], style, f"point{n}", ms=7 if strong else 4)
-                tips[f"point{n}"] = f"{cell.row}: chosen learning rate {chosen['lr']:g}"
+            chosen = cell.content.chosen_point
+            if chosen is not None and chosen.lr in line:
+                mark(axes, chosen.lr, line[chosen.lr], style, f"point{n}", ms=7 if strong else 4)
+                tips[f"point{n}"] = f"{cell.row}: chosen learning rate {chosen.lr:g}"
 
         limit_lines(axes, *(getattr(limit, metric) for limit in (cells[0].standing.ceiling, cells[0].standing.chance)))
         rates = sorted({rate for line in lines.values() for rate in line})
@@ -109,15 +109,15 @@ def _draw_rates(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str)
 def _by_rate(cell: Cell, metric: str) -> dict[float, float]:
     """Return the best accuracy of seed 0 over weight decays, by learning rate; rates that diverged are left out."""
     found: dict[float, float] = {}
-    for point in cell.content["points"]:
-        if values := point.get(f"validation_{metric}_accuracy"):
-            found[point["lr"]] = max(values[0], found.get(point["lr"], 0.0))
+    for point in cell.content.points:
+        if values := getattr(point, f"validation_{metric}_accuracy"):
+            found[point.lr] = max(values[0], found.get(point.lr, 0.0))
     return dict(sorted(found.items()))
 
 
 def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str) -> Markup | None:
     """Draw one line per seed."""
-    cells = [cell for cell in cells if cell.content["curves"]]
+    cells = [cell for cell in cells if cell.content.curves]
     if not cells:
         return None
     figure, axes = panel()
@@ -126,7 +126,7 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
     with rc_context(STYLE):
         for n, cell in enumerate(cells):
             style = legend[cell.row]
-            for seed, rows in enumerate(cell.content["curves"]):
+            for seed, rows in enumerate(cell.content.curves):
                 known = [(row[0], row[COLUMN[metric]]) for row in rows if row[COLUMN[metric]] is not None]
                 if not known:
                     continue
@@ -134,11 +134,11 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
                 xs, ys = zip(*known, strict=True)
                 axes.plot(xs, ys, style.line, color=style.color, linewidth=1.0, alpha=0.8, gid=gid)
                 tips[gid] = f"{cell.row}, seed {seed}: {ys[-1]:.3f} after {xs[-1]:,} steps"
-            last = [rows[-1][COLUMN[metric]] for rows in cell.content["curves"] if rows]
+            last = [rows[-1][COLUMN[metric]] for rows in cell.content.curves if rows]
             ends.append((end_label(cell), fmean(y for y in last if y is not None), style.color))
 
         limit_lines(axes, *(getattr(limit, metric) for limit in (cells[0].standing.ceiling, cells[0].standing.chance)))
-        axes.set_xlim(0, max(row[0] for cell in cells for rows in cell.content["curves"] for row in rows))
+        axes.set_xlim(0, max(row[0] or 0 for cell in cells for rows in cell.content.curves for row in rows))
         axes.locator_params(axis="x", nbins=4)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")
         axes.set_xlabel("steps")

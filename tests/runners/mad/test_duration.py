@@ -116,12 +116,12 @@ def test_a_step_is_really_timed() -> None:
 def test_the_gpu_time_is_that_of_the_reference_result_of_the_same_settings() -> None:
     cell = read_cell(FOLDER / "rt" / "parity.json")
     command = ["--mixer", "rt", "--task", "parity", "--device", "cpu"]
-    run_steps = cell["steps"] * (len(cell["points"]) + len(cell["seeds"]) - 1)
+    run_steps = cell.steps * (len(cell.points) + len(cell.seeds) - 1)
     for same in ([], ["--steps", "500"]):
         (experiment,) = planned([*command, *same])[1]
         found = seconds_on_gpu(experiment)
         assert found is not None
-        assert found == (pytest.approx(cell["seconds"] / run_steps), cell["device"])
+        assert found == (pytest.approx(cell.seconds / run_steps), cell.device)
     for other in (["--width", "64"], ["--batch-size", "64"], ["--mixer.heads", "8"], ["--task.data-seed", "9"]):
         (experiment,) = planned([*command, *other])[1]
         assert seconds_on_gpu(experiment) is None

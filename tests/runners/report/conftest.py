@@ -12,7 +12,7 @@ from tests.runners.report.made_up import ACCURACIES, use, write_cell
 @pytest.fixture(autouse=True)
 def stale_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the made-up language models, those are stale whose code has the name "stale"."""
-    monkeypatch.setattr(trained, "is_stale", lambda cell, config, options: cell["runs"][0]["code"] == "stale")
+    monkeypatch.setattr(trained, "is_stale", lambda cell, config, options: cell.runs[0].code == "stale")
 
 
 @pytest.fixture

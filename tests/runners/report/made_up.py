@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from runners.c4.reference.cells import Cell as Model
+from runners.c4.reference.cells import ConvergedRun, DivergedRun, Text
 from runners.files import write_json
 from runners.mad.experiment import run_folder, study_folder
 from runners.mad.reference import rows
@@ -29,28 +31,38 @@ ACCURACIES: Mapping[tuple[str, str], Sequence[float]] = {
 }
 """Token accuracies of the seeds by row and task; those of sequences are half of them."""
 
-LANGUAGE_MODEL: Mapping[str, Any] = {
-    "layer": "rt",
-    "family": "attention",
-    "options": {},
-    "config": {},
-    "corpus": {"name": "a", "vocab_size": 8000, "train_tokens": 400},
-    "tokens": 1000,
-    "parameters_without_embeddings": 3_000_000,
-    "flops_per_token": 40_000_000,
-    "runs": [],
-}
-LANGUAGE_RUN: Mapping[str, Any] = {
+LANGUAGE_MODEL = Model(
+    layer="rt",
+    family="attention",
+    options={},
+    config={},
+    corpus=Text(
+        name="a",
+        vocab_size=8000,
+        train_tokens=400,
+        tokenizer="",
+        sources={},
+        validation_tokens=100,
+        recall_share=0.1,
+        rare=6,
+    ),
+    tokens=1000,
+    parameters=5_000_000,
+    parameters_without_embeddings=3_000_000,
+    flops_per_token=40_000_000,
+    runs=[],
+)
+"""A language model without runs."""
+_SHARED: Mapping[str, Any] = {"lr": 3e-3, "seed": 0, "device": "H200", "code": "", "trajectory": []}
+LANGUAGE_RUN = ConvergedRun(
+    **_SHARED,
     **dict.fromkeys(("validation_loss", "recall_loss", "rest_loss", "bits_per_byte"), 3.0),
-    "lr": 3e-3,
-    "seed": 0,
-    "device": "H200",
-    "code": "",
-    "trajectory": [],
-    "seconds": 600.0,
-    "curve": [[1, 9.5, 9.0], [10, 3.0, 3.0]],
-}
-"""Entries of the file of a language model, and of one of its runs."""
+    seconds=600.0,
+    curve=[(1, 9.5, 9.0), (10, 3.0, 3.0)],
+    tokens_per_second=1000,
+    versions={},
+)
+DIVERGED_RUN = DivergedRun(**_SHARED, diverged_at=5)
 
 
 def write_cell(
@@ -106,7 +118,7 @@ def write_study(folder: Path, *arguments: str) -> Path:
 def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the report read a folder of results in place of the repository's; DeltaNet's cells alone are stale."""
     monkeypatch.setattr(report, "FOLDER", folder / "reference")
-    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["layer"] == "deltanet" for cell in cells])
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell.layer == "deltanet" for cell in cells])
     monkeypatch.setattr(report_cells, "_positions", lambda task, config: 40)
 
 

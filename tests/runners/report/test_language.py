@@ -12,7 +12,7 @@ from scipy.stats import rankdata, spearmanr
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
-from runners.c4.reference.cells import NAME, write_cell
+from runners.c4.reference.cells import NAME, ConvergedRun, write_cell
 from runners.report import language, ranks, trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
@@ -35,18 +35,17 @@ FAMILIES = np.unique([layer.family for layer in MIXERS.values()], return_inverse
 """Family of each registered layer."""
 
 
-def run(lr: float, seed: int, loss: float) -> dict[str, Any]:
+def run(lr: float, seed: int, loss: float) -> ConvergedRun:
     parts = {"recall_loss": 2 * loss, "rest_loss": 5 - loss, "bits_per_byte": loss / 3}
-    return {**made_up.LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, **parts}
+    return replace(made_up.LANGUAGE_RUN, lr=lr, seed=seed, validation_loss=loss, **parts)
 
 
 def write_model(results: Path, layer: str, loss: float, runs: int = 5, code: str = "", **changes: Any) -> None:
     """Write a language model whose seeds have this mean loss at the best of its learning rates."""
     best = [run(3e-3, 0, loss - 0.01), run(1e-2, 0, loss + 1), run(3e-3, 1, loss + 0.01)]
-    found = [{**one, "code": code} for one in (run(1e-3, 0, loss + 1), run(3e-2, 0, loss + 1), *best)][:runs]
-    described = {**made_up.LANGUAGE_MODEL, "layer": layer, "family": MIXERS[layer].family}
-    cell = {**described, "runs": found, **changes}
-    write_cell(results / "reference" / NAME / f"{layer}.json", cell)
+    found = [replace(one, code=code) for one in (run(1e-3, 0, loss + 1), run(3e-2, 0, loss + 1), *best)][:runs]
+    described = {"layer": layer, "family": MIXERS[layer].family, "runs": found}
+    write_cell(results / "reference" / NAME / f"{layer}.json", replace(made_up.LANGUAGE_MODEL, **described | changes))
 
 
 def pooled(x_L: Any, *ys_L: Any) -> list[Rho | None]:
@@ -379,9 +378,8 @@ def test_an_unfinished_language_model_stands_in_the_table_alone(results: Path) -
 
 def test_a_layer_that_diverged_at_every_rate_comes_last(results: Path) -> None:
     rates = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    diverged = {**made_up.LANGUAGE_RUN, "validation_loss": None, "recall_loss": None, "rest_loss": None}
-    file = results / "reference" / NAME / "rt.json"
-    write_cell(file, {**made_up.LANGUAGE_MODEL, "runs": [{**diverged, "lr": lr} for lr in rates]})
+    runs = [replace(made_up.DIVERGED_RUN, lr=lr) for lr in rates]
+    write_cell(results / "reference" / NAME / "rt.json", replace(made_up.LANGUAGE_MODEL, runs=runs))
     models = read_language_models(results / "reference" / NAME)
     assert (models[-1].layer, models[-1].lr, models[-1].finished) == ("rt", None, True)
     rho = {row.score: row for row in correlations(board(results), models, "token")}["parity"].between["total"]
@@ -407,22 +405,23 @@ def test_a_stale_language_model_is_not_correlated(results: Path) -> None:
 def test_staleness_is_that_of_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(trained, "is_stale", lambda cell, config, options: asked.append((config, options)) or True)
-    assert is_stale_model("rt-6-block-4-authors", {})
+    assert is_stale_model("rt-6-block-4-authors", made_up.LANGUAGE_MODEL)
     ((config, options),) = asked
     assert (config.mixer, config.width, config.parametrisation, options) == ("rt", 640, "authors", {"block": 4})
-    assert not is_stale_model("a user's own", {})
+    assert not is_stale_model("a user's own", made_up.LANGUAGE_MODEL)
 
     # A layer of a user's own.
-    assert is_stale_model("somewhere.Own", {"layer": "somewhere:Own"})
+    own = replace(made_up.LANGUAGE_MODEL, layer="somewhere:Own")
+    assert is_stale_model("somewhere.Own", own)
     assert asked[-1][0].mixer == "somewhere:Own"
     monkeypatch.setattr(trained, "is_stale", lambda *_: find_mixer("somewhere:Own"))
-    assert not is_stale_model("somewhere.Own", {"layer": "somewhere:Own"})  # it cannot be imported here
+    assert not is_stale_model("somewhere.Own", own)  # it cannot be imported here
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"corpus": made_up.LANGUAGE_MODEL["corpus"] | {"name": "b"}}, "are of different texts"),
+        ({"corpus": replace(made_up.LANGUAGE_MODEL.corpus, name="b")}, "are of different texts"),
         ({"config": {"steps": 9}}, "have different settings"),
     ],
 )

@@ -224,8 +224,8 @@ def test_a_larger_grid_or_more_seeds_leave_a_study_in_its_place(tmp_path: Path) 
     for after in (larger, more):
         assert not after.differs
         assert after.standing.test == before.standing.test
-        for name in ("points", "chosen", "seeds", "test", "curves"):
-            assert after.content[name] == before.content[name]
+        for name in ("points", "chosen", "test", "curves"):
+            assert getattr(after.content, name) == getattr(before.content, name)
 
     # Without test figures of the smaller grid's choice, the study stands as what it is.
     assert shown(small[0], point(5e-3, [0.5]), point(1e-2, [0.6, 0.7, 0.8])).differs

@@ -1,14 +1,14 @@
 """The table of RT against the Transformer: what it says of made-up losses."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runners.c4.reference.cells import RATES, write_cell
+from runners.c4.reference.cells import RATES, Run, read_cell, write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
-from runners.files import read_json
 from runners.report.pictures import Picture
 from runners.report.pictures.models import (
     _curves,
@@ -26,7 +26,7 @@ from runners.report.transition import (
     finished,
     table_of_runs,
 )
-from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
+from tests.runners.report.made_up import DIVERGED_RUN, LANGUAGE_MODEL, LANGUAGE_RUN
 
 SIZE = {"layers": 6, "width": 640, "batch_size": 64, "seq_len": 512}
 
@@ -39,13 +39,20 @@ def write(
     rates = {3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     places = [(rate, 0, losses[0] if rate == best else 9.0) for rate in sorted(rates)]
     runs = [
-        {**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss, "curve": [[1, 9.5, 9.0], [10, loss, loss]]}
+        replace(
+            LANGUAGE_RUN, code=code, lr=lr, seed=seed, validation_loss=loss, curve=[(1, 9.5, 9.0), (10, loss, loss)]
+        )
         for lr, seed, loss in [*places, (best, 1, losses[1])]
     ]
-    described = {"runs": [{**run, "code": code} for run in runs], "config": {**SIZE, **config}, "layer": layer}
-    write_cell(
-        folder / f"{name}.json", {**LANGUAGE_MODEL, **described, "corpus": LANGUAGE_MODEL["corpus"] | {"name": corpus}}
-    )
+    text = replace(LANGUAGE_MODEL.corpus, name=corpus)
+    model = replace(LANGUAGE_MODEL, runs=runs, config={**SIZE, **config}, layer=layer, corpus=text)
+    write_cell(folder / f"{name}.json", model)
+
+
+def run(lr: float, loss: float | None, seed: int = 0) -> Run:
+    if loss is None:
+        return replace(DIVERGED_RUN, lr=lr, seed=seed)
+    return replace(LANGUAGE_RUN, lr=lr, seed=seed, validation_loss=loss)
 
 
 def rows(folder: Path) -> dict[str, list[str]]:
@@ -136,8 +143,7 @@ def test_what_the_paper_does_not_claim_decides_nothing(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_finished_decides_nothing(tmp_path: Path) -> None:
-    run = {**LANGUAGE_RUN, "lr": 3e-3, "seed": 0, "validation_loss": 2.0}
-    write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": [run]})
+    write_cell(tmp_path / "transformer-6.json", replace(LANGUAGE_MODEL, runs=[run(3e-3, 2.0)]))
     (tmp_path / ".transformer-6-a1b2c3d4.json").write_text("{")  # left by a killed process
     claim = "6 RT layers have a lower loss than 6 Transformer layers"
     assert rows(tmp_path)[claim] == ["not trained"] * 3
@@ -151,8 +157,8 @@ def test_a_model_that_is_not_finished_decides_nothing(tmp_path: Path) -> None:
 def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
     assert Transition({}).at_equal_rates() == ""
     for name, losses in {"rt-6": {3e-3: 3.0, 1e-2: 2.9, 3e-2: None}, "transformer-12": {1e-2: 3.05, 3e-2: 2.8}}.items():
-        runs = [{**LANGUAGE_RUN, "lr": lr, "validation_loss": loss} for lr, loss in losses.items()]
-        write_cell(tmp_path / f"{name}.json", {**LANGUAGE_MODEL, "runs": runs})
+        runs = [run(lr, loss) for lr, loss in losses.items()]
+        write_cell(tmp_path / f"{name}.json", replace(LANGUAGE_MODEL, runs=runs))
     assert Transition(current_models(tmp_path)).at_equal_rates() == (
         "At 30M parameters on another text, after 1.00k tokens and with one seed, RT's loss minus that of the "
         "Transformer is: with 12 layers -0.150 (lr 0.01). Below zero, RT is ahead. Not finished. "
@@ -161,8 +167,7 @@ def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
 
 def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.0, 3.0))
-    runs = [{**LANGUAGE_RUN, "lr": lr, "validation_loss": None} for lr in RATES]
-    write_cell(tmp_path / "rt-6.json", {**LANGUAGE_MODEL, "runs": runs})
+    write_cell(tmp_path / "rt-6.json", replace(LANGUAGE_MODEL, runs=[run(lr, None) for lr in RATES]))
     claim = "6 RT layers have a lower loss than 6 Transformer layers"
     assert rows(tmp_path)[claim] == ["diverged", "not trained", "diverged"]
 
@@ -170,9 +175,7 @@ def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) ->
 def test_the_table_of_runs_has_all_of_them(tmp_path: Path) -> None:
     assert table_of_runs({}) == [["model", "parameters", "second seed"]]
     write(tmp_path, "rt-6", (3.0, 3.1))
-    places = {(3e-3, 0): 2.0, (1e-1, 0): None}
-    runs = [{**LANGUAGE_RUN, "lr": lr, "seed": seed, "validation_loss": loss} for (lr, seed), loss in places.items()]
-    write_cell(tmp_path / "transformer-6.json", {**LANGUAGE_MODEL, "runs": runs})
+    write_cell(tmp_path / "transformer-6.json", replace(LANGUAGE_MODEL, runs=[run(3e-3, 2.0), run(1e-1, None)]))
     assert table_of_runs(current_models(tmp_path)) == [
         ["model", "parameters", "lr 0.0003", "lr 0.001", "lr 0.003", "lr 0.01", "lr 0.03", "lr 0.1", "second seed"],
         ["rt-6", "3.00M", "9.000", "9.000", "3.000*", "9.000", "9.000", "–", "3.100 (lr 0.003)"],
@@ -220,10 +223,11 @@ def test_gradients_are_relative_to_those_at_the_position_itself(tmp_path: Path) 
     assert drawn(gradient_picture, {}) == {}
     write(tmp_path, "rt-6", (3.0, 3.1))
     write(tmp_path, "transformer-6", (3.4, 3.3))
-    cell = read_json(tmp_path / "rt-6.json")
-    cell["runs"][-1] |= {"gradient": [4.0, 2.0, 0.5], "gradient_half_width": [0.4, 3.0, 0.1]}
-    cell["runs"][0] |= {"gradient": [1.0, 1.0, 1.0], "gradient_half_width": [0.1, 0.1, 0.1]}  # not the best rate
-    write_cell(tmp_path / "rt-6.json", cell)
+    cell = read_cell(tmp_path / "rt-6.json")
+    assert cell is not None
+    first = replace(cell.runs[0], gradient=[1.0] * 3, gradient_half_width=[0.1] * 3)  # not the best rate
+    last = replace(cell.runs[-1], gradient=[4.0, 2.0, 0.5], gradient_half_width=[0.4, 3.0, 0.1])
+    write_cell(tmp_path / "rt-6.json", replace(cell, runs=[first, *cell.runs[1:-1], last]))
     (panel,) = drawn(gradient_picture, finished(current_models(tmp_path))).values()
     assert "s parametrisation; at the largest distance rt-6 0.12" in panel["both"]
     assert "transformer-6" not in panel["both"]

@@ -15,23 +15,25 @@ from runners.c4.identity import run_code
 from runners.c4.presets import PRESETS
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference import staleness
+from runners.c4.reference.cells import Cell, write_cell
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.reference.staleness import is_stale
-from runners.files import DamagedFileError
+from runners.files import DamagedFileError, read_json
 from tests.runners.c4.reference.tiny import TINY
-from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
+from tests.runners.report.made_up import DIVERGED_RUN, LANGUAGE_MODEL, LANGUAGE_RUN
 
 
-def run_of(code: str, losses: list[float]) -> dict[str, Any]:
-    """What a run says about the code that trained it."""
-    return {"code": code, "unrehearsed_code": unrehearsed_code(), "trajectory": losses}
+def model_of(code: str, losses: list[float]) -> Cell:
+    """A model with one run, by what the run says about the code that trained it."""
+    run = replace(LANGUAGE_RUN, code=code, unrehearsed_code=unrehearsed_code(), trajectory=losses)
+    return replace(LANGUAGE_MODEL, runs=[run])
 
 
 def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
 
-    def cell(code: str, behaviour: Config) -> dict[str, Any]:
-        return {"runs": [run_of(code, trajectory(behaviour, {}))]}
+    def cell(code: str, behaviour: Config) -> Cell:
+        return model_of(code, trajectory(behaviour, {}))
 
     assert not is_stale(cell("other", config), config, {})
     assert is_stale(cell("other", replace(config, beta2=0.96)), config, {})
@@ -44,7 +46,7 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkey
     monkeypatch.setattr(staleness, "trajectory", trajectory)
 
     rt = replace(config, mixer="rt")
-    of_rt = {"runs": [run_of("other", trajectory(rt, {}))]}
+    of_rt = model_of("other", trajectory(rt, {}))
     assert not is_stale(of_rt, rt, {})
     assert is_stale(of_rt, rt, {"block": 4})
 
@@ -76,7 +78,7 @@ def test_an_edit_makes_runs_stale_where_no_rehearsal_shows_what_it_does(
     module: str, stale: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
-    cell = {"runs": [run_of(run_code(config), trajectory(config, {}))]}
+    cell = model_of(run_code(config), trajectory(config, {}))
     source = provenance._source
 
     def edited(name: str) -> str | None:
@@ -90,31 +92,33 @@ def test_an_edit_makes_runs_stale_where_no_rehearsal_shows_what_it_does(
 
 def test_runs_that_do_not_name_the_code_of_their_evaluation_are_stale() -> None:
     config = replace(PRESETS["ranking"], **TINY, mixer="gla")
-    run = run_of(run_code(config), trajectory(config, {}))
-    del run["unrehearsed_code"]
-    assert is_stale({"runs": [run]}, config, {})
+    (run,) = model_of(run_code(config), trajectory(config, {})).runs
+    assert is_stale(replace(LANGUAGE_MODEL, runs=[replace(run, unrehearsed_code=None)]), config, {})
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda cell: 5, "it holds no named entries"),
-        (lambda cell: {"my": "notes"}, "it lacks 'options'"),
-        (lambda cell: cell | {"corpus": {}}, "it lacks 'name'"),
-        (lambda cell: cell | {"corpus": {"name": 5}}, "'name' is '5'"),
-        (lambda cell: cell | {"runs": "x"}, "'runs' is 'x'"),
-        (lambda cell: cell | {"runs": [5]}, "it holds no named entries"),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]}, "'trajectory' is 'None'"),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "validation_loss": "3"}]}, "'validation_loss' is '3'"),
+        (lambda cell: {"my": "notes"}, "layer: field required"),
+        (lambda cell: cell | {"corpus": {}}, "corpus: name: field required"),
+        (lambda cell: cell | {"corpus": cell["corpus"] | {"name": 5}}, "corpus: name: input should be a valid string"),
+        (lambda cell: cell | {"runs": "x"}, "runs: input should be a valid list"),
+        (lambda cell: cell | {"runs": [5]}, "runs: 0: ConvergedRun: it holds no named entries"),
+        (
+            lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]},
+            "runs: 0: ConvergedRun: trajectory: ",
+        ),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "seconds": "x"}]}, "runs: 0: ConvergedRun: seconds: input"),
         (lambda cell: cell | {"runs": [{**cell["runs"][0], "lr": 0.005}]}, "a run has the learning rate 0.005"),
     ],
 )
 def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
-    stored = {**LANGUAGE_MODEL, "runs": [{**LANGUAGE_RUN}]}
+    model = replace(LANGUAGE_MODEL, runs=[LANGUAGE_RUN, DIVERGED_RUN])
     file = tmp_path / "transformer.json"
-    file.write_text(json.dumps(stored))
-    assert cells_of_layers.read_cell(file) == stored
-    file.write_text(json.dumps(change(stored)))
+    write_cell(file, model)
+    assert cells_of_layers.read_cell(file) == model
+    file.write_text(json.dumps(change(read_json(file))))
     with pytest.raises(DamagedFileError) as raised:
         cells_of_layers.read_cell(file)
     assert f"transformer.json is damaged ({reason}" in str(raised.value)
@@ -123,6 +127,7 @@ def test_a_file_that_is_no_models_is_an_error(change: Any, reason: str, tmp_path
 
 def test_a_truncated_file_is_an_error_with_the_same_remedy(tmp_path: Path) -> None:
     file = tmp_path / "transformer.json"
-    file.write_text(json.dumps(LANGUAGE_MODEL)[:-5])
+    write_cell(file, LANGUAGE_MODEL)
+    file.write_text(file.read_text()[:-5])
     with pytest.raises(DamagedFileError, match=r"\): move it elsewhere, or delete it to train the model again$"):
         cells_of_layers.read_cell(file)

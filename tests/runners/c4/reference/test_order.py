@@ -2,24 +2,30 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from runners.c4.reference.cells import chosen_rate, open_places, runs_left
 
 
-def run(rate: float, loss: float | None, seed: int = 0) -> dict[str, Any]:
-    return {"lr": rate, "seed": seed, "validation_loss": loss}
+class Done(NamedTuple):
+    lr: float
+    seed: int
+    validation_loss: float | None
+
+
+def run(rate: float, loss: float | None, seed: int = 0) -> Done:
+    return Done(rate, seed, loss)
 
 
 def order_of(losses: dict[float, float | None]) -> list[tuple[float, int]]:
     """The runs of a layer whose losses depend on the learning rate as given."""
-    runs: list[dict[str, Any]] = []
+    runs: list[Done] = []
     while places := open_places(runs):
         rate, seed = places[0]
         runs.append(run(rate, losses[rate], seed))
-    return [(done["lr"], done["seed"]) for done in runs]
+    return [(done.lr, done.seed) for done in runs]
 
 
 FIRST = [(3e-3, 0), (1e-2, 0), (3e-2, 0)]
@@ -81,20 +87,20 @@ def test_a_rate_at_which_the_second_seed_diverges_is_not_chosen() -> None:
     assert open_places(runs) == [(3e-4, 0)]
 
 
-def fewest(runs: list[dict[str, Any]]) -> int:
+def fewest(runs: list[Done]) -> int:
     """The least number of runs left, over all ways in which each of them can end."""
     if not (places := open_places(runs)):
         return 0
     rate, seed = places[0]
-    best = min((done["validation_loss"] for done in runs if done["validation_loss"] is not None), default=1.0)
+    best = min((done.validation_loss for done in runs if done.validation_loss is not None), default=1.0)
     ends = (best / 2, 9.0, None)
     return 1 + min(fewest([*runs, run(rate, loss, seed)]) for loss in ends)
 
 
-def histories(length: int) -> Iterator[list[dict[str, Any]]]:
+def histories(length: int) -> Iterator[list[Done]]:
     """Runs in their order, with all combinations of low, high and infinite losses."""
     for losses in product((1.0, 2.0, None), repeat=length):
-        runs: list[dict[str, Any]] = []
+        runs: list[Done] = []
         for loss in losses:
             if places := open_places(runs):
                 rate, seed = places[0]

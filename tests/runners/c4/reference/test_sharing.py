@@ -21,7 +21,7 @@ from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference import training
 from runners.c4.reference.__main__ import RUNS
-from runners.c4.reference.cells import Place, free_place, runs_in, write_cell
+from runners.c4.reference.cells import ConvergedRun, Place, free_place, runs_in, write_cell
 from runners.c4.reference.forecast import Work, seconds_on
 from runners.files import read_json
 from tests.runners.c4.reference.tiny import TINY, begun_runs, cell_of, store
@@ -31,8 +31,8 @@ from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
 
 
-def run(place: Place) -> dict[str, Any]:
-    return {**LANGUAGE_RUN, "lr": place[0], "seed": place[1]}
+def run(place: Place) -> ConvergedRun:
+    return replace(LANGUAGE_RUN, lr=place[0], seed=place[1])
 
 
 def every(place: Place) -> bool:
@@ -72,7 +72,7 @@ def test_a_run_that_ended_before_it_was_locked_is_not_given(tmp_path: Path, monk
     @contextmanager
     def finish_first(file: Path, place: Place) -> Iterator[bool]:
         if place == FIRST[0]:
-            write_cell(file, {**LANGUAGE_MODEL, "runs": [run(place)]})
+            write_cell(file, replace(LANGUAGE_MODEL, runs=[run(place)]))
         with lock(file, place) as is_free:
             yield is_free
 
@@ -83,7 +83,7 @@ def test_a_run_that_ended_before_it_was_locked_is_not_given(tmp_path: Path, monk
 
 def test_one_process_at_a_time_adds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "gla.json"
-    write_cell(file, {**LANGUAGE_MODEL, "runs": [run(FIRST[0])]})
+    write_cell(file, replace(LANGUAGE_MODEL, runs=[run(FIRST[0])]))
     monkeypatch.setattr(reference, "check_terms", lambda *_: None)
     model = reference.Model(name="gla", config=Any, options={}, file=file)  # type: ignore[arg-type]
     adding = threading.Thread(target=reference.add_run, args=(run(FIRST[1]), model, _Corpus(), None))
@@ -91,9 +91,9 @@ def test_one_process_at_a_time_adds_its_run(tmp_path: Path, monkeypatch: pytest.
         adding.start()
         adding.join(0.3)
         assert adding.is_alive()
-        write_cell(file, {**LANGUAGE_MODEL, "runs": [run(FIRST[0]), run(FIRST[2])]})
+        write_cell(file, replace(LANGUAGE_MODEL, runs=[run(FIRST[0]), run(FIRST[2])]))
     adding.join(10)
-    assert [(done["lr"], done["seed"]) for done in runs_in(file)] == [FIRST[0], FIRST[2], FIRST[1]]
+    assert [(done.lr, done.seed) for done in runs_in(file)] == [FIRST[0], FIRST[2], FIRST[1]]
     assert json.loads(file.read_text())["complete"] is False
 
 

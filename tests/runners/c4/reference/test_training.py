@@ -13,6 +13,7 @@ from runners.c4.corpus.windows import Windows
 from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import split_recall
 from runners.c4.identity import run_folder
+from runners.c4.reference.cells import ConvergedRun, DivergedRun
 from runners.c4.reference.training import train_place
 from runners.files import DamagedFileError
 from tests.runners.c4.runs import ALONE, configured, corpus_of
@@ -29,8 +30,9 @@ def test_the_gradients_of_a_run_are_those_of_its_last_model_on_validation_text(t
     assert len(windows) < SEQUENCES
     tokens_ST = torch.from_numpy(windows.batch(0, len(windows)))
     found = sizes_by_distance(model, tokens_ST, ALONE.device)
-    assert done["gradient"] == found.gradient
-    assert done["gradient_half_width"] == found.half_width
+    assert isinstance(done, ConvergedRun)
+    assert done.gradient == found.gradient
+    assert done.gradient_half_width == found.half_width
 
 
 def test_a_single_window_has_no_gradients(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,8 +43,9 @@ def test_a_single_window_has_no_gradients(texts: Path, tmp_path: Path, monkeypat
     split = split_recall(corpus, windows, config.seq_len, config.seq_len)
     monkeypatch.setattr(Windows, "__len__", lambda self: 1)
     done = train_place((1e-3, 1), config, {}, corpus, split, ALONE, [])
-    assert "gradient" not in done
-    assert math.isfinite(done["validation_loss"])
+    assert isinstance(done, ConvergedRun)
+    assert done.gradient is None
+    assert math.isfinite(done.validation_loss)
 
 
 def test_the_losses_of_a_run_are_those_of_its_last_step(texts: Path, tmp_path: Path) -> None:
@@ -66,4 +69,5 @@ def test_a_validation_loss_that_is_not_finite_after_the_first_step_is_divergence
     windows = Windows(corpus, "validation", config.seq_len, None)
     split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
     done = train_place((1e30, 0), config, {}, corpus, split, ALONE, [])
-    assert (done["validation_loss"], done["diverged_at"]) == (None, 1)
+    assert isinstance(done, DivergedRun)
+    assert done.diverged_at == 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ from runners.files import DamagedFileError, read_json
 from runners.mad.duration import Duration, total
 from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference.cells import FOLDER, options_of, read_cell, train_cell, write_cell
+from runners.mad.reference.cells import FOLDER, Cell, options_of, read_cell, train_cell, write_cell
 from runners.mad.reference.entries import ENTRIES, FIRST, Entry
 from runners.mad.reference.forecast import expected_seconds, table_of
 from runners.progress import spell
@@ -26,7 +27,7 @@ TINY = {"steps": 2, "evaluations": 2, "width": 16, "mlp_width": 16, "device": "c
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Cell]:
     """A cell trained for two steps on the small data of the preset ``quick``, and its file."""
     folder = tmp_path_factory.mktemp("reference")
     changes: dict[str, Any] = {**TINY, "out": folder / "out", "lr": (1e-3, 5e-3), "weight_decay": (0.0,), "seeds": 5}
@@ -35,27 +36,30 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return write_cell(folder, ENTRY, "memorization", content), content
 
 
-def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, dict[str, Any]]) -> None:
+def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, Cell]) -> None:
     path, content = cell
-    assert read_json(path) == json.loads(json.dumps(content))
+    assert read_cell(path) == content
     assert path.parts[-2:] == ("rt-block-2", "memorization.json")
-    assert content["seeds"] == [0, 1, 2, 3, 4]
-    assert content["grid"] == [1e-3, 5e-3]
-    assert content["steps"] == 2
-    for values in content["test"].values():
+    assert content.seeds == [0, 1, 2, 3, 4]
+    assert content.grid == [1e-3, 5e-3]
+    assert content.steps == 2
+    for values in (content.test.sequence_accuracy, content.test.token_accuracy):
         assert len(values) == 5
-    points = content["points"]
-    assert [len(point["seeds"]) for point in points] == [5 if i == content["chosen"] else 1 for i in range(2)]
-    assert [len(curve) for curve in content["curves"]] == [2] * 5
-    assert [row[0] for row in content["curves"][0]] == [1, 2]
+    points = content.points
+    assert [len(point.seeds) for point in points] == [5 if i == content.chosen else 1 for i in range(2)]
+    assert [len(curve) for curve in content.curves] == [2] * 5
+    assert [row[0] for row in content.curves[0]] == [1, 2]
 
-    assert len(content["sharp_trajectory"]) == len(content["trajectory"])
+    assert content.trajectory is not None
+    assert content.sharp_trajectory is not None
+    assert len(content.sharp_trajectory) == len(content.trajectory)
 
     # The accuracies along the sequence have the mean of the tokens' accuracy: each sequence has an answer at each.
-    positions = content["positions"]
-    assert positions["axis"] == "position"
-    assert len(positions["index"]) == len(positions["accuracy"]) <= 128
-    assert fmean(positions["accuracy"]) == pytest.approx(fmean(content["test"]["token_accuracy"]), abs=1e-3)
+    positions = content.positions
+    assert positions is not None
+    assert positions.axis == "position"
+    assert len(positions.index) == len(positions.accuracy) <= 128
+    assert fmean(positions.accuracy) == pytest.approx(fmean(content.test.token_accuracy), abs=1e-3)
 
 
 def test_variants_are_planned_under_both_protocols() -> None:
@@ -79,16 +83,16 @@ def test_every_registered_layer_has_a_row_and_the_first_ones_come_first() -> Non
 
 
 def test_the_dry_run_lists_what_is_missing_or_stale_and_says_how_long_training_takes(
-    cell: tuple[Path, dict[str, Any]],
+    cell: tuple[Path, Cell],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
+    monkeypatch.setattr(command, "find_stale", lambda cells: [cell.layer == "gla" for cell in cells])
     monkeypatch.setattr("runners.mad.duration.time_step", lambda experiment, members, device, limit: members * 0.01)
-    on_gpu = {**cell[1], "seconds": 90.0, "device": "NVIDIA H200"}
+    on_gpu = replace(cell[1], task="parity", seconds=90.0, device="NVIDIA H200")
     for row in ("rt", "gla"):
-        write_cell(tmp_path, ENTRIES[row], "parity", {**on_gpu, "layer": row, "task": "parity"})
+        write_cell(tmp_path, ENTRIES[row], "parity", replace(on_gpu, layer=row))
     folders = ["--folder", str(tmp_path), "--out", str(tmp_path / "out")]
     command.main(["--layers", "rt", "gla", "--tasks", "parity", "mqar", *folders, "--dry-run"])
     first, stale, plan, *table, time = capsys.readouterr().out.splitlines()
@@ -231,13 +235,13 @@ def test_what_cannot_be_meant_is_one_clear_line(
     ("change", "reason"),
     [
         (lambda cell: [cell], "it holds no named entries"),
-        (lambda cell: {"my": "notes"}, "it lacks 'layer'"),
-        (lambda cell: cell | {"trajectory": "x"}, "'trajectory' is 'x'"),
+        (lambda cell: {"my": "notes"}, "task: field required"),
+        (lambda cell: cell | {"trajectory": "x"}, "trajectory: input should be a valid list"),
     ],
 )
 def test_a_file_that_is_no_cell_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "parity.json"
-    file.write_text(json.dumps(change(read_cell(FOLDER / "rt" / "parity.json"))))
+    file.write_text(json.dumps(change(read_json(FOLDER / "rt" / "parity.json"))))
     with pytest.raises(DamagedFileError) as raised:
         read_cell(file)
     assert f"parity.json is damaged ({reason}): move it elsewhere, or delete it" in str(raised.value)

@@ -137,7 +137,7 @@ def test_the_stored_overview_is_that_of_the_stored_cells(preset: ProtocolName, m
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False for _ in cells])
     folder = protocol_folder(FOLDER, preset)
     cells = [cell for task in TASKS for cell in read_cells(folder, ENTRIES.values(), task)]
-    found = {(cell["layer"], cell["task"]): s for cell, s in zip(cells, rows.to_standings(cells), strict=True)}
+    found = {(cell.layer, cell.task): s for cell, s in zip(cells, rows.to_standings(cells), strict=True)}
     words = "" if preset == "full" else " --preset quick"
     assert (folder / "overview.md").read_text() == overview_page(found, f"python -m runners.mad.reference{words}")
 
@@ -145,7 +145,7 @@ def test_the_stored_overview_is_that_of_the_stored_cells(preset: ProtocolName, m
 def test_the_command_writes_the_overview_of_the_files_and_trains_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["task"] == "parity" for cell in cells])
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell.task == "parity" for cell in cells])
     command.main(["--overview", "--folder", str(tmp_path)])
     assert not list(tmp_path.iterdir())
     for name in ("rt", "transformer"):

@@ -12,6 +12,8 @@ from runners.mad import __main__ as mad
 from runners.mad.reference import rows
 from runners.mad.reference.cells import (
     FOLDER,
+    Accuracies,
+    CellPoint,
     cell_file,
     options_of,
     protocol_folder,
@@ -186,9 +188,9 @@ def test_quick_and_full_never_stand_beside_each_other(tmp_path: Path, monkeypatc
     # A quick cell, with its settings.
     (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--preset", "quick"])[1]
     config = experiment.to_dict()
-    points = [{**cell["points"][0], "lr": lr, "seeds": [0, 1, 2]} for lr in (2e-3, 5e-3)]
-    settings = {name: config[name] for name in ("task_config", "shape", "protocol", "preset")}
-    quick = {**cell, **settings, "points": points, "layer": "gla"}
+    points = [replace(cell.points[0], lr=lr, seeds=[0, 1, 2]) for lr in (2e-3, 5e-3)]
+    settings = {"shape": experiment.shape, "protocol": experiment.protocol, "preset": experiment.preset}
+    quick = replace(cell, **settings, task_config=config["task_config"], points=points, layer="gla")
     write_cell(protocol_folder(tmp_path, "quick"), ENTRIES["gla"], "parity", quick)
     assert config["preset"] == "quick"
     assert rows_or_reason("--preset", "quick", folder=tmp_path) == ["gla"]
@@ -206,12 +208,12 @@ def test_a_stale_cell_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_has_the_figures_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
     cell = read_cell(cell_file(FOLDER, ENTRIES["transformer"], "parity"))
-    standing, diverged = to_standings([cell, {**cell, "chosen": None, "seeds": [], "test": {}}])
+    standing, diverged = to_standings([cell, replace(cell, chosen=None, seeds=[], test=Accuracies())])
     estimate = standing.accuracy("token")
     assert estimate is not None
-    assert estimate.mean == pytest.approx(sum(cell["test"]["token_accuracy"]) / 5)
+    assert estimate.mean == pytest.approx(sum(cell.test.token_accuracy) / 5)
     assert (standing.seeds, standing.setting, standing.family) == (5, "parity", "attention")
-    assert standing.costs.state_floats == {int(n): count for n, count in cell["costs"]["state_floats"].items()}
+    assert standing.costs.state_floats == {128: 32768, 1024: 262144}  # keys and values of 128 channels, in the file
     assert diverged.accuracies() == ["diverged", ""]
 
 
@@ -224,8 +226,9 @@ def tiny_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = options_of(entry, "memorization", out=folder / "out", **changes)
     cell = train_cell(entry, "memorization", options, Console(file=io.StringIO()))
     for name, accuracy in (("gla", 0.0), ("rt", 1.0)):
-        test = {metric: [accuracy] * 2 for metric in cell["test"]}
-        write_cell(folder, ENTRIES[name], "memorization", {**cell, "layer": name, "fingerprint": name, "test": test})
+        test = Accuracies(sequence_accuracy=[accuracy] * 2, token_accuracy=[accuracy] * 2)
+        made_up = replace(cell, layer=name, fingerprint=name, test=test)
+        write_cell(folder, ENTRIES[name], "memorization", made_up)
     write_cell(folder, entry, "memorization", cell)
     return folder
 
@@ -258,7 +261,7 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
 def test_training_a_row_again_takes_its_place(
     tiny_cells: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell["layer"] == "gla" for cell in cells])
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell.layer == "gla" for cell in cells])
     command = ["--mixer", "linear-attention", *COMMAND, "--steps", "2", "--out", str(tmp_path)]
     mad.main([*command, "--reference", str(tiny_cells)])
     text = capsys.readouterr().out
@@ -278,5 +281,5 @@ def test_a_folder_of_reference_results_is_shipped_named_or_none(tmp_path: Path) 
 
 def test_terms_do_not_depend_on_how_the_length_is_given() -> None:
     one, other = (summary_of(*arguments) for arguments in (["--epochs", "2"], ["--steps", "200"]))
-    points = [{"lr": 1e-3, "weight_decay": 0.0, "seeds": [0]}]
+    points = [CellPoint(lr=1e-3, weight_decay=0.0, seeds=[0])]
     assert Terms.of(one.config, points) == Terms.of(other.config, points)

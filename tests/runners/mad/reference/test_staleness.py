@@ -5,7 +5,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ from mixers.base import Shape
 from runners import processes, verdicts
 from runners.mad.experiment import Experiment
 from runners.mad.reference import staleness
+from runners.mad.reference.cells import FOLDER, Cell, cell_file, read_cell
+from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.staleness import check, find_stale
 from runners.mad.search.identity import trajectory
 from tests.runners.mad.commands import planned
@@ -28,26 +29,27 @@ def experiment() -> Experiment:
 
 
 @pytest.fixture
-def cell(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def cell(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     """A cell of an experiment, which is what today's command would train, and an empty cache."""
     monkeypatch.setattr(staleness, "experiment_of", lambda cell: experiment)
     monkeypatch.setattr(verdicts, "CACHE", tmp_path / "cache" / "verdicts.json")
-    made = {"mixer": "lstm", "task": "memorization", "fingerprint": experiment.fingerprint, "code": experiment.code}
-    return {**made, "trajectory": [1.0], "sharp_trajectory": None}
+    stored = read_cell(cell_file(FOLDER, ENTRIES["lstm"], "memorization"))
+    own = {"fingerprint": experiment.fingerprint, "code": experiment.code}
+    return replace(stored, **own, trajectory=[1.0], sharp_trajectory=None)
 
 
 def test_a_cell_is_stale_when_its_data_or_its_training_are_others(
-    cell: dict[str, Any], experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *others = trajectory(experiment) or []
     assert first is not None
-    elsewhere = {**cell, "code": "of another day"}
+    elsewhere = replace(cell, code="of another day")
     cells = [
         cell,
-        {**cell, "fingerprint": "of other data"},
-        {**elsewhere, "trajectory": [first, *others]},
-        {**elsewhere, "trajectory": [1.001 * first, *others]},
-        {**elsewhere, "trajectory": None},
+        replace(cell, fingerprint="of other data"),
+        replace(elsewhere, trajectory=[first, *others]),
+        replace(elsewhere, trajectory=[1.001 * first, *others]),
+        replace(elsewhere, trajectory=None),
     ]
     assert check(cells) == [False, True, False, True, True]
 
@@ -56,7 +58,7 @@ def test_a_cell_is_stale_when_its_data_or_its_training_are_others(
     assert sharp[0] is not None
     assert sharp != [first, *others]
     moved = [[sharp[0] * (1 + change), *sharp[1:]] for change in (1e-7, 1e-4)]
-    assert check([{**elsewhere, "sharp_trajectory": now} for now in moved]) == [False, True]
+    assert check([replace(elsewhere, sharp_trajectory=now) for now in moved]) == [False, True]
     monkeypatch.setattr(staleness, "experiment_of", lambda c: replace(experiment, shape=Shape(width=16, mlp_width=32)))
     assert check([cell]) == [True]
 
@@ -74,17 +76,17 @@ class Counted:
 
 
 def test_a_verdict_is_found_once_until_cell_code_or_libraries_change(
-    cell: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rehearsed = Counted(monkeypatch)
-    good, bad = {**cell, "code": "earlier"}, {**cell, "code": "earlier", "trajectory": [2.0]}
+    good, bad = replace(cell, code="earlier"), replace(cell, code="earlier", trajectory=[2.0])
     assert find_stale([good, bad, good]) == [False, True, False]
     assert rehearsed.calls == 1  # cells of one layer and vocabulary share a rehearsal
     assert find_stale([bad, good]) == [True, False]
     assert rehearsed.calls == 1
 
     # The cell, the libraries, the code.
-    find_stale([{**good, "seconds": 7}])
+    find_stale([replace(good, seconds=7.0)])
     assert rehearsed.calls == 2
     monkeypatch.setattr("torch.__version__", "another")
     find_stale([good])
@@ -95,10 +97,8 @@ def test_a_verdict_is_found_once_until_cell_code_or_libraries_change(
 
 
 @pytest.mark.parametrize("damage", ["{", '{"a": 1}', "[]", None])
-def test_a_damaged_cache_costs_time_alone(
-    cell: dict[str, Any], damage: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rehearsed, cells = Counted(monkeypatch), [{**cell, "code": "earlier"}]
+def test_a_damaged_cache_costs_time_alone(cell: Cell, damage: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsed, cells = Counted(monkeypatch), [replace(cell, code="earlier")]
     find_stale(cells)
     if damage is None:  # a folder that cannot be written
         rmtree(verdicts.CACHE.parent)
