@@ -1,9 +1,10 @@
-"""What a command line tells its user: the help of each option, the short help, and suggestions for unknown options."""
+"""What programs tell their user: the help of options, the short help, advice on unknown options, errors in Python."""
 
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -142,3 +143,27 @@ def _by_help(words: str, known: Mapping[str, str]) -> str | None:
 def _plain(option: str) -> str:
     """Return the name of an option in small letters with dashes between words, without those in front of it."""
     return option.lstrip("-").replace("_", "-").lower()
+
+
+@contextmanager
+def naming_arguments(arguments: Container[str]) -> Iterator[None]:
+    """Make errors in the context, which name options of the command, name the arguments of a Python function."""
+    try:
+        yield
+    except ValueError as error:
+        error.args = tuple(_in_python(part, arguments) for part in error.args)
+        raise
+
+
+def _in_python(message: Any, arguments: Container[str]) -> Any:
+    """Return an error's message with options of the command as ``arguments``; a whole command stays as it is."""
+
+    def spell(option: re.Match[str]) -> str:
+        group, name = option[1], option[2].replace("-", "_")
+        if group is not None:
+            return f"{group}_options[{name!r}]"
+        return name if name in arguments else option[0]
+
+    if not isinstance(message, str) or "python -m" in message:
+        return message
+    return re.sub(r"--(?:(mixer|task)\.)?([a-z][\w-]*)", spell, message)

@@ -7,7 +7,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
 from runners.files import DamagedFileError
+from runners.guidance import naming_arguments
 from runners.progress import console_of_call
 from runners.storage import Store
 from runners.tracking import check_login
@@ -118,18 +119,19 @@ def pretrain(
         RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
         StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
-    # Put the caller's options on top of the preset.
-    given = {"layers": layers, "data": data, "tokenizer": tokenizer}
-    values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
-    config = with_tokenizer(configure(preset, values | options), values)
-
-    # Refuse options that the layer does not have.
     layer_options = mixer_options or {}
-    applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
-    check(config, layer_options, options)
+    with naming_arguments({"preset", *(field.name for field in fields(Config))}):
+        # Put the caller's options on top of the preset.
+        given = {"layers": layers, "data": data, "tokenizer": tokenizer}
+        values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
+        config = with_tokenizer(configure(preset, values | options), values)
 
-    with world(config.device) as here:
-        return run(config, layer_options, here, console_of_call(quiet=not (progress and here.is_first)))
+        # Refuse options that the layer does not have.
+        applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
+        check(config, layer_options, options)
+
+        with world(config.device) as here:
+            return run(config, layer_options, here, console_of_call(quiet=not (progress and here.is_first)))
 
 
 def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:

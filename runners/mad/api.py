@@ -1,8 +1,7 @@
 """The Python function behind ``runners.mad.study``."""
 
 import inspect
-import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -14,7 +13,7 @@ from mixers.options import converted
 from mixers.registry import find_mixer
 from runners.cli import defaults_of
 from runners.device import find_devices
-from runners.guidance import closest, flag_of, texts_of
+from runners.guidance import closest, flag_of, naming_arguments, texts_of
 from runners.mad.options import PRESETS, GridName, Options, check_options
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.rows import check_rows, print_rankings, reference_folder
@@ -41,27 +40,10 @@ def _advising(function: Callable[P, Study]) -> Callable[P, Study]:
             name, given = unknown[0], signature.bind_partial(*args, **known).arguments
             advice = _advice(name, kwargs[name], given, list(signature.parameters))
             raise TypeError(f"{function.__name__} has no argument {name!r}: {advice}")
-        try:
+        with naming_arguments(signature.parameters):
             return function(*args, **kwargs)
-        except ValueError as error:
-            error.args = tuple(_in_python(part, signature.parameters) for part in error.args)
-            raise
 
     return call
-
-
-def _in_python(message: Any, arguments: Container[str]) -> Any:
-    """Return an error's message with options of the command as ``arguments``; a whole command stays as it is."""
-
-    def spell(option: re.Match[str]) -> str:
-        group, name = option[1], option[2].replace("-", "_")
-        if group is not None:
-            return f"{group}_options[{name!r}]"
-        return name if name in arguments else option[0]
-
-    if not isinstance(message, str) or "python -m" in message:
-        return message
-    return re.sub(r"--(?:(mixer|task)\.)?([a-z][\w-]*)", spell, message)
 
 
 def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Sequence[str]) -> str:
