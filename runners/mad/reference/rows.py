@@ -242,6 +242,7 @@ def _standing(cell: Cell, stale: bool) -> Standing:
         difficulty="baseline" if cell.preset is None else cell.preset,
         test=None if cell.chosen is None else {n: Estimate.of(found) for n, found in values.items() if found},
         seeds=len(cell.seeds),
+        diverged=0 if cell.chosen_point is None else len(cell.chosen_point.diverged),
         ceiling=cell.ceiling,
         chance=cell.chance,
         costs=cell.costs,

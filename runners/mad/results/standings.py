@@ -36,6 +36,7 @@ class Standing:
         difficulty: name of the task's setting.
         test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
         seeds: number of runs in the means.
+        diverged: number of those that diverged, after which there are no means.
         ceiling: best possible accuracies on the test split.
         chance: accuracies of guessing on the test split.
         costs: costs of one layer.
@@ -51,6 +52,7 @@ class Standing:
     difficulty: str
     test: dict[str, Estimate] | None
     seeds: int
+    diverged: int = 0
     ceiling: Accuracy
     chance: Accuracy
     costs: Costs
@@ -72,6 +74,7 @@ class Standing:
             difficulty=config["difficulty"],
             test=None if chosen is None else {n: estimates[n] for n in TEST_METRICS if n in estimates},
             seeds=0 if chosen is None else len(chosen.seeds),
+            diverged=0 if chosen is None else len(chosen.diverged),
             ceiling=summary.ceiling,
             chance=summary.chance,
             costs=summary.costs,
@@ -92,6 +95,8 @@ class Standing:
         """Return the table cells of both accuracies."""
         if self.test is None:
             return ["diverged", ""]
+        if self.diverged:
+            return [f"{self.diverged} of {self.seeds} diverged", ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
         return ["" if estimate is None else estimate.text() for estimate in estimates]
 

@@ -221,6 +221,12 @@ def test_a_standing_is_the_same_from_a_file_and_from_memory(tmp_path: Path) -> N
         assert standing.accuracies() == (["diverged", ""] if chosen is None else ["", "0.5000 ± 0.1000"])
 
 
+def test_a_chosen_point_of_which_a_further_seed_diverged_says_so() -> None:
+    point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1, 2], estimates=None, diverged={1: 40})
+    standing = Standing.of(replace(summary_of(*RT), points=[point]))
+    assert standing.accuracies() == ["1 of 3 diverged", ""]
+
+
 def test_seeds_in_words() -> None:
     assert [span([3]), span([3, 3]), span([5, 2, 3])] == ["3", "3", "2 to 5"]
 
