@@ -16,7 +16,7 @@ from rich.console import Console
 from mixers.base import Shape
 from mixers.costs import Costs
 from runners.device import find_devices
-from runners.files import DamagedFileError, read_json, validated, write_json
+from runners.files import DamagedFileError, damaged, read_json, validated, write_json
 from runners.mad.diagnosis.outputs import UnreadableError, predict
 from runners.mad.diagnosis.profile import along_the_sequence, profiles
 from runners.mad.experiment import Experiment
@@ -331,7 +331,10 @@ def read_cell(path: Path) -> Cell:
     Raises:
         DamagedFileError: the file is damaged, or no cell's.
     """
-    return validated(path, Cell, read_json(path, REMEDY), REMEDY)
+    cell = validated(path, Cell, read_json(path, REMEDY), REMEDY)
+    if cell.chosen is not None and cell.chosen not in range(len(cell.points)):
+        raise damaged(path, f"chosen: there is no point {cell.chosen}", REMEDY)
+    return cell
 
 
 def read_cells(folder: Path, entries: Iterable[Entry], task: str) -> list[Cell]:

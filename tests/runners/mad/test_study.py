@@ -4,7 +4,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from mixers.base import Shape
 from mixers.transformer import Transformer
 from runners.files import read_json
 from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
 from runners.mad.options import Options, read_options
 from runners.mad.reference import rows
-from runners.mad.reference.cells import FOLDER, cell_file, read_cell, write_cell
+from runners.mad.reference.cells import FOLDER, cell_file, cell_point, read_cell, write_cell
 from runners.mad.reference.entries import ENTRIES
+from runners.mad.reference.rows import protocol_of
 from runners.mad.results.summary import read_summary, under_grid
 from runners.mad.search import search
 from runners.mad.training.protocol import Run
@@ -165,16 +167,17 @@ def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
     assert own["token_accuracy"] == result.test["token_accuracy"].mean
 
     # A cell with the study's settings.
-    config, points = result.summary.config, [asdict(point) for point in result.summary.points]
+    config, points = result.summary.config, [cell_point(point) for point in result.summary.points]
     cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "in-context-recall"))
-    settings = {name: config[name] for name in ("task_config", "shape", "protocol")}
-    write_cell(tmp_path, ENTRIES["rt"], "in-context-recall", {**cell, **settings, "points": points})
+    settings = {"shape": Shape(**config["shape"]), "protocol": protocol_of(config)}
+    like = replace(cell, **settings, task_config=config["task_config"], points=points, chosen=0)
+    write_cell(tmp_path, ENTRIES["rt"], "in-context-recall", like)
     reference, own = replace(result, reference=tmp_path).ranking()
     assert [(row["rank"], row["layer"], row["own"]) for row in (reference, own)] == [
         (1, "rt", False),
         (2, "transformer", True),
     ]
-    assert reference["token_accuracy"] == pytest.approx(np.mean(cell["test"]["token_accuracy"]))
+    assert reference["token_accuracy"] == pytest.approx(np.mean(cell.test.token_accuracy))
 
 
 def test_it_takes_each_option_of_the_command_that_is_not_about_printing_or_tracking() -> None:

@@ -237,6 +237,7 @@ def test_what_cannot_be_meant_is_one_clear_line(
         (lambda cell: [cell], "it holds no named entries"),
         (lambda cell: {"my": "notes"}, "task: field required"),
         (lambda cell: cell | {"trajectory": "x"}, "trajectory: input should be a valid list"),
+        (lambda cell: cell | {"chosen": 10}, "chosen: there is no point 10"),
     ],
 )
 def test_a_file_that_is_no_cell_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
