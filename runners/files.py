@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -53,7 +54,7 @@ def validated(path: Path, kind: type[T], content: Any, remedy: str = AGAIN) -> T
 
     Args:
         path: the file.
-        kind: a dataclass, which names the entries and their types; others are ignored.
+        kind: a dataclass, which names the entries and their types; other entries are dropped.
         content: what was read.
         remedy: what to do if the file is another's, or of another version.
 
@@ -61,15 +62,30 @@ def validated(path: Path, kind: type[T], content: Any, remedy: str = AGAIN) -> T
         DamagedFileError: an entry is missing or of another type; the message names the first.
     """
     try:
-        return TypeAdapter(kind).validate_python(content)
+        found: T = _adapters[kind].validate_json(json.dumps(content), strict=True)
+        return found
     except ValidationError as error:
         raise damaged(path, first_fault(error), remedy) from error
 
 
+class _Adapters(dict[type, TypeAdapter[Any]]):
+    """What checks content of a class; to make it takes longer than to use it."""
+
+    def __missing__(self, kind: type) -> TypeAdapter[Any]:
+        found: TypeAdapter[Any] = TypeAdapter(kind)
+        self[kind] = found
+        return found
+
+
+_adapters = _Adapters()
+
+
 def first_fault(error: ValidationError) -> str:
-    """Return in words the first entry that is missing or wrong."""
+    """Return in words the first entry that is missing or wrong, with its value if that is short."""
     first = error.errors()[0]
     fault = "it holds no named entries" if first["type"] == "dataclass_type" else first["msg"].lower()
+    if isinstance(first["input"], str | int | float | None):
+        fault += f", not {shorten(repr(first['input']), 40)}"
     return "".join(f"{part}: " for part in first["loc"]) + fault
 
 

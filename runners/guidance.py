@@ -150,20 +150,22 @@ def naming_arguments(arguments: Container[str]) -> Iterator[None]:
     """Make errors in the context, which name options of the command, name the arguments of a Python function."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         error.args = tuple(_in_python(part, arguments) for part in error.args)
         raise
 
 
 def _in_python(message: Any, arguments: Container[str]) -> Any:
-    """Return an error's message with options of the command as ``arguments``; a whole command stays as it is."""
+    """Return an error's message with options of the command as ``arguments``; whole commands and paths stay."""
 
     def spell(option: re.Match[str]) -> str:
+        if option[0].startswith("python"):
+            return option[0]
         group, name = option[1], option[2].replace("-", "_")
         if group is not None:
             return f"{group}_options[{name!r}]"
         return name if name in arguments else option[0]
 
-    if not isinstance(message, str) or "python -m" in message:
+    if not isinstance(message, str):
         return message
-    return re.sub(r"--(?:(mixer|task)\.)?([a-z][\w-]*)", spell, message)
+    return re.sub(r"python -m [^,;()]*|(?<![\w/.-])--(?:(mixer|task)\.)?([a-z][\w-]*)", spell, message)

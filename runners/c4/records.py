@@ -9,6 +9,8 @@ from runners.files import read_json, validated
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
+    """Entries of ``run.json`` that the programs use."""
+
     config: dict[str, Any]
     mixer_options: dict[str, Any]
     corpus: dict[str, Any]
@@ -17,6 +19,8 @@ class _Run:
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
+    """Entries of ``result.json`` that the programs use."""
+
     corpus: dict[str, Any]
     step: int
     loss: float
@@ -27,12 +31,16 @@ class _Result:
 
 @dataclass(frozen=True, kw_only=True)
 class _Diverged:
+    """Entries of ``diverged.json`` that the programs use."""
+
     step: int
     message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Downstream:
+    """Entries of ``downstream.json`` that the programs use."""
+
     items: str
     scores: dict[str, Any]
 

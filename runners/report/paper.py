@@ -117,7 +117,7 @@ class Evidence:
         if standing is None:
             return NOT_TRAINED
         estimate = standing.accuracy(metric)
-        return "diverged" if estimate is None else estimate.text()
+        return standing.failure if estimate is None else estimate.text()
 
     def both(self, row: str, task: str) -> str:
         """Return both accuracies of a cell."""

@@ -1,7 +1,9 @@
 """Do diagnostics of two layers predict losses of language models better than those of one?
 
     python -m runners.mad --preset quick --mixer all --task all --layers 2 --out two_layers    # on a GPU
-    python predict.py two_layers/studies          # without the folder: one layer alone, from the reference results
+    python predict.py two_layers/studies    # without the folder: from the stored figures of 2026-11-27
+
+``two_layers.json`` holds the stored figures: the token accuracy of each seed on the test split, by layer and task.
 
 Score: mean rank by token accuracy over the ten tasks, preset quick. Loss: validation loss of the 21 small language
 models. Printed are Spearman's rank correlations (1: better scores, lower losses): over all layers, between families (a
@@ -24,6 +26,7 @@ from mixers import MIXERS
 from tasks import TASKS
 
 REFERENCE = Path(__file__).parents[2] / "reference"
+STORED = Path(__file__).with_name("two_layers.json")
 FAMILIES = np.array([mixer.family for mixer in MIXERS.values()])
 RESAMPLES = 2000
 
@@ -31,13 +34,8 @@ RESAMPLES = 2000
 def main(folders: list[str]) -> None:
     """Print the correlations."""
     losses = np.array([loss_of(layer) for layer in MIXERS])
-    scores = {1: table(one_layer)}
-    if folders:
-        found = {}
-        for file in Path(folders[0]).glob("*/summary.json"):
-            study = json.loads(file.read_text())
-            found[study["config"]["mixer"], study["config"]["task"]] = study["points"][study["chosen"]]["values"]
-        scores[2] = table(lambda layer, task: fmean(found[layer, task]["test_token_accuracy"]))
+    found = of_studies(Path(folders[0])) if folders else json.loads(STORED.read_text())
+    scores = {1: table(one_layer), 2: table(lambda layer, task: fmean(found[layer][task]))}
 
     ranks = {}
     for layers, accuracies in scores.items():
@@ -49,13 +47,22 @@ def main(folders: list[str]) -> None:
         for mean, layer in sorted(zip(ranks[layers], MIXERS, strict=True)):
             print(f"  {mean:5.1f} {layer}")
 
-    if len(ranks) == 2:
-        rng = np.random.default_rng(0)
-        draws = rng.integers(len(losses), size=(RESAMPLES, len(losses)))
-        differences = [spearman(ranks[2][at], losses[at]) - spearman(ranks[1][at], losses[at]) for at in draws]
-        low, high = np.nanpercentile(differences, (2.5, 97.5))
-        whole = spearman(ranks[2], losses) - spearman(ranks[1], losses)
-        print(f"\nall layers, mean rank, two layers less one: {whole:.2f} ({low:.2f} to {high:.2f})")
+    rng = np.random.default_rng(0)
+    draws = rng.integers(len(losses), size=(RESAMPLES, len(losses)))
+    differences = [spearman(ranks[2][at], losses[at]) - spearman(ranks[1][at], losses[at]) for at in draws]
+    low, high = np.nanpercentile(differences, (2.5, 97.5))
+    whole = spearman(ranks[2], losses) - spearman(ranks[1], losses)
+    print(f"\nall layers, mean rank, two layers less one: {whole:.2f} ({low:.2f} to {high:.2f})")
+
+
+def of_studies(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return the token accuracies of the seeds on the test split, by layer and task."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for file in sorted(folder.glob("*/summary.json")):
+        study = json.loads(file.read_text())
+        values = study["points"][study["chosen"]]["values"]["test_token_accuracy"]
+        found.setdefault(study["config"]["mixer"], {})[study["config"]["task"]] = values
+    return found
 
 
 def loss_of(layer: str) -> float:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
+from pydantic import Discriminator, Tag
 
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
@@ -118,7 +119,14 @@ class ConvergedRun(_Run):
     versions: dict[str, str | None]
 
 
-Run = ConvergedRun | DivergedRun
+def _outcome_of(run: Any) -> str:
+    """Return the class of a run in a file, by its tag."""
+    return "diverged" if isinstance(run, dict) and run.get("validation_loss", 0.0) is None else "converged"
+
+
+Run = Annotated[
+    Annotated[ConvergedRun, Tag("converged")] | Annotated[DivergedRun, Tag("diverged")], Discriminator(_outcome_of)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

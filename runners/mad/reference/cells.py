@@ -39,7 +39,7 @@ DIGITS = 5
 """Significant digits of figures in the curves."""
 
 
-Curve = list[list[int | float | None]]
+Curve = list[tuple[int, float | None, float | None, float | None, float | None]]
 """Evaluations of a run: step, training loss, validation loss, sequence and token accuracy of each."""
 
 
@@ -165,7 +165,7 @@ class Cell(Content):
     mixer: str
     options: dict[str, Any]
     layers: int
-    shape: Shape = field(default_factory=Shape)
+    shape: Shape
     family: str
     remark: str | None = None
     preset: str | None = None
@@ -310,8 +310,13 @@ def curve_rows(record: Mapping[str, Any]) -> Curve:
     for at in record["curve"]:
         validation = at["validation"] or {}
         figures = [at["train_loss"], *map(validation.get, ("loss", "sequence_accuracy", "token_accuracy"))]
-        rows.append([at["step"], *(None if y is None else float(f"{y:.{DIGITS}g}") for y in figures)])
+        loss, validation_loss, sequences, tokens = map(_rounded, figures)
+        rows.append((at["step"], loss, validation_loss, sequences, tokens))
     return rows
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else float(f"{figure:.{DIGITS}g}")
 
 
 def experiment_of(cell: Cell) -> Experiment:
@@ -331,9 +336,16 @@ def read_cell(path: Path) -> Cell:
     Raises:
         DamagedFileError: the file is damaged, or no cell's.
     """
-    cell = validated(path, Cell, read_json(path, REMEDY), REMEDY)
+    content = read_json(path, REMEDY)
+    if isinstance(content, dict) and "layers" in content:
+        content.setdefault("shape", {"layers": content["layers"]})
+    cell = validated(path, Cell, content, REMEDY)
+
     if cell.chosen is not None and cell.chosen not in range(len(cell.points)):
         raise damaged(path, f"chosen: there is no point {cell.chosen}", REMEDY)
+    point, (sequences, tokens) = cell.chosen_point, (len(cell.test.sequence_accuracy), len(cell.test.token_accuracy))
+    if sequences != tokens or (tokens == 0) != (point is None or bool(point.diverged)):
+        raise damaged(path, f"test: {sequences} and {tokens} accuracies do not fit the chosen point", REMEDY)
     return cell
 
 

@@ -161,7 +161,7 @@ def _accuracy(found: Found, name: str, task: str) -> str:
         return NOT_RUN
     standing = found[name, task]
     estimate = standing.accuracy("token")
-    return ("diverged" if estimate is None else estimate.text()) + _mark(standing)
+    return (standing.failure if estimate is None else estimate.text()) + _mark(standing)
 
 
 def _mark(standing: Standing) -> str:

@@ -143,7 +143,7 @@ class Grid:
     Attributes:
         rows: labels of the rows.
         settings: labels of the columns.
-        diverged: pairs of mixer and setting whose grid points all diverged.
+        diverged: pairs of mixer and setting without figures, because grid points or seeds diverged.
     """
 
     rows: list[str]
@@ -166,7 +166,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     grid = Grid(
         rows=["ceiling", *mixers, "chance"],
         settings=list(dict.fromkeys(s.setting for s in standings)),
-        diverged={(s.mixer, s.setting) for s in standings if s.test is None},
+        diverged={(s.mixer, s.setting) for s in standings if s.failure},
     )
 
     # Rows of each block: ceiling, families, chance.
@@ -201,7 +201,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     bar.outline.set_visible(False)
 
     if np.isnan(accuracies).any():
-        diverged = "div.: every grid point diverged; " if grid.diverged else ""
+        diverged = "div.: every grid point, or a seed of the chosen one, diverged; " if grid.diverged else ""
         figure.supxlabel(f"grey: {diverged}–: no test accuracy yet", fontsize=8)
     return figure
 

@@ -35,8 +35,8 @@ class Standing:
         task: name of the task.
         difficulty: name of the task's setting.
         test: test estimates of the chosen point by name, without those that are missing; None if every point diverged.
-        seeds: number of runs in the means.
-        diverged: number of those that diverged, after which there are no means.
+        seeds: number of runs of the chosen point.
+        diverged: number of those that diverged; if any did, there are no means.
         ceiling: best possible accuracies on the test split.
         chance: accuracies of guessing on the test split.
         costs: costs of one layer.
@@ -91,12 +91,17 @@ class Standing:
         """Return the accuracy on the test split; ``metric`` is ``sequence`` or ``token``."""
         return None if self.test is None else self.test.get(f"test_{metric}_accuracy")
 
+    @property
+    def failure(self) -> str:
+        """Which runs diverged, if there are no accuracies for that reason; else empty."""
+        if self.test is None:
+            return "diverged"
+        return f"{self.diverged} of {self.seeds} diverged" if self.diverged else ""
+
     def accuracies(self) -> list[str]:
         """Return the table cells of both accuracies."""
-        if self.test is None:
-            return ["diverged", ""]
-        if self.diverged:
-            return [f"{self.diverged} of {self.seeds} diverged", ""]
+        if self.failure:
+            return [self.failure, ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
         return ["" if estimate is None else estimate.text() for estimate in estimates]
 
@@ -275,7 +280,7 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
         )
 
-    print_intervals([s.seeds for s in standings], console)
+    print_intervals([s.seeds for s in standings if not s.failure], console)
     print_protocols([s.preset for s in standings], console)
     console.print(f"costs: {FOOTNOTE}")
 

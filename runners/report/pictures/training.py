@@ -138,7 +138,7 @@ def _draw_curves(cells: Sequence[Cell], legend: Mapping[str, Style], metric: str
             ends.append((end_label(cell), fmean(y for y in last if y is not None), style.color))
 
         limit_lines(axes, *(getattr(limit, metric) for limit in (cells[0].standing.ceiling, cells[0].standing.chance)))
-        axes.set_xlim(0, max(row[0] or 0 for cell in cells for rows in cell.content.curves for row in rows))
+        axes.set_xlim(0, max(row[0] for cell in cells for rows in cell.content.curves for row in rows))
         axes.locator_params(axis="x", nbins=4)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")
         axes.set_xlabel("steps")

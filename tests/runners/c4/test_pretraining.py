@@ -169,3 +169,11 @@ def test_importing_the_package_imports_no_slow_library() -> None:
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         runners.c4.nothing  # noqa: B018
+
+
+def test_errors_name_arguments_and_leave_commands_and_paths_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"give data C4-format files .* python -m runners\.c4 convert"):
+        pretrain(preset="tiny", data=tmp_path / "a--lr")
+    (tmp_path / "a--lr").mkdir()
+    with pytest.raises(ValueError, match="a--lr"):
+        pretrain(preset="tiny", data=tmp_path / "a--lr")

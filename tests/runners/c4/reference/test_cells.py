@@ -103,13 +103,17 @@ def test_runs_that_do_not_name_the_code_of_their_evaluation_are_stale() -> None:
         (lambda cell: {"my": "notes"}, "layer: field required"),
         (lambda cell: cell | {"corpus": {}}, "corpus: name: field required"),
         (lambda cell: cell | {"corpus": cell["corpus"] | {"name": 5}}, "corpus: name: input should be a valid string"),
-        (lambda cell: cell | {"runs": "x"}, "runs: input should be a valid list"),
-        (lambda cell: cell | {"runs": [5]}, "runs: 0: ConvergedRun: it holds no named entries"),
+        (lambda cell: cell | {"runs": "x"}, "runs: input should be a valid array, not 'x'"),
+        (lambda cell: cell | {"runs": [5]}, "runs: 0: converged: it holds no named entries"),
         (
             lambda cell: cell | {"runs": [{**cell["runs"][0], "trajectory": None}]},
-            "runs: 0: ConvergedRun: trajectory: ",
+            "runs: 0: converged: trajectory: ",
         ),
-        (lambda cell: cell | {"runs": [{**cell["runs"][0], "seconds": "x"}]}, "runs: 0: ConvergedRun: seconds: input"),
+        (lambda cell: cell | {"runs": [{**cell["runs"][0], "seconds": "x"}]}, "runs: 0: converged: seconds: input"),
+        (
+            lambda cell: cell | {"runs": [cell["runs"][1] | {"diverged_at": 1.5}]},
+            "runs: 0: diverged: diverged_at: input",
+        ),
         (lambda cell: cell | {"runs": [{**cell["runs"][0], "lr": 0.005}]}, "a run has the learning rate 0.005"),
     ],
 )

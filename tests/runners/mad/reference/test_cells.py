@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from mixers import MIXERS
+from mixers.base import Shape
 from runners import deadline
 from runners.deadline import Deadline
 from runners.files import DamagedFileError, read_json
@@ -236,8 +237,15 @@ def test_what_cannot_be_meant_is_one_clear_line(
     [
         (lambda cell: [cell], "it holds no named entries"),
         (lambda cell: {"my": "notes"}, "task: field required"),
-        (lambda cell: cell | {"trajectory": "x"}, "trajectory: input should be a valid list"),
+        (lambda cell: cell | {"trajectory": "x"}, "trajectory: input should be a valid array, not 'x'"),
+        (lambda cell: cell | {"steps": "3"}, "steps: input should be a valid integer, not '3'"),
+        (lambda cell: cell | {"curves": [[[1, 2.0]]]}, "curves: 0: 0: 2: field required"),
         (lambda cell: cell | {"chosen": 10}, "chosen: there is no point 10"),
+        (lambda cell: cell | {"chosen": None}, "test: 5 and 5 accuracies do not fit the chosen point"),
+        (
+            lambda cell: cell | {"test": {"token_accuracy": [0.5]}},
+            "test: 0 and 1 accuracies do not fit the chosen point",
+        ),
     ],
 )
 def test_a_file_that_is_no_cell_is_an_error(change: Any, reason: str, tmp_path: Path) -> None:
@@ -246,3 +254,10 @@ def test_a_file_that_is_no_cell_is_an_error(change: Any, reason: str, tmp_path: 
     with pytest.raises(DamagedFileError) as raised:
         read_cell(file)
     assert f"parity.json is damaged ({reason}): move it elsewhere, or delete it" in str(raised.value)
+
+
+def test_a_cell_of_an_earlier_version_has_the_shape_of_its_layers(tmp_path: Path) -> None:
+    content = read_json(FOLDER / "transformer-2-layers" / "parity.json")
+    file = tmp_path / "parity.json"
+    file.write_text(json.dumps({name: value for name, value in content.items() if name != "shape"}))
+    assert read_cell(file).shape == Shape(layers=2)
