@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import tyro
 
@@ -134,10 +134,15 @@ def cli(options_class: type, default: Any, arguments: Sequence[str], subcommand:
     Raises:
         ValueError: an option is unknown, has no value, or a wrong one.
     """
+    hints = get_type_hints(options_class, include_extras=True)
+    unnamed = {flag_of(name) for name, hint in hints.items() if tyro.conf.Positional in get_args(hint)}
+    if named := unnamed.intersection(argument.partition("=")[0] for argument in arguments):
+        raise ValueError(f"{named.pop()} is no option: give its value alone, in its place; see --help")
+
     options, unknown = parse_known(options_class, default, arguments, subcommand)
     if unknown:
-        known = {flag_of(name): text for name, text in texts_of(options_class).items()}
-        raise ValueError(not_understood(unknown[0], known))
+        flags = {flag_of(name): text for name, text in texts_of(options_class).items()}
+        raise ValueError(not_understood(unknown[0], {f: text for f, text in flags.items() if f not in unnamed}))
     return options
 
 

@@ -210,6 +210,7 @@ def test_the_command_prints_prompt_and_continuation(
         (["--seed", "-3"], "--seed -3 must be"),
         (["--seed", f"{10**30}"], f"--seed {10**30} must be"),
         (["--topk", "3"], "unknown option --topk"),
+        (["--checkpoint=model"], "--checkpoint is no option: give its value alone, in its place; see --help"),
         (["once", "upon"], "no option takes once"),
         (["--top-k", "many"], "top-k"),
     ],
