@@ -30,8 +30,8 @@ import numpy as np
 
 from mixers import MIXERS
 from mixers.costs import short
-from runners.c4.reference.cells import RATES
 from runners.c4.reference.cells import Cell as ModelCell
+from runners.c4.reference.order import RATES
 from runners.report.cells import Board, Cell
 from runners.report.correlation import (
     Floats,

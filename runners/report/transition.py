@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from mixers.costs import short
-from runners.c4.reference.cells import SEEDS, Cell, Place, losses_by_rate
+from runners.c4.reference.cells import Cell
+from runners.c4.reference.order import SEEDS, Place, losses_by_rate
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
 

@@ -53,21 +53,19 @@ from runners.c4.reference.cells import (
     FOLDER,
     Cell,
     DivergedRun,
-    Place,
     Run,
     cell_file,
     cell_files,
     free_place,
     locked,
     new_cell,
-    open_places,
     read_cell,
     runs_in,
-    runs_left,
     write_cell,
 )
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
+from runners.c4.reference.order import Place, open_places, runs_left
 from runners.c4.reference.staleness import check_cell, check_terms, is_stale
 from runners.c4.reference.training import discard_run, folder_of, train_place
 from runners.c4.watchers import Bar

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from runners.c4.checkpoints import steps_done
 from runners.c4.config import Config
-from runners.c4.reference.cells import ConvergedRun, Place, Run, cell_files, open_places, runs_in, runs_left
+from runners.c4.reference.cells import ConvergedRun, Run, cell_files, runs_in
+from runners.c4.reference.order import Place, open_places, runs_left
 from runners.c4.reference.training import folder_of
 
 

@@ -29,7 +29,8 @@ from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.records import read_record
-from runners.c4.reference.cells import SEEDS, ConvergedRun, DivergedRun, Place, Run
+from runners.c4.reference.cells import ConvergedRun, DivergedRun, Run
+from runners.c4.reference.order import SEEDS, Place
 from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import LOCK, train
 from runners.c4.watchers import Watcher

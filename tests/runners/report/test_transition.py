@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from runners.c4.reference.cells import RATES, Run, read_cell, write_cell
+from runners.c4.reference.cells import Run, read_cell, write_cell
 from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
+from runners.c4.reference.order import RATES
 from runners.report.pictures import Picture
 from runners.report.pictures.models import (
     _curves,

@@ -24,7 +24,7 @@ from runners.c4.errors import RunError
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference import training
+from runners.c4.reference import order, training
 from runners.c4.reference.__main__ import RUNS
 from runners.device import device_name, find_devices
 from runners.files import read_json
@@ -33,7 +33,7 @@ from runners.interrupt import StoppedError
 from tests.runners.c4.reference.tiny import TINY, begun_runs, cell_of, store
 from tests.runners.c4.runs import At, Interruption, interrupt
 
-FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
+FIRST = [(rate, 0) for rate in order.FIRST]
 
 
 def names_of_cells(tmp_path: Path) -> list[str]:
@@ -52,9 +52,7 @@ def test_the_files_hold_every_run_and_the_same_command_trains_nothing_more(
     for layer, family in (("gla", "linear attention"), ("transformer", "attention")):
         cell = cell_of(tmp_path, layer)
         assert (cell["complete"], cell["family"], cell["options"]["heads"]) == (True, family, 2)
-        assert [(done["lr"], done["seed"]) for done in cell["runs"]][:3] == [
-            (rate, 0) for rate in cells_of_layers.FIRST
-        ]
+        assert [(done["lr"], done["seed"]) for done in cell["runs"]][:3] == [(rate, 0) for rate in order.FIRST]
         assert cell["runs"][-1]["seed"] == 1
         losses = {done["lr"]: done["validation_loss"] for done in cell["runs"] if done["seed"] == 0}
         assert cell["runs"][-1]["lr"] == cell["chosen"] == min(losses, key=losses.__getitem__)
@@ -140,7 +138,7 @@ def test_a_run_keeps_its_checkpoints_until_its_figures_are_on_the_disk(
         with pytest.raises(Interruption):
             reference.main(command)
     (folder,) = kept()
-    assert f"-lr{cells_of_layers.FIRST[0]:g}-" in folder
+    assert f"-lr{order.FIRST[0]:g}-" in folder
 
     # The same command deletes them, and trains the other runs alone.
     begun = begun_runs(monkeypatch)
@@ -470,7 +468,7 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """The file of a finished Transformer."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+        patch.setattr(order, "RATES", order.FIRST)
         patch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
         places = ["--folder", str(folder / "cells"), "--out", str(folder / "out")]
         reference.main(["--data", str(texts), "--rows", "transformer", *places])
@@ -549,7 +547,7 @@ def test_a_stale_file_that_another_process_has_just_written_gets_no_runs(
 def test_a_variant_of_rt_is_trained_with_its_options(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+    monkeypatch.setattr(order, "RATES", order.FIRST)
     monkeypatch.setitem(PRESETS, "30m", replace(PRESETS["30m"], **TINY))
     name, places = "rt-6-no-persistent-norm-authors", ["--folder", str(tmp_path / "cells"), "--out", str(tmp_path)]
     command = ["--data", str(texts), "--experiment", "variants-authors", "--rows", name, *places]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runners.c4.reference.cells import chosen_rate, open_places, runs_left
+from runners.c4.reference.order import chosen_rate, open_places, runs_left
 
 
 class Done(NamedTuple):

@@ -19,16 +19,17 @@ from runners.c4.loop import Loop
 from runners.c4.presets import PRESETS
 from runners.c4.reference import __main__ as reference
 from runners.c4.reference import cells as cells_of_layers
-from runners.c4.reference import training
+from runners.c4.reference import order, training
 from runners.c4.reference.__main__ import RUNS
-from runners.c4.reference.cells import ConvergedRun, Place, free_place, runs_in, write_cell
+from runners.c4.reference.cells import ConvergedRun, free_place, runs_in, write_cell
 from runners.c4.reference.forecast import Work, seconds_on
+from runners.c4.reference.order import Place
 from runners.files import read_json
 from tests.runners.c4.reference.tiny import TINY, begun_runs, cell_of, store
 from tests.runners.processes import forks, start
 from tests.runners.report.made_up import LANGUAGE_MODEL, LANGUAGE_RUN
 
-FIRST = [(rate, 0) for rate in cells_of_layers.FIRST]
+FIRST = [(rate, 0) for rate in order.FIRST]
 
 
 def run(place: Place) -> ConvergedRun:
@@ -145,7 +146,7 @@ def share(command: list[str], meeting: Any) -> None:
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells_of_layers, "RATES", cells_of_layers.FIRST)
+        patch.setattr(order, "RATES", order.FIRST)
         patch.setitem(PRESETS, "ranking", replace(PRESETS["ranking"], **TINY))
         patch.setattr("runners.c4.train.Loop", begin)
         reference.main(command)
