@@ -62,10 +62,19 @@ def validated(path: Path, kind: type[T], content: Any, remedy: str = AGAIN) -> T
         DamagedFileError: an entry is missing or of another type; the message names the first.
     """
     try:
-        found: T = _adapters[kind].validate_json(json.dumps(content), strict=True)
-        return found
+        return typed(kind, content)
     except ValidationError as error:
         raise damaged(path, first_fault(error), remedy) from error
+
+
+def typed(kind: type[T], content: Any) -> T:
+    """Return content read from a JSON file as an object of a dataclass, without turning texts into numbers.
+
+    Raises:
+        ValidationError: an entry is missing or of another type; ``first_fault`` puts it in words.
+    """
+    found: T = _adapters[kind].validate_json(json.dumps(content), strict=True)
+    return found
 
 
 class _Adapters(dict[type, TypeAdapter[Any]]):

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from optuna.trial import FrozenTrial
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from mixers.costs import Costs, costs
 from mixers.short_convolution import mixer_label
-from runners.files import first_fault, read_json, write_json
+from runners.files import first_fault, read_json, typed, write_json
 from runners.mad.experiment import Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
@@ -313,7 +313,7 @@ def read_summary(path: Path) -> Summary:
     if file.name != "summary.json":
         raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")
     try:
-        return TypeAdapter(Summary).validate_python(read_json(file, REMEDY))
+        return typed(Summary, read_json(file, REMEDY))
     except ValidationError as error:
         raise incomparable(path, first_fault(error)) from error
 
