@@ -17,9 +17,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +34,8 @@ CHECKSUM = "checksum"
 """Last key of a JSON file, and last column of a CSV file."""
 SECONDS_OF_A_WRITE = 3600.0
 """No process writes a file for so long; an older temporary file is a killed one's."""
+DIGITS = 5
+"""Significant digits of stored curves and gradients."""
 AGAIN = "delete it and run the same command again"
 """What to do with a damaged file, unless another command makes it."""
 _INFO = "info"
@@ -73,20 +76,14 @@ def typed(kind: type[T], content: Any) -> T:
     Raises:
         ValidationError: an entry is missing or of another type; ``first_fault`` puts it in words.
     """
-    found: T = _adapters[kind].validate_json(json.dumps(content), strict=True)
+    found: T = _adapter(cast("Any", kind)).validate_json(json.dumps(content), strict=True)
     return found
 
 
-class _Adapters(dict[type, TypeAdapter[Any]]):
-    """What checks content of a class; to make it takes longer than to use it."""
-
-    def __missing__(self, kind: type) -> TypeAdapter[Any]:
-        found: TypeAdapter[Any] = TypeAdapter(kind)
-        self[kind] = found
-        return found
-
-
-_adapters = _Adapters()
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what checks content of a class; to make it takes longer than to use it."""
+    return TypeAdapter(kind)
 
 
 def first_fault(error: ValidationError) -> str:
@@ -96,6 +93,11 @@ def first_fault(error: ValidationError) -> str:
     if isinstance(first["input"], str | int | float | None):
         fault += f", not {shorten(repr(first['input']), 40)}"
     return "".join(f"{part}: " for part in first["loc"]) + fault
+
+
+def rounded(figure: float) -> float:
+    """Return a figure with the significant digits that stored curves and gradients have."""
+    return float(f"{figure:.{DIGITS}g}")
 
 
 def checksum(content: Any) -> str:

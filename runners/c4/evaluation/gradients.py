@@ -38,7 +38,7 @@ from runners.c4.corpus.tokenizer import end_of_text
 from runners.cli import check_out, cli, shown_as
 from runners.device import find_devices
 from runners.ending import user_errors
-from runners.files import write_json
+from runners.files import rounded, write_json
 from runners.guidance import flag_of
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 Z = 1.96
 """Standard errors in half a 95% interval."""
-DIGITS = 5
-"""Significant digits in the file."""
 SEQUENCES, TARGETS, BATCH_SIZE = 32, 16, 16
 """Number of sequences, of positions t in each, and of sequences per backward pass, unless the user says otherwise."""
 
@@ -309,4 +307,4 @@ def _described(config: Config) -> dict[str, Any]:
 
 
 def _rounded(values_T: NDArray[np.float64]) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values_T]
+    return [rounded(value) for value in values_T]

@@ -174,7 +174,8 @@ class Cell:
     @property
     def best(self) -> list[ConvergedRun]:
         """The runs of all seeds at the chosen learning rate; none before a run has converged."""
-        return [run for run in self.converged if run.lr == self.chosen]
+        rate = self.chosen
+        return [run for run in self.converged if run.lr == rate]
 
     @property
     def converged(self) -> list[ConvergedRun]:

@@ -35,9 +35,7 @@ from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import LOCK, train
 from runners.c4.watchers import Watcher
 from runners.device import device_name
-
-DIGITS = 5
-"""Significant digits of the curves."""
+from runners.files import rounded
 
 
 def train_place(
@@ -82,7 +80,7 @@ def train_place(
     recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
     evaluation_seconds = monotonic() - began
     curve = [
-        (row.step, _rounded(row.loss), _rounded(row.validation_loss))
+        (row.step, rounded(row.loss), rounded(row.validation_loss))
         for row in read_curve(folder, config.steps)
         if row.validation_loss is not None
     ]
@@ -100,10 +98,6 @@ def train_place(
         tokens_per_second=round(result["tokens_per_second"]),
         versions=result["versions"],
     )
-
-
-def _rounded(loss: float) -> float:
-    return float(f"{loss:.{DIGITS}g}")
 
 
 def _gradients(model: LanguageModel, windows: Windows, world: World) -> dict[str, Any]:

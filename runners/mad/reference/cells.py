@@ -16,7 +16,7 @@ from rich.console import Console
 from mixers.base import Shape
 from mixers.costs import Costs
 from runners.device import find_devices
-from runners.files import DamagedFileError, damaged, read_json, validated, write_json
+from runners.files import DamagedFileError, damaged, read_json, rounded, validated, write_json
 from runners.mad.diagnosis.outputs import UnreadableError, predict
 from runners.mad.diagnosis.profile import along_the_sequence, profiles
 from runners.mad.experiment import Experiment
@@ -35,9 +35,6 @@ FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
 """Folder in the checkout of this file; without a checkout, in the current folder."""
 ProtocolName = Literal["full", "quick"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
-DIGITS = 5
-"""Significant digits of figures in the curves."""
-
 
 Curve = list[tuple[int, float | None, float | None, float | None, float | None]]
 """Evaluations of a run: step, training loss, validation loss, sequence and token accuracy of each."""
@@ -310,13 +307,9 @@ def curve_rows(record: Mapping[str, Any]) -> Curve:
     for at in record["curve"]:
         validation = at["validation"] or {}
         figures = [at["train_loss"], *map(validation.get, ("loss", "sequence_accuracy", "token_accuracy"))]
-        loss, validation_loss, sequences, tokens = map(_rounded, figures)
+        loss, validation_loss, sequences, tokens = (None if y is None else rounded(y) for y in figures)
         rows.append((at["step"], loss, validation_loss, sequences, tokens))
     return rows
-
-
-def _rounded(figure: float | None) -> float | None:
-    return None if figure is None else float(f"{figure:.{DIGITS}g}")
 
 
 def experiment_of(cell: Cell) -> Experiment:
@@ -336,11 +329,13 @@ def read_cell(path: Path) -> Cell:
     Raises:
         DamagedFileError: the file is damaged, or no cell's.
     """
+    # Files of earlier versions do not name the shape.
     content = read_json(path, REMEDY)
     if isinstance(content, dict) and "layers" in content:
         content.setdefault("shape", {"layers": content["layers"]})
     cell = validated(path, Cell, content, REMEDY)
 
+    # The figures of the chosen point are there.
     if cell.chosen is not None and cell.chosen not in range(len(cell.points)):
         raise damaged(path, f"chosen: there is no point {cell.chosen}", REMEDY)
     point, (sequences, tokens) = cell.chosen_point, (len(cell.test.sequence_accuracy), len(cell.test.token_accuracy))
