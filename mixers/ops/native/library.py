@@ -8,13 +8,12 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-import zlib
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_path
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from mixers.ops.cache import from_cache
 
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
@@ -36,7 +35,11 @@ def compiled(source: Path, dtype: torch.dtype, **constants: int) -> ctypes.CDLL 
         The library; None if there is no compiler, or the compiler fails. A debug message in the log says why.
     """
     try:
-        return _loaded(source, _command(dtype, **constants))
+        command = _command(dtype, **constants)
+        name = f"{source.stem}-{_key(source, command)}"
+        return from_cache(
+            name, ".so", lambda path: _compile(source, command, path), lambda path: ctypes.CDLL(str(path))
+        )
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("%s is not used: %s", source.name, getattr(error, "stderr", None) or error)
         return None
@@ -60,32 +63,6 @@ def _command(dtype: torch.dtype, **constants: int) -> list[str]:
     native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
     precision = ["-DDOUBLE"] if dtype == torch.float64 else []
     return [compiler, *options, *_FLAGS, *native, *precision, *(f"-D{name}={n}" for name, n in constants.items())]
-
-
-def _loaded(source: Path, command: list[str]) -> ctypes.CDLL:
-    """Load the library from the cache; if it is not there, compile it and store it there, if the cache is writable."""
-    folder, name = user_cache_path("recurrent-transformer-diagnostics"), f"{source.stem}-{_key(source, command)}"
-    for path in folder.glob(f"{name}-*.so"):
-        if path.name == _with_checksum(name, path):
-            return ctypes.CDLL(str(path))
-
-    with tempfile.TemporaryDirectory() as temporary:
-        built = Path(temporary) / name
-        _compile(source, command, built)
-        path = folder / _with_checksum(name, built)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            beside = folder / f".{path.name}-{os.getpid()}"
-            shutil.copyfile(built, beside)
-            beside.replace(path)
-        except OSError:
-            return ctypes.CDLL(str(built))
-    return ctypes.CDLL(str(path))
-
-
-def _with_checksum(name: str, path: Path) -> str:
-    """Return the file name of a library in the cache, with a checksum that reveals damage."""
-    return f"{name}-{zlib.crc32(path.read_bytes()):08x}.so"
 
 
 def _compile(source: Path, command: list[str], path: Path) -> None:

@@ -18,6 +18,7 @@ from mixers.rt.wavefront.backward_kernels import (
     pair_bwd_kernel,
 )
 from mixers.rt.wavefront.buffers import BackwardScratch, Kept, at_work, rows_at
+from mixers.rt.wavefront.chunk import ChunkKernel, backward_tensors
 from mixers.rt.wavefront.launch import (
     ATTEND,
     BEGIN_BWD,
@@ -74,6 +75,10 @@ class Backward(Pass):
         self.kept = Kept.named(self.sizes, saved)
         self.scratch = BackwardScratch.new(self.sizes)
         self.doperands = Operands(*(torch.zeros_like(w, dtype=dz_RBTD.dtype) for w in self.operands))
+        self.chunk_kernel = ChunkKernel.of(self, "backward")
+        self.transposed = self.operands
+        if self.chunk_kernel is not None:
+            self.transposed = Operands(*(w.mT.contiguous() for w in self.operands))
 
     def run(self) -> tuple[Tensor, LayerWeights]:
         """Gradients of inputs (R, B, T, D) and of weights, all float32; None where a weight is None."""
@@ -117,7 +122,7 @@ class Backward(Pass):
         3. For each chunk, last first:
            a. gradients that the chunk's pairs get from the group's later chunks;
            b. for each block, last first: gradients that its pairs get from the chunk's later positions, and the steps
-              from there to the gradients of its attention outputs.
+              from there to the gradients of its attention outputs; a chunk kernel does all blocks at once.
         4. Gradients on which no position depends: weights, then queries, temporary pairs and inputs.
         """
         (_, _, base), n, sizes = groups.wave, groups.wave.n, self.sizes
@@ -138,6 +143,9 @@ class Backward(Pass):
                 self.pull_past(groups, start=start, stop=start + CHUNK, end=end, first=False, tile=CHUNK_TILE)
 
             # b. Blocks. The last call only computes delta of the first block.
+            if self.chunk_kernel is not None:
+                self.finish_chunk(self.chunk_kernel, groups, chunk)
+                continue
             pull = self.pull_in_chunk(groups, chunk)
             for t in reversed(range(0, CHUNK, block)):
                 pull(t=t, J=position_tile(CHUNK - 2 * block - t), QUERY=t + block < CHUNK, PULL=True)
@@ -205,6 +213,12 @@ class Backward(Pass):
             BLOCK=sizes.block,
             **ATTEND,
         )
+
+    def finish_chunk(self, kernel: ChunkKernel, groups: _Groups, chunk: int) -> None:
+        """Compute what ``pull_in_chunk`` and ``finish_block`` do for all positions of a chunk in one launch."""
+        (lo, hi, _), kept, d, da, delta = groups.wave, groups.kept, groups.d, groups.da, groups.delta
+        tensors = backward_tensors(chunk, d, da, delta, kept, self.scratch, self.transposed.layers(lo, hi))
+        kernel.launch(groups.wave.n, tensors, kept.q.stride(0) // self.sizes.D)
 
     def finish_block(self, groups: _Groups, i: int) -> None:
         """Compute the gradients of a block's attention outputs from those of its outputs and persistent pairs.

@@ -11,6 +11,7 @@ from torch import Tensor
 from mixers.ops.weights import LayerWeights
 from mixers.rt.past_kernels import past_fwd_kernel
 from mixers.rt.wavefront.buffers import ForwardScratch, Kept, at_work, rows_at
+from mixers.rt.wavefront.chunk import ChunkKernel, forward_tensors
 from mixers.rt.wavefront.forward_kernels import (
     add_norm_fwd_kernel,
     attend_fwd_kernel,
@@ -66,6 +67,7 @@ class Forward(Pass):
         self.saved = Kept.saved(self.sizes)
         self.kept = Kept.named(self.sizes, self.saved)
         self.scratch = ForwardScratch.new(self.sizes)
+        self.chunk_kernel = ChunkKernel.of(self, "forward")
 
     def run(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs (R, B, T, D), and tensors that the backward takes as ``saved``."""
@@ -104,7 +106,8 @@ class Forward(Pass):
         2. Attention of the group to all earlier groups.
         3. For each chunk:
            a. attention of the chunk to the group's earlier chunks;
-           b. for each block, attention to the chunk's earlier positions, and the steps from there to its pairs.
+           b. for each block, attention to the chunk's earlier positions, and the steps from there to its pairs; a chunk
+              kernel does all blocks at once.
         """
         base, group, block = groups.wave.base, self.sizes.schedule.group, self.sizes.block
 
@@ -123,6 +126,9 @@ class Forward(Pass):
                 self.attend_past(groups, begin=base, start=start, stop=start + CHUNK, tile=CHUNK_TILE)
 
             # b. Blocks.
+            if self.chunk_kernel is not None:
+                self.finish_chunk(self.chunk_kernel, groups, chunk)
+                continue
             attend = self.attention_in_chunk(groups, chunk)
             for t in range(0, CHUNK, block):
                 attend(t=t, J=position_tile(t))
@@ -218,6 +224,12 @@ class Forward(Pass):
             BLOCK=sizes.block,
             **ATTEND,
         )
+
+    def finish_chunk(self, kernel: ChunkKernel, groups: _Groups, chunk: int) -> None:
+        """Compute outputs and persistent pairs of all positions of a chunk in one launch."""
+        (lo, hi, _), kept = groups.wave, groups.kept
+        tensors = forward_tensors(chunk, groups.x, groups.z, kept, self.scratch, self.operands.layers(lo, hi))
+        kernel.launch(groups.wave.n, tensors, kept.q.stride(0) // self.sizes.D)
 
     def finish_block(self, groups: _Groups, i: int) -> None:
         """Compute outputs and persistent pairs of the block at position i of a group from its attention outputs."""

@@ -36,6 +36,9 @@ The backward pass recomputes the hidden layer group by group, and accumulates th
 There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which should
 be captured in a CUDA graph.
 
+*Chunk kernels.* On Hopper GPUs, ``chunk`` computes all positions of a chunk in one launch, for models of width 256 or
+384 with few sequences.
+
 *Blocks.* With a block of 2, 4, 8 or 16 positions, its positions take the place of one: a chunk has fewer steps, each of
 more rows. Temporary pairs are kept for a whole group, and ``past_kernels`` let the queries of a block attend to them.
 

@@ -1,7 +1,6 @@
-"""Code in C: compiled once, kept, and replaced if damaged."""
+"""Code in C: one library for each precision, constant and source."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,34 +12,15 @@ needs_compiler = pytest.mark.skipif(norm.norm_library(torch.float64) is None, re
 
 
 @needs_compiler
-def test_a_file_is_compiled_once_and_replaced_if_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled: list[str] = []
-
-    def compile_source(source: Path, command: list[str], path: Path) -> None:
-        compiled.append(path.name)
-        subprocess.run([*command, "-x", "c", "-", "-o", str(path)], input=b"long three(void) {return 3;}", check=True)
-
+def test_a_file_is_compiled_with_its_constants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_compile", compile_source)
-    source, command = tmp_path / "three.c", library._command(torch.float64, K=4)
-    source.write_text("of any content")
-
-    for _ in range(2):
-        assert library._loaded(source, command).three() == 3
-    assert len(compiled) == 1
-    (path,) = (tmp_path / "recurrent-transformer-diagnostics").iterdir()
-
-    # One bit, in a copy: the file itself is in use.
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert library._loaded(source, command).three() == 3
-    assert len(compiled) == 2
-    assert list(path.parent.iterdir()) == [path]
-    assert path.read_bytes() == content
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # no folder can be made there
-    assert library._loaded(source, command).three() == 3
+    source = tmp_path / "constant.c"
+    source.write_text("long constant(void) {return K;}")
+    for K in (3, 4, 3):
+        found = library.compiled(source, torch.float64, K=K)
+        assert found is not None
+        assert found.constant() == K
+    assert len([*(tmp_path / "recurrent-transformer-diagnostics").iterdir()]) == 2
 
 
 @needs_compiler

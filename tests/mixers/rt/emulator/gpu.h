@@ -1,0 +1,198 @@
+// A GPU for the chunk kernels on a CPU, x86-64: g++ compiles this file, a kernel's source and run.h as one file.
+//
+// It models threads, barriers and the memory that a program may touch. It does not model the order of memory,
+// asynchronous copies, or how wgmma's descriptors encode a matrix.
+//
+// Each thread of a cluster is a fiber. A fiber runs until it waits: for the lanes of its warp (mma, shuffles,
+// __syncwarp), for its program (__syncthreads), or for its cluster (wait). Which ready fiber runs next is chosen by
+// ``order``: 0 the first, 1 the last, 2 at random, 3 that of the warp that comes first in a random order of warps. With the
+// last, some warps are far ahead of others, so that a missing barrier shows as a difference of results. Accesses of
+// global memory outside the registered ranges end the run with a message, those past the shared memory with a fault.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <vector>
+#include <sys/mman.h>
+
+#define DEVICE inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float __uint_as_float(unsigned v) { float y; memcpy(&y, &v, 4); return y; }
+inline unsigned __float_as_uint(float v) { unsigned y; memcpy(&y, &v, 4); return y; }
+inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+inline float exp2_(float x) { return exp2f(x); }
+
+namespace gpu {
+
+struct Index { unsigned x, y, z; };
+struct Gate { int arrived = 0; std::vector<int> waiting; };  // a barrier
+struct Warp { Gate gate; unsigned slot[2][32][8]; };
+struct Program { Gate gate; char* shared; std::vector<Warp> warps; };
+struct Fiber { void* stack; Index thread, block; Program* program; Warp* warp; int lane, parity, number, phase; };
+
+constexpr size_t STACK = 128 << 10;
+inline std::vector<Fiber> fibers;
+inline std::vector<Program> programs;
+inline std::deque<int> ready;
+inline std::vector<std::vector<int>> of_warps;  // ready fibers by the rank of their warp, for order 3
+inline std::vector<int> ranks;
+inline Gate cluster;
+inline int phase;  // barriers of the cluster that are complete
+inline Fiber* self;
+inline Index grid;
+inline void* scheduler;
+inline int order, left, threads_of_program;
+inline uint64_t seed;
+inline std::vector<std::pair<const char*, size_t>> ranges;
+
+extern "C" void gpu_switch(void** from, void* to);
+asm(R"(
+.text
+.globl gpu_switch
+gpu_switch:
+  pushq %rbx; pushq %rbp; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbp; popq %rbx
+  ret
+)");
+
+inline void fail(const char* text) { fprintf(stderr, "emulator: %s\n", text); abort(); }
+inline void check(const void* p, size_t bytes) {
+  if ((uintptr_t)p % bytes) fail("address is not aligned");
+  for (auto& [start, size] : ranges)
+    if ((const char*)p >= start && (const char*)p + bytes <= start + size) return;
+  fail("access outside of global memory");
+}
+
+inline void pause() { gpu_switch(&self->stack, scheduler); }
+inline int random_below(int n) {
+  seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+  return (seed >> 33) % n;
+}
+inline void make_ready(int fiber) {
+  if (order == 3) of_warps[ranks[fiber / 32]].push_back(fiber);
+  else ready.push_back(fiber);
+}
+inline void release(Gate& gate) {
+  for (int fiber : gate.waiting) make_ready(fiber);
+  gate.waiting.clear();
+  gate.arrived = 0;
+}
+inline void pass(Gate& gate, int count) {
+  if (++gate.arrived == count) return release(gate);
+  gate.waiting.push_back(self->number);
+  pause();
+}
+inline int next() {  // -1: none is ready
+  if (order == 3) {
+    for (auto& fibers_of_warp : of_warps)
+      if (!fibers_of_warp.empty()) {
+        const int fiber = fibers_of_warp.back();
+        fibers_of_warp.pop_back();
+        return fiber;
+      }
+    return -1;
+  }
+  if (ready.empty()) return -1;
+  const size_t at = order == 0 ? 0 : order == 1 ? ready.size() - 1 : random_below(ready.size());
+  const int fiber = ready[at];
+  if (order == 0) ready.pop_front();
+  else ready[at] = ready.back(), ready.pop_back();
+  return fiber;
+}
+inline unsigned* mine() { return self->warp->slot[self->parity][self->lane]; }
+// All lanes have written their slots; the next operation uses the other ones.
+inline unsigned (*exchanged())[8] {
+  auto slots = self->warp->slot[self->parity];
+  self->parity ^= 1;
+  pass(self->warp->gate, 32);
+  return slots;
+}
+
+inline uint4* shared_memory() { return (uint4*)self->program->shared; }
+
+}  // namespace gpu
+
+#define threadIdx (gpu::self->thread)
+#define blockIdx (gpu::self->block)
+#define gridDim (gpu::grid)
+
+inline void __syncthreads() { gpu::pass(gpu::self->program->gate, gpu::threads_of_program); }
+inline void __syncwarp() { gpu::exchanged(); }
+inline void arrive() {
+  __syncthreads();
+  gpu::self->phase = gpu::phase + 1;
+  if (++gpu::cluster.arrived == (int)gpu::fibers.size()) gpu::phase++, gpu::release(gpu::cluster);
+}
+inline void wait() {
+  __syncwarp();
+  if (gpu::phase >= gpu::self->phase) return;
+  gpu::cluster.waiting.push_back(gpu::self->number);
+  gpu::pause();
+}
+inline float __shfl_xor_sync(unsigned, float y, int bit) {
+  gpu::mine()[0] = __float_as_uint(y);
+  const int other = gpu::self->lane ^ bit;
+  return __uint_as_float(gpu::exchanged()[other][0]);
+}
+
+inline uint4 ldcg4(const void* p) { gpu::check(p, 16); return *(const uint4*)p; }
+inline uint2 ldcg2(const void* p) { gpu::check(p, 8); return *(const uint2*)p; }
+inline unsigned ldcg1(const void* p) { gpu::check(p, 4); return *(const unsigned*)p; }
+inline void stcg4(void* p, uint4 v) { gpu::check(p, 16); *(uint4*)p = v; }
+inline void stcg2(void* p, uint2 v) { gpu::check(p, 8); *(uint2*)p = v; }
+inline void stcg1(void* p, unsigned v) { gpu::check(p, 4); *(unsigned*)p = v; }
+
+inline unsigned rounded(float x) {
+  unsigned v = __float_as_uint(x);
+  return (v & 0x7fffffff) > 0x7f800000 ? 0x7fff : (v + 0x7fff + ((v >> 16) & 1)) >> 16;
+}
+inline unsigned pack(float x, float y) { return rounded(x) | rounded(y) << 16; }
+
+inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
+  unsigned* s = gpu::mine();
+  s[0] = a.x, s[1] = a.y, s[2] = a.z, s[3] = a.w, s[4] = b0, s[5] = b1;
+  const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
+  auto slots = gpu::exchanged();
+  auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
+  for (int e = 0; e < 4; e++) {  // row g or g + 8, column 2 j or 2 j + 1
+    const int n = 2 * j + e % 2;
+    for (int k = 0; k < 16; k++)
+      sum[e] += number(slots[4 * g + k % 8 / 2][2 * (k / 8) + e / 2], k % 2) * number(slots[4 * n + k % 8 / 2][4 + k / 8], k % 2);
+  }
+}
+
+inline void copy(uint4* to, const void* from) { *to = ldcg4(from); }
+inline void for_wgmma() {}
+inline uint4 load_block(const uint4* block) {
+  const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
+  auto word = [&](int matrix) { return ((const unsigned*)(block + 8 * matrix + g))[j]; };
+  return make_uint4(word(0), word(1), word(2), word(3));
+}
+template <int N>
+inline void wgmma(float (&sum)[N][4], uint4 a, const uint4* w, int stride) {
+  const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
+  for (int n = 0; n < N; n++)
+    mma(sum[n], a, ((const unsigned*)(w + n * stride + g))[j], ((const unsigned*)(w + n * stride + 8 + g))[j]);
+}
+template <int N>
+inline void wgmma_begin(float (&)[N][4]) {}
+template <int N>
+inline void wgmma_end(float (&)[N][4]) {}
+inline void copies_end() {}
+inline int uniform(int y) { return y; }

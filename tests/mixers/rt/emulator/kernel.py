@@ -1,0 +1,74 @@
+"""Chunk kernels on a CPU: a stand-in for ``mixers.ops.cuda.Kernel`` that runs the same source thread by thread."""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from mixers.rt.wavefront import chunk
+
+AVAILABLE = platform.machine() in ("x86_64", "AMD64") and shutil.which("g++") is not None
+
+
+class EmulatedKernel:
+    """A chunk kernel that runs on the CPU.
+
+    Args:
+        direction: forward or backward.
+        D: model width.
+        K: head dim.
+        row_tiles: number of 16 sequences that a cluster takes at a time.
+        qk_norm: whether queries and keys have a norm.
+        persistent_norm: whether outputs have a norm before their persistent pairs.
+        fit: clusters that would fit on the GPU at once.
+        order: which of the threads that can go on does so: 0 the first, 1 the last, 2 one at random, 3 one of the warp
+            that is first in a random order of warps.
+
+    Attributes:
+        memory: tensors in whose memory the kernel may read and write; any other access ends the process.
+    """
+
+    def __init__(
+        self,
+        direction: chunk.Direction,
+        D: int,
+        K: int,
+        row_tiles: int,
+        qk_norm: bool,
+        persistent_norm: bool,
+        *,
+        fit: int,
+        order: int,
+    ) -> None:
+        self.library = _library(direction, chunk.constants(D, K, row_tiles, qk_norm, persistent_norm))
+        self.shared_bytes, self.fit, self.order = chunk.shared_bytes(D, row_tiles), fit, order
+        self.memory: Sequence[Tensor] = ()
+
+    def launch(self, arguments: ctypes.Structure, y: int, z: int) -> None:
+        """Run y times z clusters, one after the other."""
+        storages = [tensor.untyped_storage() for tensor in self.memory]
+        starts = (ctypes.c_void_p * len(storages))(*(storage.data_ptr() for storage in storages))
+        sizes = (ctypes.c_size_t * len(storages))(*(storage.nbytes() for storage in storages))
+        seed, count = ctypes.c_uint64(12345), len(storages)
+        self.library.run(ctypes.byref(arguments), y, z, self.shared_bytes, self.order, seed, count, starts, sizes)
+
+
+def _library(direction: chunk.Direction, constants: dict[str, int]) -> ctypes.CDLL:
+    """The kernel compiled for the CPU."""
+    here = Path(__file__).parent
+    kernel = chunk.source(direction).replace(
+        "extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();"
+    )
+    text = "\n".join(((here / "gpu.h").read_text(), kernel, (here / "run.h").read_text()))
+    defines = [f"-D{name}={y}" for name, y in {"KERNEL": f"chunk_{direction}", "EMULATE": 1, **constants}.items()]
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing", "-fno-gnu-unique"]
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source.write_text(text)
+        subprocess.run(["g++", *flags, *defines, str(source), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
