@@ -1,6 +1,8 @@
 """Check of an implementation before it is timed: outputs and all gradients against the naive oracle in float64."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +18,8 @@ from runners.bench.work import LayerWork, layer_work
 CHECK_LENGTHS = (33, 100)
 CHECK_RUNS = 2
 CHECK_BATCH = 4
+ORACLE_THREADS = 4
+"""Most threads of the oracle: its products are small, and threads on many cores that others use wait for each other."""
 FLOAT32_BOUND = 1e-5
 """Largest relative error of an implementation in float32."""
 BFLOAT16_FACTOR = 2.0
@@ -94,8 +98,9 @@ class Oracle:
             layer = self._build(block=length if parallel else 1)
             sample = self.sample(length)
 
-            exact = _run_one_by_one(layer.double(), sample, torch.float64, autocast=False)
-            self._known[key] = exact, self._bounds(layer.float(), sample, exact)
+            with _few_threads():
+                exact = _run_one_by_one(layer.double(), sample, torch.float64, autocast=False)
+                self._known[key] = exact, self._bounds(layer.float(), sample, exact)
         return self._known[key]
 
     def _bounds(self, layer: nn.Module, sample: Sample, exact: list[Tensor]) -> list[float]:
@@ -113,6 +118,16 @@ class Oracle:
         """Return the layers of the naive method, with ``block`` positions in one block."""
         config = RecurrentTransformer.Config(heads=self.setting.heads, implementation="naive", block=block)
         return stack([RecurrentTransformer(config, self.setting.shape) for _ in range(self.setting.layers)])
+
+
+@contextmanager
+def _few_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, ORACLE_THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _run_one_by_one(layer: nn.Module, sample: Sample, dtype: torch.dtype, autocast: bool) -> list[Tensor]:
