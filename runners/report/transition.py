@@ -197,6 +197,35 @@ class Transition:
             f"Transformer is: {'; '.join(found)}. Below zero, RT is ahead.{state} "
         )
 
+    def stability(self) -> str:
+        """Return the verdict on the claim that RT is stable at high learning rates only with the persistent norm.
+
+        It is ``agrees`` if RT diverged without the norm at a rate at which it converged with it, and never did with
+        the norm alone; ``differs`` if it did with the norm alone; else ``not shown``. Runs count at once: those to come
+        cannot change them.
+        """
+        with_norm, without = self._converged("rt-6"), self._converged("rt-6-no-persistent-norm")
+        pairs = {(with_norm[rate], without[rate]) for rate in with_norm.keys() & without.keys()}
+        return "differs" if (False, True) in pairs else "agrees" if (True, False) in pairs else "not shown"
+
+    def of_norm(self) -> str:
+        """Return at which learning rates RT converged and diverged, with the persistent norm and without it."""
+        found = []
+        for name, title in (("rt-6", "with the norm"), ("rt-6-no-persistent-norm", "without it")):
+            converged = self._converged(name)
+            words = [
+                f"{word} at {', '.join(f'{rate:g}' for rate in sorted(converged) if converged[rate] is does)}"
+                for does, word in ((True, "converged"), (False, "diverged"))
+                if does in converged.values()
+            ]
+            found += [f"RT {title} {' and '.join(words)}"] if words else []
+        return f"{'; '.join(found)} (paper's parametrisation)." if found else "Not trained yet."
+
+    def _converged(self, name: str) -> dict[float, bool]:
+        """Return whether every run of a model converged, by learning rate; nothing if the model is not trained."""
+        runs = self._begun[name].runs if name in self._begun else []
+        return {rate: math.isfinite(loss) for rate, loss in losses_by_rate(runs).items()}
+
     def took(self) -> str:
         """Return how long the training of the models took, also of those that are not finished."""
         runs = [run for cell in self._begun.values() for run in cell.converged]

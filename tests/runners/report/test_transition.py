@@ -166,6 +166,36 @@ def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("with_norm", "without", "verdict"),
+    [
+        ([run(3e-3, 2.8)], [run(1e-2, None)], "not shown"),  # no rate in common
+        ([run(3e-3, 2.8), run(1e-2, 2.7)], [run(3e-3, 2.9), run(1e-2, 2.9)], "not shown"),
+        ([run(3e-3, 2.8), run(1e-2, 2.7)], [run(3e-3, 2.6), run(1e-2, None)], "agrees"),
+        ([run(1e-2, 2.7), run(1e-2, 2.7, seed=1)], [run(1e-2, 2.7), run(1e-2, None, seed=1)], "agrees"),
+        ([run(1e-2, None), run(3e-2, 2.7)], [run(1e-2, 2.6), run(3e-2, None)], "differs"),
+        ([run(1e-2, None)], [run(1e-2, None)], "not shown"),
+    ],
+)
+def test_stability_is_compared_at_rates_that_both_have(
+    with_norm: list[Run], without: list[Run], verdict: str, tmp_path: Path
+) -> None:
+    for name, runs in (("rt-6", with_norm), ("rt-6-no-persistent-norm", without)):
+        write(tmp_path, name, (2.7, 2.7))
+        cell = read_cell(tmp_path / f"{name}.json")
+        assert cell is not None
+        write_cell(tmp_path / f"{name}.json", replace(cell, runs=runs))
+    assert Transition(current_models(tmp_path)).stability() == verdict
+
+
+def test_stability_in_words(tmp_path: Path) -> None:
+    assert (Transition({}).stability(), Transition({}).of_norm()) == ("not shown", "Not trained yet.")
+    model = replace(LANGUAGE_MODEL, runs=[run(3e-3, 2.8), run(1e-2, None), run(3e-2, None)])
+    assert Transition({"rt-6-no-persistent-norm": model}).of_norm() == (
+        "RT without it converged at 0.003 and diverged at 0.01, 0.03 (paper's parametrisation)."
+    )
+
+
 def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.0, 3.0))
     write_cell(tmp_path / "rt-6.json", replace(LANGUAGE_MODEL, runs=[run(lr, None) for lr in RATES]))
