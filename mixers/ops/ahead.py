@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from mixers.ops.cuda import Kernel
+
 ALIGNMENT = 16
 """Bytes; Triton compiles a kernel for tensors that begin at multiples of it, or for any."""
 
@@ -52,7 +54,7 @@ def compiling_ahead() -> Iterator[None]:
 
 @contextmanager
 def without_launches() -> Iterator[None]:
-    """Skip the launches of Triton kernels; in ``compiling_ahead``, begin to compile the kernels instead.
+    """Skip the launches of kernels; in ``compiling_ahead``, begin to compile those of Triton instead.
 
     On tensors in memory only the project's own kernels are skipped: others may time themselves to find their settings,
     or write indices that later operations trust.
@@ -78,7 +80,7 @@ def without_launches() -> Iterator[None]:
             run(kernel, *map(_stand_in, arguments), grid=grid, warmup=True, **named)
         return None
 
-    with patch.object(triton.JITFunction, "run", begin):
+    with patch.object(triton.JITFunction, "run", begin), patch.object(Kernel, "launch", lambda *_: None):
         yield
 
 

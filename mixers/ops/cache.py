@@ -16,7 +16,7 @@ T = TypeVar("T")
 def from_cache(name: str, suffix: str, build: Callable[[Path], None], load: Callable[[Path], T]) -> T:
     """Load a file from the cache folder; if it is not there, build it and store it there, if the folder is writable.
 
-    Several processes may build the same file at the same time.
+    Several processes and threads may build the same file at the same time.
 
     Args:
         name: name of the file, which must depend on everything that determines its content.
@@ -34,13 +34,23 @@ def from_cache(name: str, suffix: str, build: Callable[[Path], None], load: Call
         build(built)
         path = folder / _with_checksum(name, suffix, built)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            beside = folder / f".{path.name}-{os.getpid()}"
-            shutil.copyfile(built, beside)
-            beside.replace(path)
+            _store(built, path)
         except OSError:
             return load(built)
     return load(path)
+
+
+def _store(built: Path, path: Path) -> None:
+    """Copy a file to its place in the cache, under a name of its own until the copy is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(number)
+    try:
+        shutil.copyfile(built, beside)
+        Path(beside).replace(path)
+    except OSError:
+        Path(beside).unlink(missing_ok=True)
+        raise
 
 
 def _with_checksum(name: str, suffix: str, path: Path) -> str:

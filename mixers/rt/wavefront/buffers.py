@@ -3,7 +3,7 @@
 L is the number of layers of a stack, or of runs of one layer; T the number of positions with zeros at the end; W the
 largest number of layers of a wave; S the number of positions of a group. ``low`` is the dtype of matrix products; all
 other buffers are float32. The line of a buffer reads "shape, meaning. writers -> readers". Kernels are named without
-``_kernel``, products as in ``Operands``.
+``_kernel``, products as in ``Operands``. A chunk kernel takes the place of the kernels and products of positions.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from mixers.ops.cuda import Kernel, compiled
+from mixers.ops.numerics import NORM_EPS
 from mixers.rt.wavefront.buffers import BackwardScratch, ForwardScratch, Kept
+from mixers.rt.wavefront.schedule import CHUNK
 from mixers.rt.wavefront.setup import Pass, Sizes
 from mixers.rt.wavefront.weights import Operands
 
@@ -27,6 +28,9 @@ Direction = Literal["forward", "backward"]
 
 PROGRAMS = {256: 8, 384: 16}
 """Programs of a cluster by model width."""
+
+THREADS = 256
+"""Threads of a program."""
 
 HEAD_DIMS = (16, 32, 64)
 
@@ -68,25 +72,24 @@ class ChunkKernel:
     """The chunk kernel of a pass in one direction, with the memory that its programs exchange.
 
     Args:
-        done: the pass.
+        owner: the pass.
         direction: forward or backward.
         row_tiles: number of 16 sequences that a cluster takes at a time.
         kernel: the compiled kernel.
     """
 
-    def __init__(self, done: Pass, direction: Direction, row_tiles: int, kernel: Kernel) -> None:
-        sizes = done.sizes
-        self.sizes, self.scale, self.slopes_H = sizes, done.setting.scale, done.slopes_H
+    def __init__(self, owner: Pass, direction: Direction, row_tiles: int, kernel: Kernel) -> None:
+        sizes = owner.sizes
+        self.sizes, self.scale, self.slopes_H = sizes, owner.setting.scale, owner.slopes_H
         self.arguments = ForwardArguments if direction == "forward" else BackwardArguments
         self.row_tiles, self.kernel = row_tiles, kernel
-        self.stride = room_bytes(sizes.D, row_tiles)
         clusters = max(kernel.fit, sizes.schedule.most)
-        self.room = torch.empty(clusters * self.stride, dtype=torch.uint8, device=sizes.device)
+        self.room = torch.empty(clusters, room_bytes(sizes.D, row_tiles), dtype=torch.uint8, device=sizes.device)
 
     @staticmethod
-    def of(done: Pass, direction: Direction) -> "ChunkKernel | None":
+    def of(owner: Pass, direction: Direction) -> "ChunkKernel | None":
         """Return the chunk kernel of a pass; None if there is none, or the loop over positions is faster."""
-        sizes, norms = done.sizes, (done.qk_norm, done.setting.persistent_norm)
+        sizes, norms = owner.sizes, (owner.qk_norm, owner.setting.persistent_norm)
         if not supported(sizes):
             return None
         for row_tiles in ROW_TILES:
@@ -95,32 +98,32 @@ class ChunkKernel:
                 return None
             turns = -(-sizes.schedule.most * _tiles(sizes.B, row_tiles) // kernel.fit)
             if turns <= (MOST_TURNS[direction] if row_tiles == ROW_TILES[-1] else 1):
-                return ChunkKernel(done, direction, row_tiles, kernel)
+                return ChunkKernel(owner, direction, row_tiles, kernel)
         return None
 
     def launch(self, layers: int, tensors: dict[str, Tensor], kept_stride: int) -> None:
-        """Compute a chunk of the layers at work; in a trace, nothing is launched.
+        """Compute a chunk of the layers at work.
 
         Args:
             layers: number of layers at work.
             tensors: tensors from the chunk and the first layer at work on, by the names in the kernel's arguments.
             kept_stride: rows between the layers of kept tensors.
         """
-        if isinstance(self.room, FakeTensor):
-            return
         sizes, tiles = self.sizes, _tiles(self.sizes.B, self.row_tiles)
-        tensors = {**tensors, "slopes": self.slopes_H, "room": self.room}
-        arguments = self.arguments(
-            **{name: y.data_ptr() for name, y in tensors.items()},
-            kept_stride=kept_stride,
-            group_stride=sizes.schedule.group * sizes.B,
-            kv_stride=tensors["kv"].stride(0),
-            room_stride=self.stride,
-            B=sizes.B,
-            tiles=tiles,
-            scale=self.scale,
-        )
-        self.kernel.launch(arguments, min(tiles, max(1, self.kernel.fit // layers)), layers)
+        values: dict[str, Tensor | float] = {
+            **tensors,
+            "slopes": self.slopes_H,
+            "room": self.room,
+            "kept_stride": kept_stride,
+            "group_stride": sizes.schedule.group * sizes.B,
+            "kv_stride": tensors["kv"].stride(0),
+            "room_stride": self.room.stride(0),
+            "B": sizes.B,
+            "tiles": tiles,
+            "scale": self.scale,
+        }
+        clusters = min(tiles, max(1, self.kernel.fit // layers))
+        self.kernel.launch(self.arguments, values, (clusters, layers))
 
 
 def supported(sizes: Sizes) -> bool:
@@ -128,7 +131,7 @@ def supported(sizes: Sizes) -> bool:
     return (
         sizes.device.type == "cuda"
         and torch.cuda.get_device_capability(sizes.device) == (9, 0)
-        and sizes.low == torch.bfloat16
+        and (sizes.low, sizes.wide) == (torch.bfloat16, torch.float32)
         and sizes.block == 1
         and sizes.D in PROGRAMS
         and sizes.F == 4 * sizes.D
@@ -208,11 +211,11 @@ def chunk_kernel(
     """
     return compiled(
         source(direction),
-        constants(D, K, row_tiles, qk_norm, persistent_norm),
+        constants_of(D, K, row_tiles, qk_norm, persistent_norm),
         device,
         name=f"chunk_{direction}",
         programs=PROGRAMS[D],
-        threads=256,
+        threads=THREADS,
         shared_bytes=shared_bytes(D, row_tiles),
     )
 
@@ -223,12 +226,16 @@ def source(direction: Direction) -> str:
     return "".join((folder / name).read_text() for name in ("common.cuh", f"{direction}.cu"))
 
 
-def constants(D: int, K: int, row_tiles: int, qk_norm: bool, persistent_norm: bool) -> dict[str, int]:
-    """Constants of the source by name."""
+def constants_of(D: int, K: int, row_tiles: int, qk_norm: bool, persistent_norm: bool) -> dict[str, float]:
+    """Constants of the source by name; arguments as ``chunk_kernel``."""
     return {
         "WIDTH": D,
         "HEAD_DIM": K,
         "ROW_TILES": row_tiles,
         "QK_NORM": int(qk_norm),
         "PERSISTENT_NORM": int(persistent_norm),
+        "CHUNK": CHUNK,
+        "PROGRAMS": PROGRAMS[D],
+        "THREADS": THREADS,
+        "NORM_EPS": NORM_EPS,
     }

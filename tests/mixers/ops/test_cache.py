@@ -1,5 +1,6 @@
 """Compiled code in the cache folder: built once, kept, and replaced if damaged."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,15 @@ def test_another_name_is_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
             from_cache(name, ".code", lambda path: path.write_text(path.name) and None, Path.read_text)
             == f"{name}.code"
         )
+
+
+def test_threads_may_build_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    content = bytes(4 << 20)
+
+    def load(i: int) -> bytes:
+        return from_cache(f"name{i // 4}", ".code", lambda path: path.write_bytes(content) and None, Path.read_bytes)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(found == content for found in threads.map(load, range(40)))
+    assert len([*(tmp_path / "recurrent-transformer-diagnostics").iterdir()]) == 10

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
   uint2* const dkv_rows = (uint2*)room;
   uint2 *const dy_rows = dkv_rows + M * 2 * D / 4, *const du_rows = dy_rows + M * D / 4;
   float *const z_means = (float*)(du_rows + M * D / 4), *const h_sums = z_means + M;
-  uint2* const parts = (uint2*)(h_sums + M * HSUMS);
+  uint2* const parts = (uint2*)(h_sums + M * PARTS_OF_F);
 
   for (int tile = blockIdx.y; tile < args.tiles; tile += gridDim.y) {
     const int first = tile * M;  // sequence
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       for (int i = 0; i < 4; i++)
         if (4 * i < later) {
           const float qk = sum_lanes<1, K / 8>(dot(q[i], k)), dav = sum_lanes<1, K / 8>(dot(da[i], v));
-          float weight = exp2_(qk * (UNIT * LOG2E) - slope * (2 + 4 * i + (int)quarter) - lse[i]);
+          float weight = exp2_(qk * (LOGIT_SCALE * LOG2E) - slope * (2 + 4 * i + (int)quarter) - lse[i]);
           if (4 * i + (int)quarter >= later) weight = 0.f;
           add_scaled(dk, weight * (dav - delta[i]), q[i]);
           add_scaled(dv, weight, da[i]);
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       next_weight[u] = 0.f;
       if (later >= 0) {
         const float qk = sum_lanes<1, K / 8>(dot(next, k));
-        next_weight[u] = exp2_(qk * (UNIT * LOG2E) - slope - next_lse);
+        next_weight[u] = exp2_(qk * (LOGIT_SCALE * LOG2E) - slope - next_lse);
       }
 
       // Sums over the quarters: dk stays in the lower two, dv in the upper two; then channels 4 half .. 4 half + 3.
@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
               pulled[u][2] += by * low(y1), pulled[u][3] += by * high(y1);
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) pulled[u][e] *= is_value ? 1.f : UNIT;
+            for (int e = 0; e < 4; e++) pulled[u][e] *= is_value ? 1.f : LOGIT_SCALE;
             const float sum = sum_lanes<1, 16>(pulled[u][0] * low(pair[u].x) + pulled[u][1] * high(pair[u].x) +
                                                pulled[u][2] * low(pair[u].y) + pulled[u][3] * high(pair[u].y));
             const float of_values = __shfl_xor_sync(~0u, sum, 16);
@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
                   make_uint2(pack(own[i][0], own[i][1]), pack(own[i][2], own[i][3]));
             }
         }
-        put_sums<HSUMS>(h_sums, sum_g, sum_g8, c, m, p);
+        put_sums<PARTS_OF_F>(h_sums, sum_g, sum_g8, c, m, p);
         __syncthreads();
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++)
@@ -388,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       // 4. d += gradient through n_u; du = scale d
       {
         float own[own_tiles(NT)][4];
-        get_means<HSUMS, false>(h_means, h_sums);
+        get_means<PARTS_OF_F, false>(h_means, h_sums);
         add_hidden(own, parts, c, m, p);
         __syncthreads();
         add_through_norm(own, h_means[row_g], h_means[row_g8]);

@@ -22,30 +22,29 @@
 // + 8.
 //
 // A warp is (m, p): tile m of the rows, and part p of NP of the summed axis or of the columns. A ``row`` is a
-// sequence of the tile. The compiler gets WIDTH, HEAD_DIM, ROW_TILES, QK_NORM and PERSISTENT_NORM.
+// sequence of the tile. ``constants_of`` in chunk.py lists the constants that the compiler gets.
 
 typedef unsigned short bf16;
 typedef long long i64;
 
 constexpr int D = WIDTH, K = HEAD_DIM, H = D / K, F = 4 * D;
-constexpr int CHUNK = 16;
-constexpr int C = D == 256 ? 8 : 16;         // programs of a cluster
-constexpr int MT = ROW_TILES, M = 16 * MT;   // tiles of rows, rows
-constexpr int WARPS = 8, THREADS = 32 * WARPS, NP = WARPS / MT;
-constexpr bool GROUPS = MT == 4;  // four warps multiply together, by wgmma
-constexpr int COLS = D / C, NT = COLS / 8;   // columns of a program and their tiles
-constexpr int HID = F / C, HT = HID / 8;     // hidden columns of a program and their tiles
-constexpr int DB = D / 32, HB = HID / 32;    // blocks of 32 columns
-constexpr int ROUND = 2 * NT;                // most tiles of columns whose sums fit into the room for parts
-constexpr int SUMS = C * (NP < NT ? NP : NT);  // partial sums of a row over D columns
-constexpr int HSUMS = C * (NP < ROUND ? NP : ROUND);  // those over F columns
+constexpr int C = PROGRAMS;                                // programs of a cluster
+constexpr int MT = ROW_TILES, M = 16 * MT;                 // tiles of rows, rows
+constexpr int WARPS = THREADS / 32, NP = WARPS / MT;       // warps, and those of a tile of rows
+constexpr bool WARP_GROUPS = MT == 4;                      // four warps multiply together, by wgmma
+constexpr int COLS = D / C, NT = COLS / 8;                 // columns of a program and their tiles
+constexpr int HID = F / C, HT = HID / 8;                   // hidden columns of a program and their tiles
+constexpr int DB = D / 32, HB = HID / 32;                  // blocks of 32 columns
+constexpr int ROUND = 2 * NT;                              // most tiles of columns whose sums fit into part_room
+constexpr int PARTS_OF_D = C * (NP < NT ? NP : NT);        // partial sums of a row over D columns
+constexpr int PARTS_OF_F = C * (NP < ROUND ? NP : ROUND);  // those over F columns
 static_assert(MT * (NP - 1) * ROUND * 512 >= M * HID * 2);  // backward.cu puts hidden columns into the room for parts
-constexpr float EPS = 1e-6f, LOG2E = 1.4426950408889634f;
+constexpr float EPS = NORM_EPS, LOG2E = 1.4426950408889634f;
 
 // Attention: a warp's unit of work is a row and a block of 64 channels.
 constexpr int ROWS = M / C, BLOCKS = D / 64;                // rows of a program, blocks of a row
 constexpr int UNITS = (ROWS * BLOCKS + WARPS - 1) / WARPS;  // units of a warp
-constexpr float UNIT = K == 16 ? 0.25f : K == 32 ? 0.17677669529663687f : 0.125f;  // 1 / sqrt(K)
+constexpr float LOGIT_SCALE = K == 16 ? 0.25f : K == 32 ? 0.17677669529663687f : 0.125f;  // 1 / sqrt(K)
 
 // ------------------------------------------------------------------------------------------------ instructions
 // tests/mixers/rt/emulator/gpu.h replaces this section on a CPU.
@@ -292,12 +291,12 @@ struct Part {
   // sum (N tiles of columns) += a times the slice w
   template <int N>
   DEVICE void multiply(float (&sum)[N][4], const uint4* w, int p) const {
-    if (GROUPS) wgmma_begin(sum);
+    if (WARP_GROUPS) wgmma_begin(sum);
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
       if (BLOCKS_ % NP == 0 || p + NP * i < BLOCKS_) {
         const uint4* const block = w + (p + NP * i) * 32;
-        if constexpr (GROUPS) {
+        if constexpr (WARP_GROUPS) {
           wgmma(sum, a[i][0], block, BLOCKS_ * 32);
           wgmma(sum, a[i][1], block + 16, BLOCKS_ * 32);
         } else {
@@ -309,7 +308,7 @@ struct Part {
           }
         }
       }
-    if (GROUPS) wgmma_end(sum);
+    if (WARP_GROUPS) wgmma_end(sum);
   }
 };
 
@@ -349,7 +348,8 @@ DEVICE void add_parts(float (&own)[own_tiles(N)][4], const float (&sum)[N][4], f
 // are exchanged in bfloat16: (program of the columns, program of the part, tile of columns, row tile, lane). Of two row
 // tiles, a warp takes both, because it reads the slice for each.
 DEVICE void multiply_hidden(uint2* parts, const uint2* hidden, const uint4* w, int c) {
-  constexpr int RT = MT > 1 && !GROUPS ? 2 : 1, TILES = D / 8 * MT / RT / WARPS, STEP = TILES < ROUND ? TILES : ROUND;
+  constexpr int RT = MT > 1 && !WARP_GROUPS ? 2 : 1, TILES = D / 8 * MT / RT / WARPS;
+  constexpr int STEP = TILES < ROUND ? TILES : ROUND;
   const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32), row_tile = warp % (MT / RT) * RT;
   uint4 a[RT][HB][2];
 #pragma unroll
@@ -365,11 +365,11 @@ DEVICE void multiply_hidden(uint2* parts, const uint2* hidden, const uint4* w, i
     float sum[RT][STEP][4];
 #pragma unroll
     for (int r = 0; r < RT; r++) zero(sum[r]);
-    if (GROUPS) wgmma_begin(sum[0]);
+    if (WARP_GROUPS) wgmma_begin(sum[0]);
 #pragma unroll
     for (int i = 0; i < HB; i++) {
       const uint4* const block = w + (first * HB + i) * 32;
-      if constexpr (GROUPS) {
+      if constexpr (WARP_GROUPS) {
         wgmma(sum[0], a[0][i][0], block, HB * 32);
         wgmma(sum[0], a[0][i][1], block + 16, HB * 32);
       } else {
@@ -384,7 +384,7 @@ DEVICE void multiply_hidden(uint2* parts, const uint2* hidden, const uint4* w, i
         }
       }
     }
-    if (GROUPS) wgmma_end(sum[0]);
+    if (WARP_GROUPS) wgmma_end(sum[0]);
 #pragma unroll
     for (int n = 0; n < STEP; n++)
 #pragma unroll

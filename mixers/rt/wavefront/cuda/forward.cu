@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
   uint2 *const a_rows = (uint2*)room, *const u_rows = a_rows + M * D / 4, *const z_rows = u_rows + M * D / 4;
   bf16* const key_rows = (bf16*)(z_rows + M * D / 4);
   float* const u_sums = (float*)(key_rows + M * D);
-  float *const z_sums = u_sums + M * SUMS, *const k_sums = z_sums + M * SUMS;
-  uint2* const parts = (uint2*)(k_sums + M * SUMS);
+  float *const z_sums = u_sums + M * PARTS_OF_D, *const k_sums = z_sums + M * PARTS_OF_D;
+  uint2* const parts = (uint2*)(k_sums + M * PARTS_OF_D);
 
   for (int tile = blockIdx.y; tile < args.tiles; tile += gridDim.y) {
     const int first = tile * M;  // sequence
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
         s[i] = -1e30f;
         if (4 * i < earlier) {
           const float qk = sum_lanes<1, K / 8>(dot(q, k[i]));
-          if (4 * i + (int)quarter < earlier) s[i] = qk * (UNIT * LOG2E) + slope * (4 * i + (int)quarter - t);
+          if (4 * i + (int)quarter < earlier) s[i] = qk * (LOGIT_SCALE * LOG2E) + slope * (4 * i + (int)quarter - t);
           most = fmaxf(most, s[i]);
         }
       }
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
           square_g += y[i][0] * y[i][0] + y[i][1] * y[i][1];
           square_g8 += y[i][2] * y[i][2] + y[i][3] * y[i][3];
         }
-      put_sums<SUMS>(sums, square_g, square_g8, c, m, p);
+      put_sums<PARTS_OF_D>(sums, square_g, square_g8, c, m, p);
     };
     // Normed rows of own columns, and their reciprocal roots (r null: rows without a norm), for the backward.
     auto keep_rows = [&](bf16* n, float* r, const float (&y)[own_tiles(NT)][4], const float* roots, int t) {
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     };
     // Keys of position t, whose sums of squares are complete.
     auto keep_keys = [&](int t) {
-      if (QK_NORM) get_means<SUMS, true>(r_k, k_sums);
+      if (QK_NORM) get_means<PARTS_OF_D, true>(r_k, k_sums);
       __syncthreads();
       float keys[own_tiles(NT)][4];
 #pragma unroll
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
           const i64 at = kept_row(t) + unit_sequence(u);
           float most = top[u], l = weight[u], o[2] = {value[u][0], value[u][1]};
           if (t > 0) {
-            const float by = (QK_NORM ? r_k[unit_row(u)] : 1.f) * (UNIT * LOG2E);
+            const float by = (QK_NORM ? r_k[unit_row(u)] : 1.f) * (LOGIT_SCALE * LOG2E);
             const float s = by * sum_lanes<1, K / 8>(dot(query[u], k[u])) - args.slopes[head + eight / K] * LOG2E;
             most = fmaxf(most, s);
             const float shrink = exp2_(top[u] - most), weight_s = exp2_(s - most);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 
       // 3. Parts of down GELU(up n_u)
       {
-        get_means<SUMS, true>(r_u, u_sums);  // add_parts has the barrier
+        get_means<PARTS_OF_D, true>(r_u, u_sums);  // add_parts has the barrier
         Part<DB> rows;
         rows.load(u_rows, m, p);
 #pragma unroll
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 
       // 5. Pair. Of a warp's tiles, those below NT are keys, the others values.
       {
-        if (PERSISTENT_NORM) get_means<SUMS, true>(r_z, z_sums);
+        if (PERSISTENT_NORM) get_means<PARTS_OF_D, true>(r_z, z_sums);
         Part<DB> rows;
         rows.load(z_rows, m, p);
         float sum[2 * NT][4], square_g = 0.f, square_g8 = 0.f;
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
             if (live_g8) stcg1(args.v + kept_row(t) * D + own_g8 + own_step * i - COLS, y_g8);
           }
         }
-        if (QK_NORM) put_sums<SUMS>(k_sums, square_g, square_g8, c, m, p);
+        if (QK_NORM) put_sums<PARTS_OF_D>(k_sums, square_g, square_g8, c, m, p);
       }
       arrive();
       keep_rows(args.n_z, PERSISTENT_NORM ? args.r_z : nullptr, x, r_z, t);

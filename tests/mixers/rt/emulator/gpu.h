@@ -5,8 +5,8 @@
 //
 // Each thread of a cluster is a fiber. A fiber runs until it waits: for the lanes of its warp (mma, shuffles,
 // __syncwarp), for its program (__syncthreads), or for its cluster (wait). Which ready fiber runs next is chosen by
-// ``order``: 0 the first, 1 the last, 2 at random, 3 that of the warp that comes first in a random order of warps. With the
-// last, some warps are far ahead of others, so that a missing barrier shows as a difference of results. Accesses of
+// ``order``: 0 the first, 1 the last, 2 at random, 3 that of the warp that comes first in a random order of warps. With
+// the last, some warps are far ahead of others, so that a missing barrier shows as a difference of results. Accesses of
 // global memory outside the registered ranges end the run with a message, those past the shared memory with a fault.
 
 #include <cmath>
@@ -172,8 +172,10 @@ inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
   auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
   for (int e = 0; e < 4; e++) {  // row g or g + 8, column 2 j or 2 j + 1
     const int n = 2 * j + e % 2;
-    for (int k = 0; k < 16; k++)
-      sum[e] += number(slots[4 * g + k % 8 / 2][2 * (k / 8) + e / 2], k % 2) * number(slots[4 * n + k % 8 / 2][4 + k / 8], k % 2);
+    for (int k = 0; k < 16; k++) {
+      const int pair = k % 8 / 2, half = k / 8;
+      sum[e] += number(slots[4 * g + pair][2 * half + e / 2], k % 2) * number(slots[4 * n + pair][4 + half], k % 2);
+    }
   }
 }
 

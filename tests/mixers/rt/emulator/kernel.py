@@ -5,7 +5,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -45,20 +45,23 @@ class EmulatedKernel:
         fit: int,
         order: int,
     ) -> None:
-        self.library = _library(direction, chunk.constants(D, K, row_tiles, qk_norm, persistent_norm))
+        self.library = _library(direction, chunk.constants_of(D, K, row_tiles, qk_norm, persistent_norm))
         self.shared_bytes, self.fit, self.order = chunk.shared_bytes(D, row_tiles), fit, order
         self.memory: Sequence[Tensor] = ()
 
-    def launch(self, arguments: ctypes.Structure, y: int, z: int) -> None:
-        """Run y times z clusters, one after the other."""
+    def launch(
+        self, arguments: type[ctypes.Structure], values: Mapping[str, Tensor | float], clusters: tuple[int, int]
+    ) -> None:
+        """Run the clusters one after the other."""
+        filled = arguments(**{name: y.data_ptr() if isinstance(y, Tensor) else y for name, y in values.items()})
         storages = [tensor.untyped_storage() for tensor in self.memory]
         starts = (ctypes.c_void_p * len(storages))(*(storage.data_ptr() for storage in storages))
         sizes = (ctypes.c_size_t * len(storages))(*(storage.nbytes() for storage in storages))
         seed, count = ctypes.c_uint64(12345), len(storages)
-        self.library.run(ctypes.byref(arguments), y, z, self.shared_bytes, self.order, seed, count, starts, sizes)
+        self.library.run(ctypes.byref(filled), *clusters, self.shared_bytes, self.order, seed, count, starts, sizes)
 
 
-def _library(direction: chunk.Direction, constants: dict[str, int]) -> ctypes.CDLL:
+def _library(direction: chunk.Direction, constants: dict[str, float]) -> ctypes.CDLL:
     """The kernel compiled for the CPU."""
     here = Path(__file__).parent
     kernel = chunk.source(direction).replace(
