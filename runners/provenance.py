@@ -37,7 +37,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     """Return the SHA-256 over the code that a result depends on.
 
     It covers the given modules and, recursively, all that they import, except Python and installed libraries. Comments,
-    docstrings and layout do not count. Code in C counts as it is written, with each module beside it.
+    docstrings and layout do not count. Code in C and CUDA C++ counts as it is written, with each module beside it.
 
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
@@ -102,11 +102,12 @@ def _file(module_name: str) -> str | None:
 
 
 def _c_files(module_name: str) -> dict[str, str]:
-    """Return the text of each file in C beside a module."""
+    """Return the text of each file in C or CUDA C++ beside a module."""
     spec = importlib.util.find_spec(module_name)
     if spec is None or spec.origin is None:
         return {}
-    return {f"{spec.parent}/{path.name}": path.read_text() for path in sorted(Path(spec.origin).parent.glob("*.[ch]"))}
+    files = sorted(path for path in Path(spec.origin).parent.iterdir() if path.suffix in (".c", ".h", ".cu", ".cuh"))
+    return {f"{spec.parent}/{path.name}": path.read_text() for path in files}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 A position of the wavefront takes nine launches, and narrow models with few sequences wait for them. A chunk kernel
 takes the place of a chunk's loop over positions, forward or backward. It reads and writes the same buffers.
-``cuda/forward.cu`` and ``cuda/backward.cu`` explain it.
+``chunk_forward.cu`` and ``chunk_backward.cu`` explain it.
 
 A cluster of programs shares a layer's matrices, and takes 16, 32 or 64 sequences at a time. The fewest are best for
 which all clusters fit on the GPU at once. If some must wait for others, the kernel is slower than the loop, except in
@@ -55,13 +55,13 @@ def _fields(*pointers: str) -> list[tuple[str, Any]]:
 
 
 class ForwardArguments(ctypes.Structure):
-    """``struct Arguments`` of forward.cu."""
+    """``struct Arguments`` of chunk_forward.cu."""
 
     _fields_ = _fields("x", "m", "l", "o", "slopes", *_MATRICES, *_KEPT, "z", "room")
 
 
 class BackwardArguments(ctypes.Structure):
-    """``struct Arguments`` of backward.cu."""
+    """``struct Arguments`` of chunk_backward.cu."""
 
     _fields_ = _fields(
         "dk", "dv", "slopes", *_MATRICES, *_KEPT, "da", "delta", "d", "dkv", "dy", "h", "dh", "du", "room"
@@ -222,8 +222,8 @@ def chunk_kernel(
 
 def source(direction: Direction) -> str:
     """The complete source of a kernel."""
-    folder = Path(__file__).parent / "cuda"
-    return "".join((folder / name).read_text() for name in ("common.cuh", f"{direction}.cu"))
+    folder = Path(__file__).parent
+    return "".join((folder / f"chunk_{name}").read_text() for name in ("common.cuh", f"{direction}.cu"))
 
 
 def constants_of(D: int, K: int, row_tiles: int, qk_norm: bool, persistent_norm: bool) -> dict[str, float]:

@@ -320,14 +320,15 @@ def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monke
     assert code_version(layer) != before
 
 
-def test_so_does_code_in_c_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("suffix", ["c", "h", "cu", "cuh"])
+def test_so_does_code_in_c_beside_it(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "beside_c.py").write_text("")
-    without = code_version("beside_c")
-    (tmp_path / "loop.c").write_text("int one(void) { return 1; }")
-    before = code_version("beside_c")
-    (tmp_path / "loop.c").write_text("int one(void) { return 2; }")
-    assert len({without, before, code_version("beside_c")}) == 3
+    (tmp_path / f"beside_{suffix}.py").write_text("")
+    without = code_version(f"beside_{suffix}")
+    (tmp_path / f"loop.{suffix}").write_text("int one(void) { return 1; }")
+    before = code_version(f"beside_{suffix}")
+    (tmp_path / f"loop.{suffix}").write_text("int one(void) { return 2; }")
+    assert len({without, before, code_version(f"beside_{suffix}")}) == 3
 
 
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

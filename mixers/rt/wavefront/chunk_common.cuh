@@ -38,7 +38,7 @@ constexpr int DB = D / 32, HB = HID / 32;                  // blocks of 32 colum
 constexpr int ROUND = 2 * NT;                              // most tiles of columns whose sums fit into part_room
 constexpr int PARTS_OF_D = C * (NP < NT ? NP : NT);        // partial sums of a row over D columns
 constexpr int PARTS_OF_F = C * (NP < ROUND ? NP : ROUND);  // those over F columns
-static_assert(MT * (NP - 1) * ROUND * 512 >= M * HID * 2);  // backward.cu puts hidden columns into the room for parts
+static_assert(MT * (NP - 1) * ROUND * 512 >= M * HID * 2);  // for chunk_backward.cu's after_gelu
 constexpr float EPS = NORM_EPS, LOG2E = 1.4426950408889634f;
 
 // Attention: a warp's unit of work is a row and a block of 64 channels.
