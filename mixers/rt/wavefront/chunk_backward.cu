@@ -34,7 +34,7 @@ struct Arguments {  // pointers to the first layer at work, and to the chunk's f
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __grid_constant__ Arguments args) {
   const int B = args.B, c = blockIdx.x, layer = blockIdx.z;
-  const int lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+  const int lane = threadIdx.x % 32, j = lane % 4;
   const int warp = uniform(threadIdx.x / 32), m = warp % MT, p = warp / MT;
 
   // Shared memory: slices of the matrices, parts of sums, hidden columns, sums of units, means of rows.
@@ -64,34 +64,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
   for (int tile = blockIdx.y; tile < args.tiles; tile += gridDim.y) {
     const int first = tile * M;  // sequence
+    const Rows<Arguments> rows{args, first, B, layer, m, lane};
+    const Units units{first, B, c, warp, lane};
 
-    // Rows of the first sequence, of kept tensors and of those of a group.
-    auto kept_row = [&](int t) { return layer * args.kept_stride + (i64)t * B; };
-    auto group_row = [&](int t) { return layer * args.group_stride + (i64)t * B; };
-
-    // This thread's two rows of a product; those past the last sequence read the last one, and are not stored.
-    const int row_g = 16 * m + g, row_g8 = row_g + 8;
-    const bool live_g = first + row_g < B, live_g8 = first + row_g8 < B;
-    const unsigned sequence_g = live_g ? first + row_g : B - 1, sequence_g8 = live_g8 ? first + row_g8 : B - 1;
-
-    // Attention: a lane takes 8 channels of a unit (its head's group of K / 8 lanes: sums over a head), and queries
-    // 4 i + quarter after the next one. Of the sums over queries it keeps 4 channels of dk (quarters 0 and 1) or dv.
-    const unsigned quarter = lane / 8, eight = 8 * (lane % 8), half = quarter % 2, four = eight + 4 * half;
+    // Attention: a lane takes the queries 4 i + quarter after the next one. Of the sums over queries it keeps 4 of its
+    // channels, of dk (quarters 0 and 1) or dv.
+    const unsigned quarter = units.quarter, eight = units.eight, half = quarter % 2, four = eight + 4 * half;
     const bool is_value = quarter >= 2;
     const unsigned at_query = quarter * B * D + eight, at_head = quarter * B * H + eight / K;  // ``quarter`` rows later
     float pulled[UNITS][4], next_weight[UNITS];
-    auto unit_exists = [&](int u) { return (u + 1) * WARPS <= ROWS * BLOCKS || warp + WARPS * u < ROWS * BLOCKS; };
-    auto unit_row = [&](int u) { return c * ROWS + (warp + WARPS * u) / BLOCKS; };
-    auto unit_live = [&](int u) { return first + unit_row(u) < B; };
-    auto unit_sequence = [&](int u) { return unit_live(u) ? first + unit_row(u) : B - 1; };
-    auto unit_block = [&](int u) { return 64 * ((warp + WARPS * u) % BLOCKS); };
 
     // What the pair at t gets from later chunks and from the queries after t + 1, and the weight of query t + 1.
     auto pull_early = [&](int u, int t) {
-      if (!unit_exists(u)) return;
-      const int later = CHUNK - 2 - t, head = unit_block(u) / K;
-      const i64 row = kept_row(t) + unit_sequence(u), at = row * D + unit_block(u);
-      const i64 from = (group_row(t) + unit_sequence(u)) * D + unit_block(u);
+      if (!units.exists(u)) return;
+      const int later = CHUNK - 2 - t, head = units.block(u) / K;
+      const i64 row = rows.kept(t) + units.sequence(u), at = row * D + units.block(u);
+      const i64 from = (rows.group(t) + units.sequence(u)) * D + units.block(u);
       const float slope = args.slopes[head + eight / K] * LOG2E;
       const uint4 k = ldcg4(args.k + at + eight), v = ldcg4(args.v + at + eight);
       const uint4 past = ldcg4((is_value ? args.dv : args.dk) + from + four);
@@ -159,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
     auto load_next = [&](int t) {
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
-        if (unit_exists(u)) {
-          const i64 at = (kept_row(t) + unit_sequence(u)) * D + unit_block(u);
+        if (units.exists(u)) {
+          const i64 at = (rows.kept(t) + units.sequence(u)) * D + units.block(u);
           if (t >= 0) {
             values[u] = ldcg4(args.v + at + eight);
             pair[u] = ldcg2((is_value ? args.v : args.k) + at + four);
@@ -174,46 +162,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
     // da of the query at t, and its delta, from it and ``next_a``.
     auto load_da = [&](int u, int t) {
-      return ldcg4(args.da + (kept_row(t) + unit_sequence(u)) * D + unit_block(u) + eight);
+      return ldcg4(args.da + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
     };
     auto put_delta = [&](int u, int t, uint4 da) {
       const float delta = sum_lanes<1, K / 8>(dot(da, next_a[u]));
-      if (unit_live(u) && quarter == 0 && eight % K == 0)
-        stcgf(args.delta + (kept_row(t) + unit_sequence(u)) * H + unit_block(u) / K + eight / K, delta);
+      if (units.live(u) && quarter == 0 && eight % K == 0)
+        stcgf(args.delta + (rows.kept(t) + units.sequence(u)) * H + units.block(u) / K + eight / K, delta);
       return delta;
     };
 
-    // Own columns: gradient of the residual stream. Tile p + NP i of the program's columns is i of a warp.
-    float d[own_tiles(NT)][4];
-    const unsigned own_column = c * COLS + 8 * p + 2 * j, own_step = 8 * NP;
-    const unsigned own_g = sequence_g * D + own_column, own_g8 = sequence_g8 * D + own_column;
-    auto owned = [&](int i) { return p + NP * i < NT; };
+    float d[own_tiles(NT)][4];  // own columns: gradient of the residual stream
+    const Columns columns{rows.sequence_g, rows.sequence_g8, c, p, lane};
 
     // Own columns of rows: for other programs, and row by row.
-    auto put_rows = [&](uint2* rows, float by, const float (&y)[own_tiles(NT)][4]) {
+    auto put_rows = [&](uint2* to, float by, const float (&y)[own_tiles(NT)][4]) {
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i))
-          stcg2(rows + order_of_products(DB, m, c * NT + p + NP * i),
+        if (columns.owned(i))
+          stcg2(to + order_of_products(DB, m, c * NT + p + NP * i),
                 make_uint2(pack(by * y[i][0], by * y[i][1]), pack(by * y[i][2], by * y[i][3])));
     };
-    auto keep_rows = [&](bf16* rows, float by, const float (&y)[own_tiles(NT)][4]) {
+    auto keep_rows = [&](bf16* to, float by, const float (&y)[own_tiles(NT)][4]) {
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          if (live_g) stcg1(rows + own_g + own_step * i, pack(by * y[i][0], by * y[i][1]));
-          if (live_g8) stcg1(rows + own_g8 + own_step * i, pack(by * y[i][2], by * y[i][3]));
+        if (columns.owned(i)) {
+          if (rows.live_g) stcg1(to + columns.at_g + columns.step * i, pack(by * y[i][0], by * y[i][1]));
+          if (rows.live_g8) stcg1(to + columns.at_g8 + columns.step * i, pack(by * y[i][2], by * y[i][3]));
         }
     };
     // Normed rows of own columns, and reciprocal roots.
     unsigned n[own_tiles(NT)][2];
     float r_g, r_g8;
-    auto load_normed = [&](const bf16* rows, const float* r, int t) {
-      rows += kept_row(t) * D, r += kept_row(t);
+    auto load_normed = [&](const bf16* from, const float* r, int t) {
+      from += rows.kept(t) * D, r += rows.kept(t);
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) n[i][0] = ldcg1(rows + own_g + own_step * i), n[i][1] = ldcg1(rows + own_g8 + own_step * i);
-      r_g = ldcgf(r + sequence_g), r_g8 = ldcgf(r + sequence_g8);
+        if (columns.owned(i)) {
+          n[i][0] = ldcg1(from + columns.at_g + columns.step * i);
+          n[i][1] = ldcg1(from + columns.at_g8 + columns.step * i);
+        }
+      r_g = ldcgf(r + rows.sequence_g), r_g8 = ldcgf(r + rows.sequence_g8);
     };
     // Add the gradient through a norm, dn its gradient and mean_g, mean_g8 the means of n dn.
     auto add_through_norm = [&](const float (&dn)[own_tiles(NT)][4], float mean_g, float mean_g8) {
@@ -237,11 +225,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         if (t + 1 < CHUNK) {
 #pragma unroll
           for (int u = 0; u < UNITS; u++)
-            if (unit_exists(u)) da[u] = load_da(u, t + 1);
+            if (units.exists(u)) da[u] = load_da(u, t + 1);
         }
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-          if (unit_exists(u)) {
+          if (units.exists(u)) {
             if (t + 1 < CHUNK) {
               const float dav = sum_lanes<1, K / 8>(dot(da[u], values[u])), delta = put_delta(u, t + 1, da[u]);
               const float by = is_value ? next_weight[u] : next_weight[u] * (dav - delta);
@@ -255,13 +243,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
             const float sum = sum_lanes<1, 16>(pulled[u][0] * low(pair[u].x) + pulled[u][1] * high(pair[u].x) +
                                                pulled[u][2] * low(pair[u].y) + pulled[u][3] * high(pair[u].y));
             const float of_values = __shfl_xor_sync(~0u, sum, 16);
-            if (lane == 0) unit_sums[warp + WARPS * u] = make_float2(sum, of_values);  // k dk and v dv
+            if (lane == 0) unit_sums[units.number(u)] = make_float2(sum, of_values);  // k dk and v dv
           }
         __syncthreads();
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-          if (unit_exists(u)) {
-            const int unit = warp + WARPS * u, row = unit_row(u);
+          if (units.exists(u)) {
+            const int unit = units.number(u), row = units.row(u);
             float mean_k = 0.f, mean_v = 0.f;
 #pragma unroll
             for (int i = 0; i < BLOCKS; i++) {
@@ -269,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
               mean_k += sums.x * (1.f / D), mean_v += sums.y * (1.f / D);
             }
             if (QK_NORM && !is_value) {
-              const float r = ldcgf(args.r_k + kept_row(t) + unit_sequence(u));
+              const float r = ldcgf(args.r_k + rows.kept(t) + units.sequence(u));
               pulled[u][0] = r * (pulled[u][0] - mean_k * low(pair[u].x));
               pulled[u][1] = r * (pulled[u][1] - mean_k * high(pair[u].x));
               pulled[u][2] = r * (pulled[u][2] - mean_k * low(pair[u].y));
@@ -277,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
             }
             dkv[u] = make_uint2(pack(pulled[u][0], pulled[u][1]), pack(pulled[u][2], pulled[u][3]));
             unsigned* const to =
-                (unsigned*)dkv_rows + order_of_products_of_row(2 * DB, row, is_value * D + unit_block(u) + four);
+                (unsigned*)dkv_rows + order_of_products_of_row(2 * DB, row, is_value * D + units.block(u) + four);
             stcg1(to, dkv[u].x), stcg1(to + 2, dkv[u].y);
             if (lane == 0 && unit % BLOCKS == 0) stcgf(z_means + row, QK_NORM ? mean_v : mean_k + mean_v);
           }
@@ -285,13 +273,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       arrive();
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
-        if (unit_exists(u) && unit_live(u))
-          stcg2(args.dkv + ((group_row(t) + unit_sequence(u)) * 2 + is_value) * D + unit_block(u) + four, dkv[u]);
+        if (units.exists(u) && units.live(u))
+          stcg2(args.dkv + ((rows.group(t) + units.sequence(u)) * 2 + is_value) * D + units.block(u) + four, dkv[u]);
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          const float2 y_g = ldcgf2(args.d + group_row(t) * D + own_g + own_step * i);
-          const float2 y_g8 = ldcgf2(args.d + group_row(t) * D + own_g8 + own_step * i);
+        if (columns.owned(i)) {
+          const float2 y_g = ldcgf2(args.d + rows.group(t) * D + columns.at_g + columns.step * i);
+          const float2 y_g8 = ldcgf2(args.d + rows.group(t) * D + columns.at_g8 + columns.step * i);
           d[i][0] = y_g.x, d[i][1] = y_g.y, d[i][2] = y_g8.x, d[i][3] = y_g8.y;
         }
       if (PERSISTENT_NORM) load_normed(args.n_z, args.r_z, t);
@@ -300,14 +288,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
       // 2. d += gradient through n_z; dy = scale d
       {
-        Part<2 * DB> rows;
-        rows.load(dkv_rows, m, p);
+        Part<2 * DB> part;
+        part.load(dkv_rows, m, p);
         float sum[NT][4], own[own_tiles(NT)][4];
         zero(sum);
-        rows.multiply(sum, kv_w, p);
+        part.multiply(sum, kv_w, p);
         add_parts<NT>(own, sum, part_room, m, p);
         if (PERSISTENT_NORM) {
-          add_through_norm(own, ldcgf(z_means + row_g), ldcgf(z_means + row_g8));
+          add_through_norm(own, ldcgf(z_means + rows.g), ldcgf(z_means + rows.g8));
         } else {
 #pragma unroll
           for (int i = 0; i < own_tiles(NT); i++)
@@ -317,14 +305,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         put_rows(dy_rows, args.scale, d);
       }
       arrive();
-      keep_rows(args.dy + group_row(t) * D, args.scale, d);
+      keep_rows(args.dy + rows.group(t) * D, args.scale, d);
       constexpr int ROUNDS = HT / ROUND;
       unsigned h[ROUNDS][own_tiles(ROUND)][2];  // own tiles of the hidden layer, before and after GELU
       auto hidden_tile = [&](int round, int i) { return round * ROUND + p + NP * i; };
-      const unsigned hidden_g = sequence_g * F + c * HID + 8 * p + 2 * j;
-      const unsigned hidden_g8 = sequence_g8 * F + c * HID + 8 * p + 2 * j;
+      const unsigned hidden_g = rows.sequence_g * F + c * HID + 8 * p + 2 * j;
+      const unsigned hidden_g8 = rows.sequence_g8 * F + c * HID + 8 * p + 2 * j;
       auto hidden_step = [&](int round, int i) { return 8 * (round * ROUND + NP * i); };
-      const bf16* const h_rows = args.h + group_row(t) * F;
+      const bf16* const h_rows = args.h + rows.group(t) * F;
       auto hidden_owned = [&](int i) { return p + NP * i < ROUND; };
 #pragma unroll
       for (int round = 0; round < ROUNDS; round++)
@@ -338,14 +326,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
       // 3. Parts of the gradient of n_u
       {
-        Part<DB> rows;
-        rows.load(dy_rows, m, p);
+        Part<DB> part;
+        part.load(dy_rows, m, p);
         float sum_g = 0.f, sum_g8 = 0.f;  // h dh
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
           float sum[ROUND][4], own[own_tiles(ROUND)][4];
           zero(sum);
-          rows.multiply(sum, down_w + round * ROUND * DB * 32, p);
+          part.multiply(sum, down_w + round * ROUND * DB * 32, p);
           if (round) __syncthreads();
           add_parts<ROUND>(own, sum, part_room, m, p);
 #pragma unroll
@@ -379,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         multiply_hidden(parts, hidden, up_w, c);
       }
       arrive();
-      keep_hidden(args.dh + group_row(t) * F, hidden, first, B, c);
-      keep_hidden(args.h + group_row(t) * F, after_gelu, first, B, c);
+      keep_hidden(args.dh + rows.group(t) * F, hidden, first, B, c);
+      keep_hidden(args.h + rows.group(t) * F, after_gelu, first, B, c);
       load_normed(args.n_u, args.r_u, t);
       pull_thirds(1, t - 1);
       wait();
@@ -391,29 +379,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         get_means<PARTS_OF_F, false>(h_means, h_sums);
         add_hidden(own, parts, c, m, p);
         __syncthreads();
-        add_through_norm(own, h_means[row_g], h_means[row_g8]);
+        add_through_norm(own, h_means[rows.g], h_means[rows.g8]);
         put_rows(du_rows, args.scale, d);
       }
       arrive();
-      keep_rows(args.du + group_row(t) * D, args.scale, d);
+      keep_rows(args.du + rows.group(t) * D, args.scale, d);
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          if (live_g) stcgf2(args.d + group_row(t) * D + own_g + own_step * i, d[i][0], d[i][1]);
-          if (live_g8) stcgf2(args.d + group_row(t) * D + own_g8 + own_step * i, d[i][2], d[i][3]);
+        if (columns.owned(i)) {
+          if (rows.live_g) stcgf2(args.d + rows.group(t) * D + columns.at_g + columns.step * i, d[i][0], d[i][1]);
+          if (rows.live_g8) stcgf2(args.d + rows.group(t) * D + columns.at_g8 + columns.step * i, d[i][2], d[i][3]);
         }
       pull_thirds(2, t - 1);
       wait();
 
       // 5. da = out^T du
       {
-        Part<DB> rows;
-        rows.load(du_rows, m, p);
+        Part<DB> part;
+        part.load(du_rows, m, p);
         float sum[NT][4], own[own_tiles(NT)][4];
         zero(sum);
-        rows.multiply(sum, out_w, p);
+        part.multiply(sum, out_w, p);
         add_parts<NT>(own, sum, part_room, m, p);
-        keep_rows(args.da + kept_row(t) * D, 1.f, own);
+        keep_rows(args.da + rows.kept(t) * D, 1.f, own);
       }
       arrive();
       load_next(t - 1);
@@ -423,6 +411,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
     // delta of the first query
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-      if (unit_exists(u)) put_delta(u, 0, load_da(u, 0));
+      if (units.exists(u)) put_delta(u, 0, load_da(u, 0));
   }
 }

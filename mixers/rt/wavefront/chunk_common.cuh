@@ -454,3 +454,48 @@ DEVICE void get_means(float* means, const float* sums) {
   const float mean = sum_lanes<1, LANES>(sum) * (1.f / D);
   if (threadIdx.x % LANES == 0) means[row] = ROOT ? rsqrtf(mean + EPS) : mean;
 }
+
+// ------------------------------------------------------------------------------------------------ tiles of sequences
+// Rows of a tile: where they are in tensors, and those two of a product that are this thread's. Rows past the last
+// sequence read the last one, and are not stored.
+template <class Arguments>
+struct Rows {
+  const Arguments& args;
+  const int first, B, layer, m, lane;  // first: the tile's first sequence
+
+  const int g = 16 * m + lane / 4, g8 = g + 8;
+  const bool live_g = first + g < B, live_g8 = first + g8 < B;
+  const unsigned sequence_g = live_g ? first + g : B - 1, sequence_g8 = live_g8 ? first + g8 : B - 1;
+
+  // The row of sequence 0 at t, of kept tensors and of those of a group.
+  DEVICE i64 kept(int t) const { return layer * args.kept_stride + (i64)t * B; }
+  DEVICE i64 group(int t) const { return layer * args.group_stride + (i64)t * B; }
+};
+
+// Own columns of the two rows: tile p + NP i of the program's columns is i of a warp. Its columns are ``step`` i after
+// the first ones, which are at ``at_g`` and ``at_g8`` of tensors with D columns.
+struct Columns {
+  const unsigned sequence_g, sequence_g8;
+  const int c, p, lane;
+
+  static constexpr unsigned step = 8 * NP;
+  const unsigned first = c * COLS + 8 * p + 2 * (lane % 4);
+  const unsigned at_g = sequence_g * D + first, at_g8 = sequence_g8 * D + first;
+
+  DEVICE bool owned(int i) const { return p + NP * i < NT; }
+};
+
+// A warp's units of attention. A lane takes 8 channels of a unit (its head's group of K / 8 lanes: sums over a head),
+// and every fourth position.
+struct Units {
+  const int first, B, c, warp, lane;  // first: the tile's first sequence
+
+  const unsigned quarter = lane / 8, eight = 8 * (lane % 8);  // the first of the positions, and of the channels
+
+  DEVICE int number(int u) const { return warp + WARPS * u; }  // among those of the program
+  DEVICE bool exists(int u) const { return (u + 1) * WARPS <= ROWS * BLOCKS || number(u) < ROWS * BLOCKS; }
+  DEVICE int row(int u) const { return c * ROWS + number(u) / BLOCKS; }
+  DEVICE bool live(int u) const { return first + row(u) < B; }
+  DEVICE int sequence(int u) const { return live(u) ? first + row(u) : B - 1; }
+  DEVICE int block(int u) const { return 64 * (number(u) % BLOCKS); }  // its first channel
+};

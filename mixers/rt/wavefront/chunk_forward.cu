@@ -28,7 +28,7 @@ struct Arguments {  // pointers to the first layer at work, and to the chunk's f
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __grid_constant__ Arguments args) {
   const int B = args.B, c = blockIdx.x, layer = blockIdx.z;
-  const int lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+  const int lane = threadIdx.x % 32, j = lane % 4;
   const int warp = uniform(threadIdx.x / 32), m = warp % MT, p = warp / MT;
 
   // Shared memory: slices of the matrices, parts of sums, hidden columns, reciprocal roots of rows.
@@ -59,45 +59,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 
   for (int tile = blockIdx.y; tile < args.tiles; tile += gridDim.y) {
     const int first = tile * M;  // sequence
+    const Rows<Arguments> rows{args, first, B, layer, m, lane};
+    const Units units{first, B, c, warp, lane};
 
-    // Rows of the first sequence, of kept tensors and of those of a group.
-    auto kept_row = [&](int t) { return layer * args.kept_stride + (i64)t * B; };
-    auto group_row = [&](int t) { return layer * args.group_stride + (i64)t * B; };
-
-    // This thread's two rows of a product; those past the last sequence read the last one, and are not stored.
-    const int row_g = 16 * m + g, row_g8 = row_g + 8;
-    const bool live_g = first + row_g < B, live_g8 = first + row_g8 < B;
-    const unsigned sequence_g = live_g ? first + row_g : B - 1, sequence_g8 = live_g8 ? first + row_g8 : B - 1;
-
-    // Attention: a lane takes 8 channels of a unit (its head's group of K / 8 lanes: sums over a head), and positions
-    // 4 i + quarter of the chunk. Of the sums over positions it keeps the channels 2 quarter and 2 quarter + 1.
-    const unsigned quarter = lane / 8, eight = 8 * (lane % 8);
+    // Attention: a lane takes the chunk's positions 4 i + quarter. Of the sums over positions it keeps the channels
+    // 2 quarter and 2 quarter + 1 of its own.
+    const unsigned quarter = units.quarter, eight = units.eight;
     const unsigned at_pair = quarter * B * D + eight;  // of position ``quarter``
     float top[UNITS], weight[UNITS], value[UNITS][2];  // softmax state: m, l and o
-    auto unit_exists = [&](int u) { return (u + 1) * WARPS <= ROWS * BLOCKS || warp + WARPS * u < ROWS * BLOCKS; };
-    auto unit_row = [&](int u) { return c * ROWS + (warp + WARPS * u) / BLOCKS; };
-    auto unit_live = [&](int u) { return first + unit_row(u) < B; };
-    auto unit_sequence = [&](int u) { return unit_live(u) ? first + unit_row(u) : B - 1; };
-    auto unit_block = [&](int u) { return 64 * ((warp + WARPS * u) % BLOCKS); };
 
     // Softmax state of the query at t over all pairs but the newest one, that of t - 1.
     auto attend_early = [&](int u, int t) {
-      if (!unit_exists(u)) return;
-      const int earlier = t - 1, head = unit_block(u) / K;
-      const i64 state = group_row(t) + unit_sequence(u);
-      const uint4 q = ldcg4(args.q + (kept_row(t) + unit_sequence(u)) * D + unit_block(u) + eight);
+      if (!units.exists(u)) return;
+      const int earlier = t - 1, head = units.block(u) / K;
+      const i64 state = rows.group(t) + units.sequence(u);
+      const uint4 q = ldcg4(args.q + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
       const float slope = args.slopes[head + eight / K] * LOG2E, before = ldcgf(args.m + state * H + head + eight / K);
       float most = before, l = ldcgf(args.l + state * H + head + eight / K), o[8];
 #pragma unroll
       for (int e = 0; e < 8; e += 4) {
-        const uint4 y = ldcg4(args.o + state * D + unit_block(u) + eight + e);
+        const uint4 y = ldcg4(args.o + state * D + units.block(u) + eight + e);
         o[e] = __uint_as_float(y.x), o[e + 1] = __uint_as_float(y.y);
         o[e + 2] = __uint_as_float(y.z), o[e + 3] = __uint_as_float(y.w);
       }
       uint4 k[4], v[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const i64 pair = (kept_row(4 * i) + unit_sequence(u)) * D + unit_block(u);
+        const i64 pair = (rows.kept(4 * i) + units.sequence(u)) * D + units.block(u);
         k[i] = v[i] = make_uint4(0, 0, 0, 0);
         if (4 * i + (int)quarter < earlier) {
           k[i] = ldcg4(args.k + pair + at_pair);
@@ -153,22 +141,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     auto load_queries = [&](int t) {
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
-        if (unit_exists(u)) query[u] = ldcg4(args.q + (kept_row(t) + unit_sequence(u)) * D + unit_block(u) + eight);
+        if (units.exists(u)) query[u] = ldcg4(args.q + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
     };
 
-    // Own columns: residual stream, and keys before their norm. Tile p + NP i of the program's columns is i of a warp.
+    // Own columns: residual stream, and keys before their norm.
     float x[own_tiles(NT)][4], key[own_tiles(ROUND)][4];
-    const unsigned own_column = c * COLS + 8 * p + 2 * j, own_step = 8 * NP;
-    const unsigned own_g = sequence_g * D + own_column, own_g8 = sequence_g8 * D + own_column;
-    auto owned = [&](int i) { return p + NP * i < NT; };
+    const Columns columns{rows.sequence_g, rows.sequence_g8, c, p, lane};
 
     // Rows y of own columns for other programs, and sums of squares.
-    auto put_rows = [&](uint2* rows, float* sums, const float (&y)[own_tiles(NT)][4]) {
+    auto put_rows = [&](uint2* to, float* sums, const float (&y)[own_tiles(NT)][4]) {
       float square_g = 0.f, square_g8 = 0.f;
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          stcg2(rows + order_of_products(DB, m, c * NT + p + NP * i),
+        if (columns.owned(i)) {
+          stcg2(to + order_of_products(DB, m, c * NT + p + NP * i),
                 make_uint2(pack(y[i][0], y[i][1]), pack(y[i][2], y[i][3])));
           square_g += y[i][0] * y[i][0] + y[i][1] * y[i][1];
           square_g8 += y[i][2] * y[i][2] + y[i][3] * y[i][3];
@@ -177,17 +163,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     };
     // Normed rows of own columns, and their reciprocal roots (r null: rows without a norm), for the backward.
     auto keep_rows = [&](bf16* n, float* r, const float (&y)[own_tiles(NT)][4], const float* roots, int t) {
-      const float by_g = r ? roots[row_g] : 1.f, by_g8 = r ? roots[row_g8] : 1.f;
-      n += kept_row(t) * D;
+      const float by_g = r ? roots[rows.g] : 1.f, by_g8 = r ? roots[rows.g8] : 1.f;
+      n += rows.kept(t) * D;
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          if (live_g) stcg1(n + own_g + own_step * i, pack(by_g * y[i][0], by_g * y[i][1]));
-          if (live_g8) stcg1(n + own_g8 + own_step * i, pack(by_g8 * y[i][2], by_g8 * y[i][3]));
+        if (columns.owned(i)) {
+          if (rows.live_g) stcg1(n + columns.at_g + columns.step * i, pack(by_g * y[i][0], by_g * y[i][1]));
+          if (rows.live_g8) stcg1(n + columns.at_g8 + columns.step * i, pack(by_g8 * y[i][2], by_g8 * y[i][3]));
         }
       if (r && c == 0 && p == 0 && j == 0) {
-        if (live_g) stcgf(r + kept_row(t) + sequence_g, by_g);
-        if (live_g8) stcgf(r + kept_row(t) + sequence_g8, by_g8);
+        if (rows.live_g) stcgf(r + rows.kept(t) + rows.sequence_g, by_g);
+        if (rows.live_g8) stcgf(r + rows.kept(t) + rows.sequence_g8, by_g8);
       }
     };
     // Keys of position t, whose sums of squares are complete.
@@ -213,20 +199,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       if (t > 0) {
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-          if (unit_exists(u)) {
-            k[u] = ldcg4(key_rows + unit_row(u) * D + unit_block(u) + eight);
-            v[u] = ldcg1(args.v + (kept_row(t - 1) + unit_sequence(u)) * D + unit_block(u) + eight + 2 * quarter);
+          if (units.exists(u)) {
+            k[u] = ldcg4(key_rows + units.row(u) * D + units.block(u) + eight);
+            v[u] = ldcg1(args.v + (rows.kept(t - 1) + units.sequence(u)) * D + units.block(u) + eight + 2 * quarter);
           }
         keep_keys(t - 1);
       }
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
-        if (unit_exists(u)) {
-          const int head = unit_block(u) / K;
-          const i64 at = kept_row(t) + unit_sequence(u);
+        if (units.exists(u)) {
+          const int head = units.block(u) / K;
+          const i64 at = rows.kept(t) + units.sequence(u);
           float most = top[u], l = weight[u], o[2] = {value[u][0], value[u][1]};
           if (t > 0) {
-            const float by = (QK_NORM ? r_k[unit_row(u)] : 1.f) * (LOGIT_SCALE * LOG2E);
+            const float by = (QK_NORM ? r_k[units.row(u)] : 1.f) * (LOGIT_SCALE * LOG2E);
             const float s = by * sum_lanes<1, K / 8>(dot(query[u], k[u])) - args.slopes[head + eight / K] * LOG2E;
             most = fmaxf(most, s);
             const float shrink = exp2_(top[u] - most), weight_s = exp2_(s - most);
@@ -234,9 +220,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
             o[0] = o[0] * shrink + weight_s * low(v[u]);
             o[1] = o[1] * shrink + weight_s * high(v[u]);
           }
-          const unsigned a = pack(o[0] / l, o[1] / l), column = unit_block(u) + eight + 2 * quarter;
-          stcg1((unsigned*)a_rows + order_of_products_of_row(DB, unit_row(u), column), a);
-          if (unit_live(u)) {
+          const unsigned a = pack(o[0] / l, o[1] / l), column = units.block(u) + eight + 2 * quarter;
+          stcg1((unsigned*)a_rows + order_of_products_of_row(DB, units.row(u), column), a);
+          if (units.live(u)) {
             stcg1(args.a + at * D + column, a);
             if (quarter == 0 && eight % K == 0) stcgf(args.lse + at * H + head + eight / K, most + log2f(l));
           }
@@ -244,20 +230,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       arrive();
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          const float2 y_g = ldcgf2(args.x + group_row(t) * D + own_g + own_step * i);
-          const float2 y_g8 = ldcgf2(args.x + group_row(t) * D + own_g8 + own_step * i);
+        if (columns.owned(i)) {
+          const float2 y_g = ldcgf2(args.x + rows.group(t) * D + columns.at_g + columns.step * i);
+          const float2 y_g8 = ldcgf2(args.x + rows.group(t) * D + columns.at_g8 + columns.step * i);
           x[i][0] = y_g.x, x[i][1] = y_g.y, x[i][2] = y_g8.x, x[i][3] = y_g8.y;
         }
       wait();
 
       // 2. u = x + scale out a
       {
-        Part<DB> rows;
-        rows.load(a_rows, m, p);
+        Part<DB> part;
+        part.load(a_rows, m, p);
         float sum[NT][4], own[own_tiles(NT)][4];
         zero(sum);
-        rows.multiply(sum, out_w, p);
+        part.multiply(sum, out_w, p);
         add_parts<NT>(own, sum, part_room, m, p);
 #pragma unroll
         for (int i = 0; i < own_tiles(NT); i++)
@@ -272,13 +258,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       // 3. Parts of down GELU(up n_u)
       {
         get_means<PARTS_OF_D, true>(r_u, u_sums);  // add_parts has the barrier
-        Part<DB> rows;
-        rows.load(u_rows, m, p);
+        Part<DB> part;
+        part.load(u_rows, m, p);
 #pragma unroll
         for (int first_tile = 0; first_tile < HT; first_tile += ROUND) {
           float sum[ROUND][4], own[own_tiles(ROUND)][4], bell;
           zero(sum);
-          rows.multiply(sum, up_w + first_tile * DB * 32, p);
+          part.multiply(sum, up_w + first_tile * DB * 32, p);
           if (first_tile) __syncthreads();
           add_parts<ROUND>(own, sum, part_room, m, p);
 #pragma unroll
@@ -286,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
             if (p + NP * i < ROUND) {
 #pragma unroll
               for (int e = 0; e < 4; e++) {
-                const float h = r_u[e < 2 ? row_g : row_g8] * own[i][e];
+                const float h = r_u[e < 2 ? rows.g : rows.g8] * own[i][e];
                 own[i][e] = h * normal_cdf(h, bell);
               }
               hidden[order_of_products(HB, m, first_tile + p + NP * i)] =
@@ -314,9 +300,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       arrive();
 #pragma unroll
       for (int i = 0; i < own_tiles(NT); i++)
-        if (owned(i)) {
-          if (live_g) stcgf2(args.z + group_row(t) * D + own_g + own_step * i, x[i][0], x[i][1]);
-          if (live_g8) stcgf2(args.z + group_row(t) * D + own_g8 + own_step * i, x[i][2], x[i][3]);
+        if (columns.owned(i)) {
+          if (rows.live_g) stcgf2(args.z + rows.group(t) * D + columns.at_g + columns.step * i, x[i][0], x[i][1]);
+          if (rows.live_g8) stcgf2(args.z + rows.group(t) * D + columns.at_g8 + columns.step * i, x[i][2], x[i][3]);
         }
       attend_thirds(2, t + 1);
       wait();
@@ -324,25 +310,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       // 5. Pair. Of a warp's tiles, those below NT are keys, the others values.
       {
         if (PERSISTENT_NORM) get_means<PARTS_OF_D, true>(r_z, z_sums);
-        Part<DB> rows;
-        rows.load(z_rows, m, p);
+        Part<DB> part;
+        part.load(z_rows, m, p);
         float sum[2 * NT][4], square_g = 0.f, square_g8 = 0.f;
         zero(sum);
-        rows.multiply(sum, kv_w, p);
+        part.multiply(sum, kv_w, p);
         add_parts<2 * NT>(key, sum, part_room, m, p);
-        const float by_g = PERSISTENT_NORM ? r_z[row_g] : 1.f, by_g8 = PERSISTENT_NORM ? r_z[row_g8] : 1.f;
+        const float by_g = PERSISTENT_NORM ? r_z[rows.g] : 1.f, by_g8 = PERSISTENT_NORM ? r_z[rows.g8] : 1.f;
 #pragma unroll
         for (int i = 0; i < own_tiles(2 * NT); i++) {
           key[i][0] *= by_g, key[i][1] *= by_g, key[i][2] *= by_g8, key[i][3] *= by_g8;
           const unsigned y_g = pack(key[i][0], key[i][1]), y_g8 = pack(key[i][2], key[i][3]);
-          if (owned(i)) {
-            stcg1(key_rows + row_g * D + own_column + own_step * i, y_g);
-            stcg1(key_rows + row_g8 * D + own_column + own_step * i, y_g8);
+          if (columns.owned(i)) {
+            stcg1(key_rows + rows.g * D + columns.first + columns.step * i, y_g);
+            stcg1(key_rows + rows.g8 * D + columns.first + columns.step * i, y_g8);
             square_g += key[i][0] * key[i][0] + key[i][1] * key[i][1];
             square_g8 += key[i][2] * key[i][2] + key[i][3] * key[i][3];
           } else if (p + NP * i < 2 * NT) {
-            if (live_g) stcg1(args.v + kept_row(t) * D + own_g + own_step * i - COLS, y_g);
-            if (live_g8) stcg1(args.v + kept_row(t) * D + own_g8 + own_step * i - COLS, y_g8);
+            if (rows.live_g) stcg1(args.v + rows.kept(t) * D + columns.at_g + columns.step * i - COLS, y_g);
+            if (rows.live_g8) stcg1(args.v + rows.kept(t) * D + columns.at_g8 + columns.step * i - COLS, y_g8);
           }
         }
         if (QK_NORM) put_sums<PARTS_OF_D>(k_sums, square_g, square_g8, c, m, p);
