@@ -2,7 +2,7 @@
 
 The models are those of the experiments ``transition`` and ``variants`` of ``runners.c4.reference``. One model has a
 lower loss than another if the loss of each of its seeds is lower than the loss of each seed of the other. Stale models
-count as not trained. Models that are not finished decide nothing; a table shows all their runs.
+count as not trained. Models that are not finished decide nothing but stability; a table shows all their runs.
 """
 
 import math
@@ -200,9 +200,8 @@ class Transition:
     def stability(self) -> str:
         """Return the verdict on the claim that RT is stable at high learning rates only with the persistent norm.
 
-        It is ``agrees`` if RT diverged without the norm at a rate at which it converged with it, and never did with
-        the norm alone; ``differs`` if it did with the norm alone; else ``not shown``. Runs count at once: those to come
-        cannot change them.
+        Rates count at which both models have runs, finished or not. It is ``differs`` if at one of them RT diverged
+        with the norm and converged without it; else ``agrees`` if at one it is the other way round; else ``not shown``.
         """
         with_norm, without = self._converged("rt-6"), self._converged("rt-6-no-persistent-norm")
         pairs = {(with_norm[rate], without[rate]) for rate in with_norm.keys() & without.keys()}

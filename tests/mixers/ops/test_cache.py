@@ -1,7 +1,9 @@
 """Compiled code in the cache folder: built once, kept, and replaced if damaged."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -35,21 +37,29 @@ def test_a_file_is_built_once_and_replaced_if_damaged(monkeypatch: pytest.Monkey
 
 
 def test_another_name_is_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        path.write_text(path.name)
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("a", "a-b", "b"):
-        assert (
-            from_cache(name, ".code", lambda path: path.write_text(path.name) and None, Path.read_text)
-            == f"{name}.code"
-        )
+        assert from_cache(name, ".code", build, Path.read_text) == f"{name}.code"
 
 
 def test_threads_may_build_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    content = bytes(4 << 20)
+    together, copy, copies = Barrier(4, timeout=60), shutil.copyfile, []
 
-    def load(i: int) -> bytes:
-        return from_cache(f"name{i // 4}", ".code", lambda path: path.write_bytes(content) and None, Path.read_bytes)
+    def build(path: Path) -> None:
+        together.wait()
+        path.write_bytes(b"content")
 
+    def watched(built: Path, beside: str) -> None:
+        copies.append(beside)
+        copy(built, beside)
+
+    monkeypatch.setattr(shutil, "copyfile", watched)
     with ThreadPoolExecutor(4) as threads:
-        assert all(found == content for found in threads.map(load, range(40)))
-    assert len([*(tmp_path / "recurrent-transformer-diagnostics").iterdir()]) == 10
+        loads = [threads.submit(from_cache, "name", ".code", build, Path.read_bytes) for _ in range(4)]
+        assert [load.result() for load in loads] == [b"content"] * 4
+    assert len({*copies}) == 4  # none writes to the file of another
+    assert len([*(tmp_path / "recurrent-transformer-diagnostics").iterdir()]) == 1

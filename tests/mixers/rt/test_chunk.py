@@ -2,7 +2,9 @@
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -75,7 +77,8 @@ class Chunk(NamedTuple):
         if owner.sizes.low == torch.float32:
             return None
         shape = (self.D, self.K, self.row_tiles, self.qk_norm, self.persistent_norm)
-        kernel: Any = EmulatedKernel(direction, *shape, fit=self.fit, order=self.order)
+        with patch.object(chunk, "compiled", partial(EmulatedKernel, fit=self.fit, order=self.order)):
+            kernel: Any = chunk.chunk_kernel.__wrapped__(direction, *shape, owner.sizes.device)  # without its cache
         made = chunk.ChunkKernel(owner, direction, self.row_tiles, kernel)
         made.room.fill_(255)
         return made

@@ -1,4 +1,4 @@
-"""Chunk kernels on a CPU: a stand-in for ``mixers.ops.cuda.Kernel`` that runs the same source thread by thread."""
+"""Chunk kernels on a CPU: the same source, run thread by thread in place of a GPU."""
 
 import ctypes
 import platform
@@ -8,23 +8,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
-
-from mixers.rt.wavefront import chunk
 
 AVAILABLE = platform.machine() in ("x86_64", "AMD64") and shutil.which("g++") is not None
 
 
 class EmulatedKernel:
-    """A chunk kernel that runs on the CPU.
+    """A kernel that runs on the CPU; stands in for ``mixers.ops.cuda.compiled``, whose arguments it takes.
 
     Args:
-        direction: forward or backward.
-        D: model width.
-        K: head dim.
-        row_tiles: number of 16 sequences that a cluster takes at a time.
-        qk_norm: whether queries and keys have a norm.
-        persistent_norm: whether outputs have a norm before their persistent pairs.
         fit: clusters that would fit on the GPU at once.
         order: which of the threads that can go on does so: 0 the first, 1 the last, 2 one at random, 3 one of the warp
             that is first in a random order of warps.
@@ -35,18 +28,20 @@ class EmulatedKernel:
 
     def __init__(
         self,
-        direction: chunk.Direction,
-        D: int,
-        K: int,
-        row_tiles: int,
-        qk_norm: bool,
-        persistent_norm: bool,
+        source: str,
+        constants: Mapping[str, float],
+        device: torch.device,
         *,
+        name: str,
+        programs: int,
+        threads: int,
+        shared_bytes: int,
         fit: int,
         order: int,
     ) -> None:
-        self.library = _library(direction, chunk.constants_of(D, K, row_tiles, qk_norm, persistent_norm))
-        self.shared_bytes, self.fit, self.order = chunk.shared_bytes(D, row_tiles), fit, order
+        assert (constants["PROGRAMS"], constants["THREADS"], device.type) == (programs, threads, "cpu")
+        self.library = _library(source, {"KERNEL": name, "EMULATE": 1, **constants})
+        self.shared_bytes, self.fit, self.order = shared_bytes, fit, order
         self.memory: Sequence[Tensor] = ()
 
     def launch(
@@ -61,15 +56,13 @@ class EmulatedKernel:
         self.library.run(ctypes.byref(filled), *clusters, self.shared_bytes, self.order, seed, count, starts, sizes)
 
 
-def _library(direction: chunk.Direction, constants: dict[str, float]) -> ctypes.CDLL:
+def _library(kernel: str, constants: Mapping[str, object]) -> ctypes.CDLL:
     """The kernel compiled for the CPU."""
     here = Path(__file__).parent
-    kernel = chunk.source(direction).replace(
-        "extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();"
-    )
+    kernel = kernel.replace("extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();")
     text = "\n".join(((here / "gpu.h").read_text(), kernel, (here / "run.h").read_text()))
-    defines = [f"-D{name}={y}" for name, y in {"KERNEL": f"chunk_{direction}", "EMULATE": 1, **constants}.items()]
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing", "-fno-gnu-unique"]
+    defines = [f"-D{name}={y}" for name, y in constants.items()]
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text)
