@@ -11,7 +11,8 @@
 //   4. adds up the parts of its columns, and adds to d through the norm:                  du
 //   5. multiplies by its columns of ``out``:                                              da
 // The right-hand side is what it gives to the other programs. What pairs get from all queries but that of the next
-// position is computed while programs wait, for the next pair.
+// position is computed while programs wait, for the next pair. What lies in memory is brought into the second-level
+// cache a position before it is read.
 //
 // The gradient through n = x r needs the sum of n dn over a row. If y = W n, and dn = W^T dy, that is the sum of y dy,
 // which is known before the product: sum n_z dn_z = sum k_raw dk_raw + sum v dv, the first of which the norm of keys
@@ -53,7 +54,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
   load_slice(down_w, args.down + (i64)layer * F * D, D, c * HID, HT, 0, DB);
   load_slice(up_w, args.up + (i64)layer * D * F, F, 0, D / 8, c * HID, HB);
   load_slice(out_w, args.out + (i64)layer * D * D, D, c * COLS, NT, 0, DB);
-  arrange_slices(shared);
 
   // What the cluster's programs exchange, besides da.
   char* const room = args.room + (i64)(blockIdx.z * gridDim.y + blockIdx.y) * args.room_stride;
@@ -71,35 +71,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
     // channels, of dk (quarters 0 and 1) or dv.
     const unsigned quarter = units.quarter, eight = units.eight, half = quarter % 2, four = eight + 4 * half;
     const bool is_value = quarter >= 2;
-    const unsigned at_query = quarter * B * D + eight, at_head = quarter * B * H + eight / K;  // ``quarter`` rows later
+    const unsigned on_query = quarter * B * D, on_head = quarter * B * H;  // ``quarter`` positions on
     float pulled[UNITS][4], next_weight[UNITS];
 
     // What the pair at t gets from later chunks and from the queries after t + 1, and the weight of query t + 1.
     auto pull_early = [&](int u, int t) {
       if (!units.exists(u)) return;
-      const int later = CHUNK - 2 - t, head = units.block(u) / K;
-      const i64 row = rows.kept(t) + units.sequence(u), at = row * D + units.block(u);
-      const i64 from = (rows.group(t) + units.sequence(u)) * D + units.block(u);
-      const float slope = args.slopes[head + eight / K] * LOG2E;
-      const uint4 k = ldcg4(args.k + at + eight), v = ldcg4(args.v + at + eight);
-      const uint4 past = ldcg4((is_value ? args.dv : args.dk) + from + four);
+      const int later = CHUNK - 2 - t;
+      const unsigned at = units.at(u), at_head = units.at_head(u);
+      const float slope = args.slopes[units.head(u)] * LOG2E;
+      const uint4 k = ldcg4(args.k + rows.kept(t) * D + at), v = ldcg4(args.v + rows.kept(t) * D + at);
+      const uint4 past = ldcg4((is_value ? args.dv : args.dk) + rows.group(t) * D + (at + 4 * half));
 
       uint4 q[4], da[4], next = make_uint4(0, 0, 0, 0);
       float lse[4], delta[4], next_lse = 0.f;
       if (later >= 0) {
-        next = ldcg4(args.q + at + B * D + eight);
-        next_lse = ldcgf(args.lse + (row + B) * H + head + eight / K);
+        next = ldcg4(args.q + rows.kept(t + 1) * D + at);
+        next_lse = ldcgf(args.lse + rows.kept(t + 1) * H + at_head);
       }
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         q[i] = da[i] = make_uint4(0, 0, 0, 0);
         lse[i] = delta[i] = 0.f;
         if (4 * i + (int)quarter < later) {
-          const i64 on = (2 + 4 * i) * B;
-          q[i] = ldcg4(args.q + at + on * D + at_query);
-          da[i] = ldcg4(args.da + at + on * D + at_query);
-          lse[i] = ldcgf(args.lse + (row + on) * H + head + at_head);
-          delta[i] = ldcgf(args.delta + (row + on) * H + head + at_head);
+          const i64 row = rows.kept(t + 2 + 4 * i);
+          q[i] = ldcg4(args.q + row * D + (at + on_query));
+          da[i] = ldcg4(args.da + row * D + (at + on_query));
+          lse[i] = ldcgf(args.lse + row * H + (at_head + on_head));
+          delta[i] = ldcgf(args.delta + row * H + (at_head + on_head));
         }
       }
 
@@ -141,34 +140,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         if (u % 3 == start && t >= 0) pull_early(u, t);
     };
 
-    // What the last step of attention needs: of query t + 1 its channels and attention outputs, of pair t its values.
+    // What the last step of attention needs: of query t + 1 its channels and attention outputs, of pair t its values
+    // and its key's reciprocal root.
     uint4 next_a[UNITS], values[UNITS];
     uint2 next_q[UNITS], pair[UNITS];  // 4 channels; those of the key or of the value
+    float pair_r[UNITS];
     auto load_next = [&](int t) {
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
         if (units.exists(u)) {
-          const i64 at = (rows.kept(t) + units.sequence(u)) * D + units.block(u);
           if (t >= 0) {
-            values[u] = ldcg4(args.v + at + eight);
-            pair[u] = ldcg2((is_value ? args.v : args.k) + at + four);
+            values[u] = ldcg4(args.v + rows.kept(t) * D + units.at(u));
+            if (QK_NORM) pair_r[u] = ldcgf(args.r_k + rows.kept(t) + units.sequence(u));
+            pair[u] = ldcg2((is_value ? args.v : args.k) + rows.kept(t) * D + (units.at(u) + 4 * half));
           }
           if (t + 1 < CHUNK) {
-            next_a[u] = ldcg4(args.a + at + B * D + eight);
-            next_q[u] = ldcg2(args.q + at + B * D + four);
+            next_a[u] = ldcg4(args.a + rows.kept(t + 1) * D + units.at(u));
+            next_q[u] = ldcg2(args.q + rows.kept(t + 1) * D + (units.at(u) + 4 * half));
           }
         }
     };
 
     // da of the query at t, and its delta, from it and ``next_a``.
     auto load_da = [&](int u, int t) {
-      return ldcg4(args.da + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
+      return ldcg4(args.da + rows.kept(t) * D + units.at(u));
     };
     auto put_delta = [&](int u, int t, uint4 da) {
       const float delta = sum_lanes<1, K / 8>(dot(da, next_a[u]));
       if (units.live(u) && quarter == 0 && eight % K == 0)
-        stcgf(args.delta + (rows.kept(t) + units.sequence(u)) * H + units.block(u) / K + eight / K, delta);
+        stcgf(args.delta + rows.kept(t) * H + units.at_head(u), delta);
       return delta;
+    };
+
+    // Bring the program's rows of what position t reads into the second-level cache.
+    auto read_ahead = [&](int t) {
+      if (t >= 0 && threadIdx.x == THREADS - 32) {  // of the last warp
+        units.prefetch_rows(args.q + rows.kept(t) * D, D);
+        units.prefetch_rows(args.k + rows.kept(t) * D, D);
+        units.prefetch_rows(args.v + rows.kept(t) * D, D);
+        units.prefetch_rows(args.a + rows.kept(t) * D, D);
+        units.prefetch_rows(args.n_z + rows.kept(t) * D, D);
+        units.prefetch_rows(args.n_u + rows.kept(t) * D, D);
+        units.prefetch_rows(args.dk + rows.group(t) * D, D);
+        units.prefetch_rows(args.dv + rows.group(t) * D, D);
+        units.prefetch_rows(args.d + rows.group(t) * D, D);
+        units.prefetch_rows(args.h + rows.group(t) * F, F);
+      }
     };
 
     float d[own_tiles(NT)][4];  // own columns: gradient of the residual stream
@@ -212,12 +229,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       }
     };
 
+    read_ahead(CHUNK - 2);
 #pragma unroll
     for (int start = 0; start < 3; start++) pull_thirds(start, CHUNK - 1);
     load_next(CHUNK - 1);
+    if (tile == blockIdx.y) arrange_slices(shared);  // on their way until now
 
 #pragma unroll 1
     for (int t = CHUNK - 1; t >= 0; t--) {
+      read_ahead(t - 2);
+
       // 1. Pair t: query t + 1, then the norm of its key.
       uint2 dkv[UNITS];
       {
@@ -257,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
               mean_k += sums.x * (1.f / D), mean_v += sums.y * (1.f / D);
             }
             if (QK_NORM && !is_value) {
-              const float r = ldcgf(args.r_k + rows.kept(t) + units.sequence(u));
+              const float r = pair_r[u];
               pulled[u][0] = r * (pulled[u][0] - mean_k * low(pair[u].x));
               pulled[u][1] = r * (pulled[u][1] - mean_k * high(pair[u].x));
               pulled[u][2] = r * (pulled[u][2] - mean_k * low(pair[u].y));
@@ -290,12 +311,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       {
         Part<2 * DB> part;
         part.load(dkv_rows, m, p);
+        const float mean_g = PERSISTENT_NORM ? ldcgf(z_means + rows.g) : 0.f;
+        const float mean_g8 = PERSISTENT_NORM ? ldcgf(z_means + rows.g8) : 0.f;
         float sum[NT][4], own[own_tiles(NT)][4];
         zero(sum);
         part.multiply(sum, kv_w, p);
         add_parts<NT>(own, sum, part_room, m, p);
         if (PERSISTENT_NORM) {
-          add_through_norm(own, ldcgf(z_means + rows.g), ldcgf(z_means + rows.g8));
+          add_through_norm(own, mean_g, mean_g8);
         } else {
 #pragma unroll
           for (int i = 0; i < own_tiles(NT); i++)
@@ -376,8 +399,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
       // 4. d += gradient through n_u; du = scale d
       {
         float own[own_tiles(NT)][4];
-        get_means<PARTS_OF_F, false>(h_means, h_sums);
+        Means<PARTS_OF_F> means;
+        means.load(h_sums);
         add_hidden(own, parts, c, m, p);
+        means.add<false>(h_means);
         __syncthreads();
         add_through_norm(own, h_means[rows.g], h_means[rows.g8]);
         put_rows(du_rows, args.scale, d);

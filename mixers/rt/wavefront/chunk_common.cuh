@@ -84,6 +84,10 @@ DEVICE void copy(uint4* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 DEVICE void copies_end() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Bring memory into the second-level cache: a multiple of 16 bytes.
+DEVICE void prefetch(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Let wgmma read what this thread wrote to shared memory, after a barrier.
 DEVICE void for_wgmma() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -280,12 +284,12 @@ struct Part {
   uint4 a[COUNT][2];  // of each block
 
   DEVICE void load(const uint2* rows, int m, int p) {
+    // The thread's place first, then constants: loads share one address. Sums of unsigned numbers would not.
+    rows += ((m * BLOCKS_ + p) * 64 + threadIdx.x % 32) * 2;
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-      if (BLOCKS_ % NP == 0 || p + NP * i < BLOCKS_) {
-        const uint2* const block = rows + ((m * BLOCKS_ + p + NP * i) * 64 + threadIdx.x % 32) * 2;
-        a[i][0] = ldcg4(block), a[i][1] = ldcg4(block + 64);
-      }
+      if (BLOCKS_ % NP == 0 || p + NP * i < BLOCKS_)
+        a[i][0] = ldcg4(rows + NP * i * 128), a[i][1] = ldcg4(rows + NP * i * 128 + 64);
   }
 
   // sum (N tiles of columns) += a times the slice w
@@ -413,13 +417,14 @@ DEVICE void keep_hidden(bf16* rows, const uint2* hidden, int first, int B, int c
 // Sum of all programs' parts, of the tiles that a warp owns.
 DEVICE void add_hidden(float (&own)[own_tiles(NT)][4], const uint2* parts, int c, int m, int p) {
   zero(own);
+  // The thread's place first, as in Part.
+  parts += ((c * C * NT + p) * MT + m) * 32 + threadIdx.x % 32;
 #pragma unroll
   for (int o = 0; o < own_tiles(NT); o++)
     if (p + NP * o < NT) {
       uint2 y[C];
 #pragma unroll
-      for (int i = 0; i < C; i++)
-        y[i] = ldcg2(parts + (((c * C + i) * NT + p + NP * o) * MT + m) * 32 + threadIdx.x % 32);
+      for (int i = 0; i < C; i++) y[i] = ldcg2(parts + (i * NT + NP * o) * MT * 32);
 #pragma unroll
       for (int i = 0; i < C; i++) {
         own[o][0] += low(y[i].x), own[o][1] += high(y[i].x);
@@ -440,20 +445,32 @@ DEVICE void put_sums(float* sums, float of_g, float of_g8, int c, int m, int p) 
   }
 }
 
-// Sum of the COUNT parts of each row, over D, to shared memory; a barrier must follow. ROOT: as the reciprocal root.
-template <int COUNT, bool ROOT>
-DEVICE void get_means(float* means, const float* sums) {
-  constexpr int LANES = THREADS / M;  // of a row
-  const int row = threadIdx.x / LANES;
-  float sum = 0.f;
+// The COUNT parts of each row's sum. What else a step needs is loaded between ``load`` and ``add``, so that no load
+// waits for another. Where a product follows, ``add`` comes after it: the compiler would put the product's loads behind
+// the shuffles.
+template <int COUNT>
+struct Means {
+  static constexpr int LANES = THREADS / M;  // of a row
+  float parts[(COUNT + LANES - 1) / LANES];
+
+  DEVICE void load(const float* sums) {
 #pragma unroll
-  for (int i = 0; i < (COUNT + LANES - 1) / LANES; i++) {
-    const int at = threadIdx.x % LANES + LANES * i;
-    if (COUNT % LANES == 0 || at < COUNT) sum += ldcgf(sums + row * COUNT + at);
+    for (int i = 0; i < (COUNT + LANES - 1) / LANES; i++) {
+      const int at = threadIdx.x % LANES + LANES * i;
+      parts[i] = COUNT % LANES == 0 || at < COUNT ? ldcgf(sums + threadIdx.x / LANES * COUNT + at) : 0.f;
+    }
   }
-  const float mean = sum_lanes<1, LANES>(sum) * (1.f / D);
-  if (threadIdx.x % LANES == 0) means[row] = ROOT ? rsqrtf(mean + EPS) : mean;
-}
+
+  // Their sum over D to shared memory; a barrier must follow. ROOT: as the reciprocal root.
+  template <bool ROOT>
+  DEVICE void add(float* means) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < (COUNT + LANES - 1) / LANES; i++) sum += parts[i];
+    const float mean = sum_lanes<1, LANES>(sum) * (1.f / D);
+    if (threadIdx.x % LANES == 0) means[threadIdx.x / LANES] = ROOT ? rsqrtf(mean + EPS) : mean;
+  }
+};
 
 // ------------------------------------------------------------------------------------------------ tiles of sequences
 // Rows of a tile: where they are in tensors, and those two of a product that are this thread's. Rows past the last
@@ -498,4 +515,16 @@ struct Units {
   DEVICE bool live(int u) const { return first + row(u) < B; }
   DEVICE int sequence(int u) const { return live(u) ? first + row(u) : B - 1; }
   DEVICE int block(int u) const { return 64 * (number(u) % BLOCKS); }  // its first channel
+  // Bring the program's rows, of those of all sequences at ``rows``, into the second-level cache.
+  template <class Number>
+  DEVICE void prefetch_rows(const Number* rows, int width) const {
+    const int sequence = first + c * ROWS, count = B - sequence < ROWS ? B - sequence : ROWS;
+    if (count > 0) prefetch(rows + (i64)sequence * width, count * width * sizeof(Number));
+  }
+  DEVICE int head(int u) const { return block(u) / K + eight / K; }  // that of the lane's channels
+
+  // Where the lane's channels are, and numbers of its head, from the row of sequence 0 on. These are 32 bits in a
+  // register for the whole kernel; the row is the same for all lanes.
+  DEVICE unsigned at(int u) const { return sequence(u) * D + block(u) + eight; }
+  DEVICE unsigned at_head(int u) const { return sequence(u) * H + head(u); }
 };

@@ -11,7 +11,8 @@
 //   5. normalises, multiplies by its columns of ``kv``:                                   raw keys, values
 // The right-hand side is what it gives to the other programs. A row is normalised after its product, because it is the
 // product's only factor that needs the whole row. While they wait, programs store what the backward needs, and let the
-// next queries attend to all pairs but the newest one.
+// next queries attend to all pairs but the newest one. What lies in memory is brought into the second-level cache a
+// position before it is read.
 
 struct Arguments {  // pointers to the first layer at work, and to the chunk's first position; see buffers.py
   const float *x, *m, *l, *o, *slopes;                   // x, m, l, o: (layers, group, B, ..)
@@ -47,7 +48,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
   load_slice(down_w, args.down + (i64)layer * D * F, F, 0, D / 8, c * HID, HB);
   load_slice(kv_w, args.kv + layer * args.kv_stride, D, c * COLS, NT, 0, DB);
   load_slice(kv_w + NT * DB * 32, args.kv + layer * args.kv_stride, D, D + c * COLS, NT, 0, DB);
-  arrange_slices(shared);
 
   // What the cluster's programs exchange.
   char* const room = args.room + (i64)(blockIdx.z * gridDim.y + blockIdx.y) * args.room_stride;
@@ -65,31 +65,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     // Attention: a lane takes the chunk's positions 4 i + quarter. Of the sums over positions it keeps the channels
     // 2 quarter and 2 quarter + 1 of its own.
     const unsigned quarter = units.quarter, eight = units.eight;
-    const unsigned at_pair = quarter * B * D + eight;  // of position ``quarter``
+    const unsigned on_pair = quarter * B * D;  // ``quarter`` positions on
     float top[UNITS], weight[UNITS], value[UNITS][2];  // softmax state: m, l and o
+    float slope[UNITS];                                // of the lane's head
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) slope[u] = units.exists(u) ? args.slopes[units.head(u)] * LOG2E : 0.f;
 
     // Softmax state of the query at t over all pairs but the newest one, that of t - 1.
     auto attend_early = [&](int u, int t) {
       if (!units.exists(u)) return;
-      const int earlier = t - 1, head = units.block(u) / K;
-      const i64 state = rows.group(t) + units.sequence(u);
-      const uint4 q = ldcg4(args.q + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
-      const float slope = args.slopes[head + eight / K] * LOG2E, before = ldcgf(args.m + state * H + head + eight / K);
-      float most = before, l = ldcgf(args.l + state * H + head + eight / K), o[8];
+      const int earlier = t - 1;
+      const i64 state = rows.group(t);
+      const unsigned at = units.at(u), at_head = units.at_head(u);
+      const uint4 q = ldcg4(args.q + rows.kept(t) * D + at);
+      const float before = ldcgf(args.m + state * H + at_head);
+      float most = before, l = ldcgf(args.l + state * H + at_head), o[8];
 #pragma unroll
       for (int e = 0; e < 8; e += 4) {
-        const uint4 y = ldcg4(args.o + state * D + units.block(u) + eight + e);
+        const uint4 y = ldcg4(args.o + state * D + at + e);
         o[e] = __uint_as_float(y.x), o[e + 1] = __uint_as_float(y.y);
         o[e + 2] = __uint_as_float(y.z), o[e + 3] = __uint_as_float(y.w);
       }
       uint4 k[4], v[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const i64 pair = (rows.kept(4 * i) + units.sequence(u)) * D + units.block(u);
         k[i] = v[i] = make_uint4(0, 0, 0, 0);
         if (4 * i + (int)quarter < earlier) {
-          k[i] = ldcg4(args.k + pair + at_pair);
-          v[i] = ldcg4(args.v + pair + at_pair);
+          k[i] = ldcg4(args.k + rows.kept(4 * i) * D + (at + on_pair));
+          v[i] = ldcg4(args.v + rows.kept(4 * i) * D + (at + on_pair));
         }
       }
 
@@ -100,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
         s[i] = -1e30f;
         if (4 * i < earlier) {
           const float qk = sum_lanes<1, K / 8>(dot(q, k[i]));
-          if (4 * i + (int)quarter < earlier) s[i] = qk * (LOGIT_SCALE * LOG2E) + slope * (4 * i + (int)quarter - t);
+          if (4 * i + (int)quarter < earlier) s[i] = qk * (LOGIT_SCALE * LOG2E) + slope[u] * (4 * i + (int)quarter - t);
           most = fmaxf(most, s[i]);
         }
       }
@@ -141,7 +144,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     auto load_queries = [&](int t) {
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
-        if (units.exists(u)) query[u] = ldcg4(args.q + (rows.kept(t) + units.sequence(u)) * D + units.block(u) + eight);
+        if (units.exists(u)) query[u] = ldcg4(args.q + rows.kept(t) * D + units.at(u));
+    };
+
+    // Bring the program's rows of what position t reads into the second-level cache.
+    auto read_ahead = [&](int t) {
+      if (t < CHUNK && threadIdx.x == THREADS - 32) {  // of the last warp
+        units.prefetch_rows(args.q + rows.kept(t) * D, D);
+        units.prefetch_rows(args.x + rows.group(t) * D, D);
+        units.prefetch_rows(args.o + rows.group(t) * D, D);
+      }
     };
 
     // Own columns: residual stream, and keys before their norm.
@@ -178,7 +190,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
     };
     // Keys of position t, whose sums of squares are complete.
     auto keep_keys = [&](int t) {
-      if (QK_NORM) get_means<PARTS_OF_D, true>(r_k, k_sums);
+      if (QK_NORM) {
+        Means<PARTS_OF_D> means;
+        means.load(k_sums);
+        means.add<true>(r_k);
+      }
       __syncthreads();
       float keys[own_tiles(NT)][4];
 #pragma unroll
@@ -188,11 +204,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
       keep_rows(args.k, QK_NORM ? args.r_k : nullptr, keys, r_k, t);
     };
 
+    read_ahead(1);
 #pragma unroll
     for (int start = 0; start < 3; start++) attend_thirds(start, 0);
+    if (tile == blockIdx.y) arrange_slices(shared);  // on their way until now
 
 #pragma unroll 1
     for (int t = 0; t < CHUNK; t++) {
+      read_ahead(t + 2);
+
       // 1. Attention to the newest pair, whose key is not normalised yet.
       uint4 k[UNITS];
       unsigned v[UNITS];
@@ -201,19 +221,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
         for (int u = 0; u < UNITS; u++)
           if (units.exists(u)) {
             k[u] = ldcg4(key_rows + units.row(u) * D + units.block(u) + eight);
-            v[u] = ldcg1(args.v + (rows.kept(t - 1) + units.sequence(u)) * D + units.block(u) + eight + 2 * quarter);
+            v[u] = ldcg1(args.v + rows.kept(t - 1) * D + (units.at(u) + 2 * quarter));
           }
         keep_keys(t - 1);
       }
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
         if (units.exists(u)) {
-          const int head = units.block(u) / K;
-          const i64 at = rows.kept(t) + units.sequence(u);
           float most = top[u], l = weight[u], o[2] = {value[u][0], value[u][1]};
           if (t > 0) {
             const float by = (QK_NORM ? r_k[units.row(u)] : 1.f) * (LOGIT_SCALE * LOG2E);
-            const float s = by * sum_lanes<1, K / 8>(dot(query[u], k[u])) - args.slopes[head + eight / K] * LOG2E;
+            const float s = by * sum_lanes<1, K / 8>(dot(query[u], k[u])) - slope[u];
             most = fmaxf(most, s);
             const float shrink = exp2_(top[u] - most), weight_s = exp2_(s - most);
             l = l * shrink + weight_s;
@@ -223,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
           const unsigned a = pack(o[0] / l, o[1] / l), column = units.block(u) + eight + 2 * quarter;
           stcg1((unsigned*)a_rows + order_of_products_of_row(DB, units.row(u), column), a);
           if (units.live(u)) {
-            stcg1(args.a + at * D + column, a);
-            if (quarter == 0 && eight % K == 0) stcgf(args.lse + at * H + head + eight / K, most + log2f(l));
+            stcg1(args.a + rows.kept(t) * D + (units.at(u) + 2 * quarter), a);
+            if (quarter == 0 && eight % K == 0) stcgf(args.lse + rows.kept(t) * H + units.at_head(u), most + log2f(l));
           }
         }
       arrive();
@@ -257,7 +275,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 
       // 3. Parts of down GELU(up n_u)
       {
-        get_means<PARTS_OF_D, true>(r_u, u_sums);  // add_parts has the barrier
+        Means<PARTS_OF_D> means;
+        means.load(u_sums);
         Part<DB> part;
         part.load(u_rows, m, p);
 #pragma unroll
@@ -265,7 +284,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
           float sum[ROUND][4], own[own_tiles(ROUND)][4], bell;
           zero(sum);
           part.multiply(sum, up_w + first_tile * DB * 32, p);
-          if (first_tile) __syncthreads();
+          if (first_tile)
+            __syncthreads();
+          else
+            means.add<true>(r_u);  // add_parts has the barrier
           add_parts<ROUND>(own, sum, part_room, m, p);
 #pragma unroll
           for (int i = 0; i < own_tiles(ROUND); i++)
@@ -309,12 +331,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 
       // 5. Pair. Of a warp's tiles, those below NT are keys, the others values.
       {
-        if (PERSISTENT_NORM) get_means<PARTS_OF_D, true>(r_z, z_sums);
+        Means<PARTS_OF_D> means;
+        if (PERSISTENT_NORM) means.load(z_sums);
         Part<DB> part;
         part.load(z_rows, m, p);
         float sum[2 * NT][4], square_g = 0.f, square_g8 = 0.f;
         zero(sum);
         part.multiply(sum, kv_w, p);
+        if (PERSISTENT_NORM) means.add<true>(r_z);
         add_parts<2 * NT>(key, sum, part_room, m, p);
         const float by_g = PERSISTENT_NORM ? r_z[rows.g] : 1.f, by_g8 = PERSISTENT_NORM ? r_z[rows.g8] : 1.f;
 #pragma unroll

@@ -179,6 +179,9 @@ inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
   }
 }
 
+inline void prefetch(const void* from, unsigned bytes) {
+  for (unsigned at = 0; at < bytes; at += 16) gpu::check((const char*)from + at, 16);
+}
 inline void copy(uint4* to, const void* from) { *to = ldcg4(from); }
 inline void for_wgmma() {}
 inline uint4 load_block(const uint4* block) {
