@@ -33,7 +33,9 @@ def beginning() -> float:
 def run_on_all_gpus(module: str, arguments: Sequence[str], began: float) -> bool:
     """Run a command once per GPU; each process sees only its own. Return whether all did the whole of their work.
 
-    A process that the system ended, for lack of memory for example, is one line; the others do its work.
+    The processes share the CPU's cores, unless OMP_NUM_THREADS is set: with a thread per core each, they would wait for
+    each other's threads. A process that the system ended, for lack of memory for example, is one line; the others do
+    its work.
 
     Args:
         module: module of the command, which ends with status 1 if a part of its work failed and the rest is done.
@@ -46,12 +48,14 @@ def run_on_all_gpus(module: str, arguments: Sequence[str], began: float) -> bool
     """
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
+    threads = max(1, (os.cpu_count() or 1) // count)
     command = [sys.executable, "-m", module, *arguments]
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with _Sigterm() as sigterm:
         try:
             for gpu in visible:
-                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, WORKER: str(began)}
+                own = {"CUDA_VISIBLE_DEVICES": gpu, WORKER: str(began)}
+                environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **own}
                 processes[gpu] = subprocess.Popen(command, env=environment)
             with sigterm.raised():
                 statuses = {gpu: process.wait() for gpu, process in processes.items()}

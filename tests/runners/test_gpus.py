@@ -19,7 +19,7 @@ COMMAND = """
 import os, pathlib, sys, time
 
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-pathlib.Path(gpu).write_text(" ".join([*sys.argv[1:], os.environ["RUNNERS_WORKER"]]))
+pathlib.Path(gpu).write_text(" ".join([*sys.argv[1:], os.environ["RUNNERS_WORKER"], os.environ["OMP_NUM_THREADS"]]))
 if "--wait" in sys.argv:
     time.sleep(60)
     pathlib.Path("not stopped").touch()
@@ -35,21 +35,27 @@ sys.exit(status)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, on a machine with two GPUs that imports this command."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     Path("on_a_gpu.py").write_text(COMMAND)
     return tmp_path
 
 
-def test_each_process_sees_one_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sees_one_gpu_and_has_its_share_of_the_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert starts_workers()
     assert run_on_all_gpus("on_a_gpu", ["--rows", "rt"], 12.5)
-    assert [(folder / gpu).read_text() for gpu in "01"] == ["--rows rt 12.5"] * 2
+    assert [(folder / gpu).read_text() for gpu in "01"] == ["--rows rt 12.5 4"] * 2
 
     # GPUs that the user has chosen; CUDA reads no further than the first that there is not.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,-1,3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert run_on_all_gpus("on_a_gpu", [], 0.0)
     assert {path.name for path in folder.iterdir()} & {"5", "7", "-1", "3"} == {"5", "7"}
+    assert (folder / "7").read_text() == "0.0 3"
 
 
 @pytest.mark.usefixtures("folder")
