@@ -72,6 +72,12 @@ def smaller_cache(first: Cell, second: Cell) -> Answer:
     return f"{a:,} against {b:,} floats per token", YES if a < b else NO
 
 
+ABLATION = Row(
+    claim="RT has a lower loss than RT without the persistent norm",
+    paper="Figure 7: significantly",
+    models=("rt-6", "rt-6-no-persistent-norm"),
+    check=lower_loss,
+)
 ROWS = (
     Row(
         claim="6 RT layers have a lower loss than 6 Transformer layers",
@@ -99,12 +105,7 @@ ROWS = (
         check=lower_loss,
         claimed=False,
     ),
-    Row(
-        claim="RT has a lower loss than RT without the persistent norm",
-        paper="Figure 7: significantly",
-        models=("rt-6", "rt-6-no-persistent-norm"),
-        check=lower_loss,
-    ),
+    ABLATION,
     Row(
         claim="the best learning rate without the persistent norm",
         paper="0.001",
@@ -160,7 +161,10 @@ class Transition:
 
         While models are missing, it is ``partly`` at best.
         """
-        found = [self._answers(row) for row in ROWS if row.claimed and row.measured]
+        return self._verdict([row for row in ROWS if row.claimed and row.measured])
+
+    def _verdict(self, rows: Sequence[Row]) -> str:
+        found = [self._answers(row) for row in rows]
         answers = [answer for of_row in found for _, answer in of_row.values()]
         if all(found) and all(answer == YES for answer in answers):
             return "agrees"
@@ -219,6 +223,15 @@ class Transition:
             ]
             found += [f"RT {title} {' and '.join(words)}"] if words else []
         return f"{'; '.join(found)} (paper's parametrisation)." if found else "Not trained yet."
+
+    def ablation(self) -> str:
+        """Return the verdict on the claim that RT has a lower loss with the persistent norm than without it."""
+        return self._verdict([ABLATION])
+
+    def of_ablation(self) -> str:
+        """Return the losses of RT with the persistent norm and without it."""
+        found = [f"{words} ({name} parametrisation)" for name, (words, _) in self._answers(ABLATION).items()]
+        return f"{'; '.join(found)}." if found else "not finished yet."
 
     def _converged(self, name: str) -> dict[float, bool]:
         """Return whether every run of a model converged, by learning rate; nothing if the model is not trained."""

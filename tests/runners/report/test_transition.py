@@ -196,6 +196,25 @@ def test_stability_in_words(tmp_path: Path) -> None:
     )
 
 
+def test_the_ablation_of_the_norm(tmp_path: Path) -> None:
+    assert (Transition({}).ablation(), Transition({}).of_ablation()) == ("not shown", "not finished yet.")
+    write(tmp_path, "rt-6", (2.69, 2.71), best=1e-2)
+    write(tmp_path, "rt-6-no-persistent-norm", (2.73, 2.72))
+    found = Transition(current_models(tmp_path))
+    assert (found.ablation(), found.of_ablation()) == (
+        "agrees",
+        "2.700 ± 0.010 (lr 0.01) against 2.725 ± 0.005 (lr 0.003) (paper's parametrisation).",
+    )
+
+    write(tmp_path, "rt-6-authors", (2.69, 2.71))
+    write(tmp_path, "rt-6-no-persistent-norm-authors", (2.68, 2.67))
+    found = Transition(current_models(tmp_path))
+    assert found.ablation() == "partly"
+    assert found.of_ablation().endswith(
+        "; 2.700 ± 0.010 (lr 0.003) against 2.675 ± 0.005 (lr 0.003) (authors' parametrisation)."
+    )
+
+
 def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) -> None:
     write(tmp_path, "transformer-6", (3.0, 3.0))
     write_cell(tmp_path / "rt-6.json", replace(LANGUAGE_MODEL, runs=[run(lr, None) for lr in RATES]))
