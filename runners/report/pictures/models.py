@@ -137,6 +137,7 @@ def _picture(
 
 def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Markup:
     figure, axes = panel()
+    figure.subplots_adjust(left=0.2)  # room for labels such as −0.04
     base = _baseline(found)
     assert base is not None
     base_tokens, base_SE = _curves(found[base])
