@@ -46,6 +46,7 @@ from runners.report.pictures.models import (
     loss_picture,
     panels_of_families,
     panels_of_parametrisations,
+    panels_of_variants,
 )
 from runners.report.pictures.training import curve_picture, rate_picture
 from runners.report.records import Records
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         predictions = {board.name: predict(board, models) for board in (published, quick) if models}
         against = current_models(models_folder / AGAINST)
         of_layers = panels_of_families(finished(current_models(models_folder)))
-        of_rt = panels_of_parametrisations(finished(against))
+        of_rt = {**panels_of_parametrisations(finished(against)), **panels_of_variants(finished(against))}
         language = Language(
             models=models,
             text=f"that of the models in {models_folder}" if options.language_models else TEXT,

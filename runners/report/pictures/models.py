@@ -20,8 +20,15 @@ Panels = Mapping[str, Models]
 
 COMPARED = ("rt-6", "transformer-6", "transformer-12")
 """Models of 30M parameters whose curves are drawn, in the paper's parametrisation."""
+VARIANTS = {
+    "variants of the layer": ("rt-3", "rt-6-no-persistent-norm", "rt-6-block-4", "rt-6-block-16"),
+    "variants of training": ("rt-6-beta2-0.99", "rt-6-batch-32", "transformer-6-beta2-0.99", "transformer-6-batch-32"),
+}
+"""Models of 30M parameters whose curves are drawn beside those of RT and the Transformer, by the title of a panel."""
 LAST = 30
 """Ratio of the last to the first number of tokens on the axis."""
+WIDEST = 4
+"""Ratio of the largest difference shown to the largest one at the end of training."""
 BASELINES = ("transformer", "transformer-6")
 """Labels of the models that the others of a panel are compared with, where they are there."""
 
@@ -32,6 +39,21 @@ def panels_of_parametrisations(models: Models) -> Panels:
         {
             f"{parametrisation} parametrisation": [(row, row + ending) for row in COMPARED]
             for parametrisation, ending in ENDINGS.items()
+        },
+        models,
+    )
+
+
+def panels_of_variants(models: Models) -> Panels:
+    """Return a panel for each kind of ``VARIANTS`` and each parametrisation in which one of them is there."""
+    return _with_models(
+        {
+            kind + (f", {parametrisation}" if ending else ""): [
+                (row, row + ending) for row in ("rt-6", *rows, "transformer-6")
+            ]
+            for parametrisation, ending in ENDINGS.items()
+            for kind, rows in VARIANTS.items()
+            if any(row + ending in models for row in rows)
         },
         models,
     )
@@ -162,13 +184,19 @@ def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Marku
             ends.append((row, float(ahead), style.color))
             last.append(f"{row} {loss:.3f}")
 
+        # The end decides the range: a model that has hardly begun to learn would take most of it.
+        bottom, top = axes.get_ylim()
+        most = WIDEST * max((abs(ahead) for _, ahead, _ in ends), default=0.0)
+        if most > 0:
+            axes.set_ylim(max(bottom, -most), min(top, most))
+
         axes.set(xscale="log", xlabel="tokens", ylabel="nats per token")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter(
             lambda tokens, _: f"{round(tokens / 1e6):,}M" if tokens >= 1e6 else f"{tokens:,.0f}"
         )
         axes.minorticks_off()
         name_lines(axes, ends)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if axes.get_position().width > 0.35 else (1,)))
     return to_svg(figure, f"validation loss against tokens, {name}; at the end {', '.join(last)}", tips)
 
 

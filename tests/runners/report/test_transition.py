@@ -12,11 +12,13 @@ from runners.c4.reference.experiments import AGAINST, EXPERIMENTS
 from runners.c4.reference.order import RATES
 from runners.report.pictures import Picture
 from runners.report.pictures.models import (
+    VARIANTS,
     _curves,
     gradient_picture,
     loss_picture,
     panels_of_families,
     panels_of_parametrisations,
+    panels_of_variants,
 )
 from runners.report.transition import (
     HEADINGS,
@@ -258,6 +260,23 @@ def test_curves_are_those_of_the_best_rate(tmp_path: Path) -> None:
     (panel,) = drawn(loss_picture, finished(current_models(tmp_path))).values()
     assert "rt-6 3.050, transformer-6 3.350" in panel["both"]
     assert "transformer-12" not in panel["both"]
+
+
+def test_variants_are_drawn_beside_rt_and_the_transformer(tmp_path: Path) -> None:
+    for name in ("rt-6", "transformer-6", "rt-6-authors"):
+        write(tmp_path, name, (3.0, 3.1))
+    assert panels_of_variants(finished(current_models(tmp_path))) == {}
+
+    for name in ("rt-3", "rt-6-block-16", "rt-6-batch-32-authors", "transformer-6-beta2-0.99"):
+        write(tmp_path, name, (3.2, 3.2))
+    panels = panels_of_variants(finished(current_models(tmp_path)))
+    assert {title: list(models) for title, models in panels.items()} == {
+        "variants of the layer": ["rt-6", "rt-3", "rt-6-block-16", "transformer-6"],
+        "variants of training": ["rt-6", "transformer-6-beta2-0.99", "transformer-6"],
+        "variants of training, authors'": ["rt-6", "rt-6-batch-32"],
+    }
+    drawn = {row for rows in VARIANTS.values() for row in rows}
+    assert drawn == {*EXPERIMENTS["variants"].rows}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)
