@@ -48,7 +48,7 @@ def run_on_all_gpus(module: str, arguments: Sequence[str], began: float) -> bool
     """
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
-    threads = max(1, (os.cpu_count() or 1) // count)
+    threads = max(1, _cores() // count)
     command = [sys.executable, "-m", module, *arguments]
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with _Sigterm() as sigterm:
@@ -72,6 +72,11 @@ def run_on_all_gpus(module: str, arguments: Sequence[str], began: float) -> bool
     if ended := [status for status in statuses.values() if status > 1]:
         raise SystemExit(ended[0])
     return not any(statuses.values())
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Sigterm:

@@ -35,7 +35,7 @@ sys.exit(status)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, on a machine with two GPUs that imports this command."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    monkeypatch.setattr(gpus, "_cores", lambda: 9)
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -49,6 +49,11 @@ def test_each_process_sees_one_gpu_and_has_its_share_of_the_cores(
     assert starts_workers()
     assert run_on_all_gpus("on_a_gpu", ["--rows", "rt"], 12.5)
     assert [(folder / gpu).read_text() for gpu in "01"] == ["--rows rt 12.5 4"] * 2
+
+    # Fewer cores than GPUs.
+    monkeypatch.setattr(gpus, "_cores", lambda: 1)
+    assert run_on_all_gpus("on_a_gpu", [], 12.5)
+    assert (folder / "1").read_text() == "12.5 1"
 
     # GPUs that the user has chosen; CUDA reads no further than the first that there is not.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,-1,3")

@@ -108,7 +108,7 @@ def loss_picture(panels: Panels, name: str, title: str) -> Picture:
         "Who learns faster, who is ahead in the end, and from when on? Validation loss less that of "
         f"{' or '.join(sorted(filter(None, baselines))) or 'the Transformer'} after as many tokens, each at its best "
         "learning rate; below zero is ahead. Marks are evaluations. The line is the mean of the seeds, the band goes "
-        "from seed to seed.",
+        "from seed to seed. A line that leaves its panel is further off.",
         missing="Nothing to draw yet: losses are drawn against that of the Transformer, and need its finished model.",
     )
 

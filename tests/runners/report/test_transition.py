@@ -1,5 +1,6 @@
 """The table of RT against the Transformer: what it says of made-up losses."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from runners.c4.reference.order import RATES
 from runners.report.pictures import Picture
 from runners.report.pictures.models import (
     VARIANTS,
+    WIDEST,
     _curves,
     gradient_picture,
     loss_picture,
@@ -199,22 +201,22 @@ def test_stability_in_words(tmp_path: Path) -> None:
 
 
 def test_the_ablation_of_the_norm(tmp_path: Path) -> None:
-    assert (Transition({}).ablation(), Transition({}).of_ablation()) == ("not shown", "not finished yet.")
+    def answers() -> tuple[str, str]:
+        found = Transition(current_models(tmp_path))
+        return found.ablation(), found.of_ablation()
+
+    assert answers() == ("not shown", "not finished yet.")
     write(tmp_path, "rt-6", (2.69, 2.71), best=1e-2)
     write(tmp_path, "rt-6-no-persistent-norm", (2.73, 2.72))
-    found = Transition(current_models(tmp_path))
-    assert (found.ablation(), found.of_ablation()) == (
-        "agrees",
-        "2.700 ± 0.010 (lr 0.01) against 2.725 ± 0.005 (lr 0.003) (paper's parametrisation).",
-    )
+    losses = "2.700 ± 0.010 (lr 0.01) against 2.725 ± 0.005 (lr 0.003) (paper's parametrisation)"
+    assert answers() == ("partly", f"{losses}.")  # the paper's best rate without the norm is 0.001
+    write(tmp_path, "rt-6-no-persistent-norm", (2.73, 2.72), best=1e-3)
+    assert answers()[0] == "agrees"
 
     write(tmp_path, "rt-6-authors", (2.69, 2.71))
-    write(tmp_path, "rt-6-no-persistent-norm-authors", (2.68, 2.67))
-    found = Transition(current_models(tmp_path))
-    assert found.ablation() == "partly"
-    assert found.of_ablation().endswith(
-        "; 2.700 ± 0.010 (lr 0.003) against 2.675 ± 0.005 (lr 0.003) (authors' parametrisation)."
-    )
+    write(tmp_path, "rt-6-no-persistent-norm-authors", (2.68, 2.67), best=1e-3)
+    of_authors = "2.700 ± 0.010 (lr 0.003) against 2.675 ± 0.005 (lr 0.001) (authors' parametrisation)"
+    assert answers() == ("partly", f"{losses.replace('0.003', '0.001')}; {of_authors}.")
 
 
 def test_a_model_whose_runs_all_diverged_is_no_unfinished_one(tmp_path: Path) -> None:
@@ -277,6 +279,18 @@ def test_variants_are_drawn_beside_rt_and_the_transformer(tmp_path: Path) -> Non
     }
     drawn = {row for rows in VARIANTS.values() for row in rows}
     assert drawn == {*EXPERIMENTS["variants"].rows}
+
+
+def test_the_end_of_training_decides_the_range_of_differences(tmp_path: Path) -> None:
+    for name, early, loss in (("rt-6", 30.0, 3.1), ("transformer-6", 9.0, 3.4)):
+        write(tmp_path, name, (loss, loss))
+        cell = read_cell(tmp_path / f"{name}.json")
+        assert cell is not None
+        runs = [replace(run, curve=[(1, 9.5, early), *run.curve[1:]]) for run in cell.converged]
+        write_cell(tmp_path / f"{name}.json", replace(cell, runs=runs))
+    (panel,) = drawn(loss_picture, finished(current_models(tmp_path))).values()
+    ticks = [float(text.replace("−", "-")) for text in re.findall(r">\s*(−?\d+\.\d+)\s*</text>", panel["both"])]
+    assert 0.3 < max(map(abs, ticks)) <= WIDEST * 0.3  # the difference is 21 at the start, and -0.3 at the end
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.claim)

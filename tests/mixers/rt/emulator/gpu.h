@@ -1,7 +1,7 @@
 // A GPU for the chunk kernels on a CPU, x86-64: g++ compiles this file, a kernel's source and run.h as one file.
 //
-// It models threads, barriers and the memory that a program may touch. It does not model the order of memory,
-// asynchronous copies, or how wgmma's descriptors encode a matrix.
+// It models threads, barriers, the memory that a program may touch, and copies that are complete at copies_end alone. It
+// does not model the order of memory, what wgmma sees of it, or how wgmma's descriptors encode a matrix.
 //
 // Each thread of a cluster is a fiber. A fiber runs until it waits: for the lanes of its warp (mma, shuffles,
 // __syncwarp), for its program (__syncthreads), or for its cluster (wait). Which ready fiber runs next is chosen by
@@ -42,7 +42,14 @@ struct Index { unsigned x, y, z; };
 struct Gate { int arrived = 0; std::vector<int> waiting; };  // a barrier
 struct Warp { Gate gate; unsigned slot[2][32][8]; };
 struct Program { Gate gate; char* shared; std::vector<Warp> warps; };
-struct Fiber { void* stack; Index thread, block; Program* program; Warp* warp; int lane, parity, number, phase; };
+struct Fiber {
+  void* stack;
+  Index thread, block;
+  Program* program;
+  Warp* warp;
+  int lane, parity, number, phase;
+  std::vector<std::pair<uint4*, uint4>> copies;  // under way
+};
 
 constexpr size_t STACK = 128 << 10;
 inline std::vector<Fiber> fibers;
@@ -180,9 +187,14 @@ inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
 }
 
 inline void prefetch(const void* from, unsigned bytes) {
+  if (bytes % 16) gpu::fail("not a multiple of 16 bytes");
   for (unsigned at = 0; at < bytes; at += 16) gpu::check((const char*)from + at, 16);
 }
-inline void copy(uint4* to, const void* from) { *to = ldcg4(from); }
+inline void copy(uint4* to, const void* from) { gpu::self->copies.push_back({to, ldcg4(from)}); }
+inline void copies_end() {
+  for (auto& [to, y] : gpu::self->copies) *to = y;
+  gpu::self->copies.clear();
+}
 inline void for_wgmma() {}
 inline uint4 load_block(const uint4* block) {
   const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
@@ -199,5 +211,4 @@ template <int N>
 inline void wgmma_begin(float (&)[N][4]) {}
 template <int N>
 inline void wgmma_end(float (&)[N][4]) {}
-inline void copies_end() {}
 inline int uniform(int y) { return y; }
