@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mixers.origin import is_library
+from runners.interactive import MAIN, code_of
 
 OWN_PACKAGES = ("mixers", "tasks", "runners")
 
@@ -37,15 +38,20 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     """Return the SHA-256 over the code that a result depends on.
 
     It covers the given modules and, recursively, all that they import, except Python and installed libraries. Comments,
-    docstrings and layout do not count. Code in C and CUDA C++ counts as it is written, with each module beside it.
+    docstrings and layout do not count. Code in C and CUDA C++ counts as it is written, with each module beside it. Of a
+    program or a notebook, the code of the given classes counts (``runners.interactive``).
 
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
         alone: modules that count without their imports.
     """
     waiting: list[str] = []
+    own: list[type] = []
     for root in roots:
-        waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in root.__mro__]
+        ancestors = () if isinstance(root, str) else root.__mro__
+        own += [ancestor for ancestor in ancestors if ancestor.__module__ == MAIN]
+        waiting += [root] if isinstance(root, str) else [ancestor.__module__ for ancestor in ancestors]
+    in_main = code_of(own, waiting.append)
     seen = {name: _parsed(source)[1] for name in alone if (source := _source(name)) is not None}
     in_c: dict[str, str] = {}
 
@@ -58,7 +64,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
         in_c |= _c_files(name)
         waiting += _imports(statements, _package(name))
 
-    return sha256_of(json.dumps(sorted((seen | in_c).items())))
+    return sha256_of(json.dumps([*sorted((seen | in_c).items()), *in_main]))
 
 
 @cache
