@@ -56,6 +56,12 @@ class AdaptedLayer(MixerLayer):
             )
         return y
 
+    def _no_step_form(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self.module_class.__name__} has no step form: only init_state and step of a class derived from "
+            "mixers.parts.MixerLayer count"
+        )
+
 
 def adapt(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     """Return the layer class around a module class; repeated calls in a process return the same class.

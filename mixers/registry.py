@@ -78,13 +78,18 @@ def find_mixer(name: str) -> type[Layer]:
     if not isinstance(name, str):
         kind = name if inspect.isclass(name) else type(name)
         example = f"{kind.__module__}:{kind.__qualname__}" if issubclass(kind, nn.Module) else "rt"
-        raise ValueError(f'a layer is given by name: write "{example}" in place of the {type(name).__name__}')
+        found = "class" if inspect.isclass(name) else type(name).__name__
+        raise ValueError(f'a layer is given by name: write "{example}" in place of the {found}')
     if name in MIXERS:
         return MIXERS[name]
     if ":" not in name:
         raise ValueError(f"no mixer {name!r}: {_name_advice(name)}")
 
     module_name, _, class_name = name.partition(":")
+    if "," in name:
+        raise ValueError(f"no mixer {name!r}: separate names by spaces")
+    if not module_name or not class_name:
+        raise ValueError(f"no mixer {name!r}: write package.module:Class")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (Exception, SystemExit) as error:  # importing runs a user's code, which may raise anything
@@ -162,7 +167,7 @@ def _name_advice(name: str) -> str:
     if "," in name:
         return "separate names by spaces"
     if "/" in name or name.endswith(".py"):
-        return f"give module and class, not the file: {_module_of(name)}:Class"
+        return f"give module and class, not the file: {_path_of(name, 'Class')}"
     module, dot, class_name = name.rpartition(".")
     if dot:
         return f"write {module}:{class_name}, with a colon before the class"
@@ -173,16 +178,19 @@ def _name_advice(name: str) -> str:
     return f"{meant} {', '.join(MIXERS)}, or give package.module:Class"
 
 
-def _module_of(file: str) -> str:
-    """Return the name of the module in a file of the current folder."""
-    return file.removesuffix(".py").strip("./").replace("/", ".")
+def _path_of(file: str, class_name: str) -> str:
+    """Return the import path of a class in a file, and for a file elsewhere the folder that Python must search."""
+    path = Path(file.removesuffix(".py"))
+    if path.is_absolute() or ".." in path.parts:
+        return f"{path.name}:{class_name}, with PYTHONPATH={path.parent}"
+    return f"{'.'.join(path.parts)}:{class_name}"
 
 
 def _import_advice(name: str, error: BaseException) -> str:
     """Return advice for a module that cannot be imported; empty if the error arose in its own code."""
     module, _, class_name = name.partition(":")
     if "/" in module or module.endswith(".py"):
-        return f"; give the module, not its file: {_module_of(module)}:{class_name}"
+        return f"; give the module, not its file: {_path_of(module, class_name)}"
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
         return "; modules are found in the current folder, for others set PYTHONPATH"
     if "relative import" in str(error):

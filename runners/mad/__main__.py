@@ -141,7 +141,8 @@ def print_end(
         summaries: results of the studies.
         options: options of the command.
         experiments: experiments of the command.
-        following: a command that compares the layer with another; None if there are several layers.
+        following: a command that compares the layer with another, for where there are no reference rows; None if there
+            are several layers.
         console: where to print.
     """
     say = partial(console.print, soft_wrap=True)
@@ -161,7 +162,7 @@ def print_end(
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         plot_comparison(drawn, figure)
         say(f"chart: {figure}")
-    if following is not None:
+    if following is not None and not any(ranking.rows for ranking in found):
         say(f"to compare: {following}")
     storage = options.settings.storage
     say(f"studies: {storage}\ndashboard: optuna-dashboard {storage}")

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
@@ -148,10 +149,14 @@ def study(
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
     for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
-        if isinstance(numbers, float | int):
+        if isinstance(numbers, float | int | str):
             raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
     if "all" in (mixer, task, difficulty):
         raise ValueError('study trains one layer on one task: call it once for each in place of "all"')
+    if isinstance(task, tuple | list):
+        raise ValueError("study trains one layer on one task: call it once for each in place of a list")
+    if not isinstance(out, str | PathLike):
+        raise ValueError(f"out is a folder, such as {str(Options.out)!r}, not {out!r}")
 
     defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:

@@ -91,8 +91,23 @@ def test_sizes_are_whole_numbers_of_at_least_1(name: str, size: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
+        (":Mine", "write package.module:Class"),
+        ("my_layers:", "write package.module:Class"),
+        ("my_layers:Mine,rt", "separate names by spaces"),
+    ],
+)
+def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(name: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=f"^no mixer {re.escape(repr(name))}: {advice}$"):
+        find_mixer(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
         ("my_layers.py:Mine", "give the module, not its file: my_layers:Mine"),
         ("./some/my_layers.py:Mine", "give the module, not its file: some.my_layers:Mine"),
+        ("/some/my_layers.py:Mine", "give the module, not its file: my_layers:Mine, with PYTHONPATH=/some"),
+        ("../my_layers.py:Mine", "give the module, not its file: my_layers:Mine, with PYTHONPATH=.."),
         ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
         ("whole:Mean", "its layers are Mine, Other"),

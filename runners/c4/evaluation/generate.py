@@ -118,7 +118,10 @@ def check_steps(model: LanguageModel) -> None:
         model.init_state(1)
     except NotImplementedError as error:
         name = type(model.stack[0]).__name__
-        raise ValueError(f"{name} cannot generate: it has no step form (NotImplementedError in init_state)") from error
+        raise ValueError(
+            f"{name} cannot generate: it has no step form; derive it from mixers.parts.MixerLayer, and define "
+            "init_state and step"
+        ) from error
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:

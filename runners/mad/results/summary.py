@@ -308,7 +308,8 @@ def read_summary(path: Path) -> Summary:
             "models that stand beside others"
         )
     if not file.is_file():
-        example = f", such as {path}/studies/*" if (path / "studies").is_dir() else ""
+        inner = [folder for folder in (path / "studies", path) if [*folder.glob("*/summary.json")]]
+        example = f", such as {inner[0]}/*" if inner else ""
         raise ValueError(f"{file} is not there: name folders of studies that are finished{example}")
     if file.name != "summary.json":
         raise ValueError(f"{file} is no summary.json: name folders of studies that are finished")

@@ -276,15 +276,17 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
             {"task_options": {"len": 3}},
             r"^task_options\['len'\] does not apply to task in-context-recall: .*\['length'\]",
         ),
-        ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer"'),
+        ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer" in place of the class'),
         ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
         ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
         ({"preset": "small"}, "preset: Input should be 'grid', 'full', 'quick' or 'demo', not 'small'"),
         ({"task": "all"}, "one layer on one task"),
+        ({"task": ["parity", "mqar"]}, "one layer on one task: call it once for each in place of a list"),
         ({"difficulty": "all"}, "one layer on one task"),
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),
         ({"seeds": [0, 1]}, r"seeds: Input should be a valid integer, not \[0, 1\]"),
-        ({"lr": "1e-3"}, "lr: Input should be a valid number, not '1'"),
+        ({"lr": "1e-3"}, r"lr is a list: write lr=\[1e-3\]"),
+        ({"lr": ["a"]}, "lr: Input should be a valid number, not 'a'"),
         ({"mixer_options": {"heads": "2"}}, "heads: Input should be a valid integer, not '2'"),
         ({"task_options": {"length": 16.0}}, "length: Input should be a valid integer, not 16.0"),
         ({"lr": [100.0]}, "^lr 100 must lie between"),
@@ -300,6 +302,11 @@ def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(
     with pytest.raises(ValueError, match=message):
         study(**{"mixer": "transformer", "task": "in-context-recall", **SMALL, **arguments, "out": tmp_path / "out"})
     assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_results_is_a_path() -> None:
+    with pytest.raises(ValueError, match=r"^out is a folder, such as 'results', not 3"):
+        study("transformer", "in-context-recall", out=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -228,7 +228,7 @@ def test_a_layer_without_steps_is_one_line(
         raise NotImplementedError
 
     monkeypatch.setattr(MIXERS["transformer"], "init_state", none)
-    assert "Transformer cannot generate: it has no step form" in failure(
+    assert "Transformer cannot generate: it has no step form; derive it from mixers.parts.MixerLayer" in failure(
         lambda: main([str(checkpoint), "--prompt", "the", "--device", "cpu"]), capsys
     )
 

@@ -245,6 +245,7 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
     assert "tests.mixers.strangers:GatedToy is " in trained
     assert " of 4 on memorization: " in trained
     assert "behind rt outside the intervals" in trained
+    assert "to compare" not in trained
     assert len(list((tmp_path / "figures").glob("*.png"))) == 1
 
     # The same from the files, and without the rows.

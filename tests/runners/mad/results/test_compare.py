@@ -371,10 +371,12 @@ def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(ValueError, match=r"c4-run is a pretraining run, not a study: python -m runners\.c4\.reference"):
         read_summary(tmp_path / "c4-run")
 
-    (tmp_path / "studies").mkdir()
-    with pytest.raises(SystemExit):
-        compare.main([str(tmp_path)])
-    assert f"that are finished, such as {tmp_path}/studies/*\n" in capsys.readouterr().err
+    (tmp_path / "studies" / "finished").mkdir(parents=True)
+    (tmp_path / "studies" / "finished" / "summary.json").touch()
+    for folder in (tmp_path, tmp_path / "studies"):
+        with pytest.raises(SystemExit):
+            compare.main([str(folder)])
+        assert f"that are finished, such as {tmp_path}/studies/*\n" in capsys.readouterr().err
 
 
 def test_nobody_is_told_to_delete_what_is_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
