@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runners.mad.results.ranking import ordinal
 from runners.report.language import LanguageModel
 from runners.report.ranks import Ranks
 from runners.report.speed import Anchor
+from tasks import TASKS
 
 LEADERS = 3
 """Number of layers that are named as the best."""
@@ -27,18 +29,39 @@ class Answer:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """The user's own layers under a protocol.
+
+    Attributes:
+        title: title of the protocol.
+        ranks: mean ranks by token accuracy; None without any.
+        counts: number of tasks on which each of the user's layers is ranked.
+    """
+
+    title: str
+    ranks: Ranks | None
+    counts: Mapping[str, int]
+
+
 def glance(
-    ranks: Ranks | None, models: Sequence[LanguageModel], prediction: str, anchors: Sequence[Anchor]
+    own: Sequence[Own],
+    ranks: Ranks | None,
+    models: Sequence[LanguageModel],
+    prediction: str,
+    anchors: Sequence[Anchor],
 ) -> list[Answer]:
     """Return the answers that the results allow.
 
     Args:
+        own: the user's own layers, by protocol.
         ranks: mean ranks by token accuracy under the published protocol; None without any.
         models: the language models.
         prediction: whether diagnostics predict language modelling, in words.
         anchors: our speeds and the speeds of the authors' code.
     """
     found = [
+        Answer(section="leaderboard", question="Where do your own layers stand?", text=_own_layers(own)),
         Answer(
             section="leaderboard",
             question="Which layer does best on the diagnostic tasks?",
@@ -49,6 +72,21 @@ def glance(
         Answer(section="speed", question="How fast is RT?", text=_speed(anchors)),
     ]
     return [answer for answer in found if answer.text]
+
+
+def _own_layers(own: Sequence[Own]) -> str:
+    """Return the place and the mean rank of each layer, or the number of its tasks where it lacks some."""
+    found = []
+    for protocol in own:
+        means = protocol.ranks.means if protocol.ranks else {}
+        for row, count in protocol.counts.items():
+            if row in means:
+                place = 1 + sum(other < means[row] for other in means.values())
+                words = f"{ordinal(place)} of {len(means)}, with a mean rank of {means[row]:.1f}"
+            else:
+                words = f"{count} of {len(TASKS)} tasks"
+            found += [f"{row}: {words} ({protocol.title})"] if count else []
+    return f"{'; '.join(found)}." if found else ""
 
 
 def _best_layers(ranks: Ranks | None) -> str:

@@ -15,7 +15,7 @@ from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
-from runners.report.glance import glance
+from runners.report.glance import Own, glance
 from runners.report.language import (
     LOSSES,
     MEAN_RANK,
@@ -60,6 +60,11 @@ class Shown:
     of_tasks: Mapping[str, Mapping[str, Mapping[str, int]]]
     limits: Mapping[str, Any]
     pictures: Sequence[Picture]
+
+    @property
+    def own_counts(self) -> dict[str, int]:
+        """Number of tasks on which each row of the user's own is ranked."""
+        return {row: self.counts.get(row, 0) for row in self.rows if self.board.rows[row][0] == "own"}
 
     @property
     def families(self) -> list[str]:
@@ -151,7 +156,7 @@ def write_page(
 
     Args:
         path: the file.
-        boards: boards; the page opens with the first board that has rows of the user's own, or else with the first.
+        boards: boards; the page opens with the one that has most results of the user's own, or else with the first.
         language: the language models.
         claims: claims of the paper.
         anchors: our speeds and the speeds of the authors' code.
@@ -169,11 +174,11 @@ def write_page(
     verdicts = Counter(claim.verdict for claim in claims)
     predictions = language.boards.get(boards[0].board.name)
     within = what_orders_families(predictions.correlations["token"]) if predictions else ""
-    own = [shown.board.name for shown in boards if any(kind == "own" for kind, _ in shown.board.rows.values())]
+    own = [Own(title=shown.board.title, ranks=shown.ranks["token"], counts=shown.own_counts) for shown in boards]
     text = environment.get_template("index.html").render(
         boards=boards,
-        answers=glance(boards[0].ranks["token"], language.models, f"{language.answer} {within}".strip(), anchors),
-        start=[*own, boards[0].board.name][0],
+        answers=glance(own, boards[0].ranks["token"], language.models, f"{language.answer} {within}".strip(), anchors),
+        start=max(boards, key=lambda shown: (sum(shown.own_counts.values()), len(shown.own_counts))).board.name,
         tasks=list(TASKS),
         metrics=METRICS,
         language=language,

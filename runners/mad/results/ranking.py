@@ -6,6 +6,7 @@ whose grid points all diverged is last.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,8 @@ LISTED = 4
 """Largest number of layers that a sentence names one by one."""
 NEAREST = 3
 """Number of layers that it names of more."""
+SEVERAL = 3
+"""Number of settings from which on layers have a mean rank."""
 
 Interval = tuple[float, float]
 
@@ -113,6 +116,37 @@ def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]]
     for standings, own in found:
         for s in own:
             console.print(sentence(s, standings), soft_wrap=True)
+    _print_overall(found, console)
+
+
+def _print_overall(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]], console: Console) -> None:
+    """Print the mean ranks of the layers that have all of several settings, if one of them is the user's own.
+
+    They are ranked among themselves; arguments as for ``print_ranks``.
+    """
+    settings = [{s.mixer: s for s in standings} for standings, _ in found]
+    complete = [label for label in settings[0] if all(label in of_setting for of_setting in settings)]
+    mine = [label for label in complete if any(s.mixer == label for _, own in found for s in own)]
+    if len(settings) < SEVERAL or not mine:
+        return
+
+    orders = [ranked([of_setting[label] for label in complete]) for of_setting in settings]
+    ranks = {label: [rank for order in orders for rank, s in order if s.mixer == label] for label in complete}
+    places = {label: 1 + sum(sum(other) < sum(ranks[label]) for other in ranks.values()) for label in complete}
+    table = Table()
+    table.add_column("mixer", overflow="fold")
+    for heading in ("", "mean rank"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label in sorted(complete, key=places.__getitem__):
+        table.add_row(
+            Name(f"{'→' if label in mine else ' '} {label}"), str(places[label]), f"{fmean(ranks[label]):.1f}"
+        )
+    console.print(f"all {len(settings)} settings together, by mean rank", style="table.title", soft_wrap=True)
+    console.print(table)
+    for label in mine:
+        each = ", ".join(f"{order[0][1].setting} {rank}" for order, rank in zip(orders, ranks[label], strict=True))
+        place = f"{ordinal(places[label])} of {len(complete)}, with a mean rank of {fmean(ranks[label]):.1f}"
+        console.print(f"{label} is {place} over {len(settings)} settings: {each}", soft_wrap=True)
 
 
 def _label(standing: Standing, own: Collection[Standing]) -> str:

@@ -1,6 +1,6 @@
 """The answers at the top of the page."""
 
-from runners.report.glance import glance
+from runners.report.glance import Own, glance
 from runners.report.ranks import Ranks
 from runners.report.speed import Anchor
 from tests.runners.report.made_up import language_model
@@ -18,7 +18,7 @@ def test_the_first_places_and_those_of_rt_and_the_transformer_are_named() -> Non
     )
     models = [language_model(row, 3 + n / 10) for n, row in enumerate(rows)]
     of_ranks, of_models, predicts, speed = glance(
-        ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×"), anchor("99×", is_speed=False)]
+        [], ranks, models, "Not shown.", [anchor("–"), anchor("14.8×"), anchor("2.5×"), anchor("99×", is_speed=False)]
     )
     assert of_ranks.text == (
         "Mean ranks among 6 layers under the published protocol, with 95% intervals: "
@@ -39,20 +39,32 @@ def test_an_unfinished_model_that_is_ahead_is_named_apart() -> None:
         language_model("lstm", 2.8, finished=False),
         language_model("lru", 3.1, finished=False),
     ]
-    (found,) = (answer for answer in glance(None, models, "", []))
+    (found,) = (answer for answer in glance([], None, models, "", []))
     assert found.text.endswith(": 1. rt 3.010; 2. gla 3.510. Lower, but not finished: lstm 2.810.")
 
 
 def test_equal_values_share_a_place_and_a_layer_of_ones_own_counts() -> None:
     losses = {"rt": 3.0, "mamba": 3.1, "gla": 3.2, "lru": 3.2, "hyena": 3.3, "a.module:Own": 2.9}
-    (found,) = glance(None, [language_model(layer, loss) for layer, loss in losses.items()], "", [])
+    (found,) = glance([], None, [language_model(layer, loss) for layer, loss in losses.items()], "", [])
     places = "1. a.module:Own 2.910; 2. rt 3.010; 3. mamba 3.110."
     assert found.text.endswith(f"among 6: {places}")
 
     ranks = Ranks(means={"a": 2.0, "b": 3.0, "c": 5.5, "d": 5.5, "e": 6}, intervals=dict.fromkeys("abcde", (1.0, 9.0)))
-    (found,) = glance(ranks, [], "", [])
+    (found,) = glance([], ranks, [], "", [])
     assert found.text.endswith("1. a 2.0 (1.0–9.0); 2. b 3.0 (1.0–9.0); 3. c 5.5 (1.0–9.0); 3. d 5.5 (1.0–9.0).")
 
 
 def test_questions_without_results_are_left_out() -> None:
-    assert glance(None, [language_model("rt", 3.0, finished=False)], "", [anchor("–")]) == []
+    assert glance([], None, [language_model("rt", 3.0, finished=False)], "", [anchor("–")]) == []
+
+
+def test_ones_own_layers_come_first() -> None:
+    ranks = Ranks(means={"a": 2.0, "mine": 3.25, "b": 5.0}, intervals=dict.fromkeys(("a", "mine", "b"), (1.0, 9.0)))
+    own = [
+        Own(title="published protocol", ranks=None, counts={"mine": 0}),
+        Own(title="quick preset", ranks=ranks, counts={"mine": 10, "other": 2}),
+    ]
+    first, _ = glance(own, ranks, [], "", [])
+    assert first.text == (
+        "mine: 2nd of 3, with a mean rank of 3.2 (quick preset); other: 2 of 10 tasks (quick preset)."
+    )

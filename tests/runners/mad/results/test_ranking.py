@@ -135,3 +135,29 @@ def test_a_narrow_console_gets_the_costs_once_and_the_sentences_last() -> None:
         "mine is 1st of 2, level with 1 other, on parity",
         "mine is 1st of 2, level with 1 other, on copying",
     ]
+
+
+def test_over_several_tasks_layers_that_have_all_are_ranked_by_their_mean_rank() -> None:
+    """``alone`` lacks a task, so that it counts in no rank; ``two`` and ``rt`` share a rank on the second task."""
+    means = {
+        "parity": {"mine": 0.9, "rt": 0.8, "two": 0.7, "alone": 1.0},
+        "copying": {"mine": 0.1, "rt": 0.5, "two": 0.5},
+        "mqar": {"mine": 0.3, "rt": 0.2, "two": None, "alone": 0.9},
+    }
+    found = []
+    for task, of_task in means.items():
+        standings = [replace(standing(name, mean), task=task) for name, mean in of_task.items()]
+        found.append((standings, standings[:1]))
+
+    def printed(count: int) -> str:
+        console = Console(width=100, file=io.StringIO())
+        print_ranks(found[:count], console)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    text = printed(3)
+    assert text.endswith("\nmine is 1st of 3, with a mean rank of 1.7 over 3 settings: parity 1, copying 3, mqar 1\n")
+    table = text.rpartition("all 3 settings together, by mean rank")[2]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if "│" in line]
+    assert rows == [["→ mine", "1", "1.7"], ["rt", "1", "1.7"], ["two", "3", "2.3"]]
+    assert "mean rank" not in printed(2)
