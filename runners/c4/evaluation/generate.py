@@ -1,10 +1,11 @@
-"""Continue a prompt with a trained model, one token at a time in the step form of its layers.
+"""Continue a prompt with a trained model, one token at a time.
 
     python -m runners.c4 generate results/c4/<run> --prompt "The history of"
     python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
 
-Each layer carries its own state from token to token. The state of attention is the keys and values of all earlier
-tokens. On a GPU, models of RT and Transformer layers decode in memory of fixed size, as one CUDA graph a token.
+In its step form, each layer carries its own state from token to token. The state of attention is the keys and values of
+all earlier tokens. On a GPU, models of RT and Transformer layers decode in memory of fixed size, as one CUDA graph a
+token. A layer without a step form reads the whole text again for each token.
 """
 
 import math
@@ -95,7 +96,9 @@ def main(arguments: Sequence[str]) -> None:
         device = find_devices(options.device)[0]
         model, tokenizer = load_model(options.checkpoint)
         model.to(device)
-        check_steps(model)
+        if not has_steps(model):
+            name = type(model.stack[0]).__name__
+            print(f"{name} has no step form: it reads the whole text again for each token", file=sys.stderr)
 
         # Print each piece at once; an error still ends the line.
         pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
@@ -108,20 +111,13 @@ def main(arguments: Sequence[str]) -> None:
             sys.stdout.write("\n")
 
 
-def check_steps(model: LanguageModel) -> None:
-    """Check that a model can generate, by requesting its initial state.
-
-    Raises:
-        ValueError: its layer has no step form.
-    """
+def has_steps(model: LanguageModel) -> bool:
+    """Return whether the layers of a model have a step form."""
     try:
         model.init_state(1)
-    except NotImplementedError as error:
-        name = type(model.stack[0]).__name__
-        raise ValueError(
-            f"{name} cannot generate: it has no step form; derive it from mixers.parts.MixerLayer, and define "
-            "init_state and step"
-        ) from error
+    except NotImplementedError:
+        return False
+    return True
 
 
 def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
@@ -161,7 +157,7 @@ def generate(
 def generate_tokens(
     model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, end: int, known: int
 ) -> Iterator[int]:
-    """Yield the tokens after ``prompt``, one step of the model a token, in the dtype of its weights.
+    """Yield the tokens after ``prompt``, computed in the dtype of the model's weights.
 
     Args:
         model: a model in evaluation mode.
@@ -176,10 +172,11 @@ def generate_tokens(
     """
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(sampling.seed)
-    read = reader(model, len(prompt) + max_new_tokens - 1)  # the last token is not read
-
-    unread = list(prompt)
-    position = 0
+    steps = has_steps(model)
+    unread = list(prompt if steps else prompt[-1:])
+    position = len(prompt) - len(unread)
+    capacity = len(prompt) + max_new_tokens - 1  # the last token is not read
+    read = reader(model, capacity) if steps else rereader(model, prompt[:-1])
     for _ in range(max_new_tokens):
         # Read the prompt in the first round, the last token in later rounds.
         for token in unread:
@@ -229,6 +226,22 @@ def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
         nonlocal states
         logits_BV, states = model.step(tokens_B, states)
         return logits_BV
+
+    return read
+
+
+def rereader(model: LanguageModel, before: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Return a function as ``reader`` does, for a model without a step form: it computes all positions each time.
+
+    Args:
+        model: a model in evaluation mode.
+        before: tokens before the first one that is read.
+    """
+    tokens = [*before]
+
+    def read(tokens_B: Tensor) -> Tensor:
+        tokens.append(int(tokens_B))
+        return model(torch.tensor([tokens], device=tokens_B.device))[:, -1]
 
     return read
 

@@ -18,7 +18,7 @@ from lm_eval.api.registry import register_model
 from runners.c4.checkpoints import load_config, load_model
 from runners.c4.corpus.tokenizer import end_of_text
 from runners.c4.evaluation.evaluate import Likelihood, Pair, encode_pair, log_likelihoods
-from runners.c4.evaluation.generate import Sampling, check_steps, encode_prompt, generate
+from runners.c4.evaluation.generate import Sampling, encode_prompt, generate
 from runners.device import find_devices
 
 NAME = "rt-c4"
@@ -83,9 +83,8 @@ class CheckpointLM(LM):
         """Return the continuation of each context up to its first stop text, the end of the text or the longest length.
 
         Raises:
-            ValueError: the layer has no step form, or a setting is neither of ``GENERATION`` nor to be ignored.
+            ValueError: a setting is neither of ``GENERATION`` nor to be ignored.
         """
-        check_steps(self.model)
         return [self._generate(*request.args) for request in requests]
 
     def _score(self, pairs: list[Pair]) -> list[Likelihood]:

@@ -221,16 +221,23 @@ def test_what_cannot_be_is_one_line(
     assert reason in failure(lambda: main([str(checkpoint), "--device", "cpu", *arguments]), capsys)
 
 
-def test_a_layer_without_steps_is_one_line(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("prompt", ["the cat sat", "", "t"])
+def test_a_layer_without_steps_reads_the_whole_text_again(
+    prompt: str, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(self: LanguageModel, batch: int) -> Any:
+    arguments = [str(checkpoint), "--prompt", prompt, "--max-new-tokens", "12", "--device", "cpu"]
+    main(arguments)
+    by_steps = capsys.readouterr()
+
+    def none(*_: Any) -> Any:
         raise NotImplementedError
 
     monkeypatch.setattr(MIXERS["transformer"], "init_state", none)
-    assert "Transformer cannot generate: it has no step form; derive it from mixers.parts.MixerLayer" in failure(
-        lambda: main([str(checkpoint), "--prompt", "the", "--device", "cpu"]), capsys
-    )
+    monkeypatch.setattr(MIXERS["transformer"], "step", none)
+    main(arguments)
+    again = capsys.readouterr()
+    assert (again.out, by_steps.err) == (by_steps.out, "")
+    assert again.err == "Transformer has no step form: it reads the whole text again for each token\n"
 
 
 def test_the_limit_of_a_layer_is_one_line_after_the_text(
