@@ -155,14 +155,14 @@ def print_end(
     found = [] if folder is None else rankings(summaries, standings, folder)
     print_rankings(found, console)
 
-    drawn = [*standings, *(row for ranking in found for row in ranking.rows)]
-    if drawn:
+    beside = [row for ranking in found for row in ranking.rows]
+    if standings:
         from runners.mad.results.charts import plot_comparison  # imports Matplotlib
 
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
-        plot_comparison(drawn, figure)
+        plot_comparison(standings, beside, figure)
         say(f"chart: {figure}")
-    if following is not None and not any(ranking.rows for ranking in found):
+    if following is not None and not beside:
         say(f"to compare: {following}")
     storage = options.settings.storage
     say(f"studies: {storage}\ndashboard: optuna-dashboard {storage}")

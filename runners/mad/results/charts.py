@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -38,9 +38,17 @@ TOP, NUMBERS = 1.13, 1.035
 Cells = NDArray[np.float64]
 
 
-def plot_comparison(standings: Sequence[Standing], path: Path) -> None:
-    """Draw test accuracies by task and mixer, with ceiling and chance, into a PNG file."""
-    figure = draw_heat_map(standings) if count_mixers(standings) > FEW else draw_bars(standings)
+def plot_comparison(own: Sequence[Standing], rows: Sequence[Standing], path: Path) -> None:
+    """Draw test accuracies by task and mixer, with ceiling and chance, into a PNG file.
+
+    Args:
+        own: the user's own layers; they are marked where there are reference rows beside many layers.
+        rows: reference rows.
+        path: the file.
+    """
+    standings = [*own, *rows]
+    marked = {s.mixer for s in own} if rows else set()
+    figure = draw_heat_map(standings, marked) if count_mixers(standings) > FEW else draw_bars(standings)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
@@ -157,8 +165,11 @@ class Grid:
         return f"{accuracy:.2f}" + ("" if math.isnan(half_width) else f"\n±{half_width:.2f}")
 
 
-def draw_heat_map(standings: Sequence[Standing]) -> Figure:
-    """Draw one panel per accuracy, with one row per mixer, grouped by family, and one column per setting."""
+def draw_heat_map(standings: Sequence[Standing], marked: Collection[str] = ()) -> Figure:
+    """Draw one panel per accuracy, with one row per mixer, grouped by family, and one column per setting.
+
+    The names of the ``marked`` mixers are bold, with an arrow.
+    """
     heading = title(standings)
     if _same_setting(standings):  # the title names it
         standings = [replace(standing, difficulty="baseline") for standing in standings]
@@ -175,7 +186,7 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
     ends = sizes.cumsum() - 0.5
 
     # A figure with space for labels and for cells of several lines.
-    labels = [_broken(row) for row in grid.rows]
+    labels = [_broken(f"→ {row}" if row in marked else row) for row in grid.rows]
     seeds = _seeds(standings)
     lines = max(label.count("\n") for label in labels) + 1
     height = 2.8 + max(0.28 if max(seeds) == 1 else 0.36, 0.16 * lines) * len(grid.rows)
@@ -192,6 +203,8 @@ def draw_heat_map(standings: Sequence[Standing]) -> Figure:
 
     # Mixers on the left, families on the right.
     panels[0].set_yticks(range(len(grid.rows)), labels, fontsize=8)
+    for tick, row in zip(panels[0].get_yticklabels(), grid.rows, strict=True):
+        tick.set_fontweight("bold" if row in marked else "normal")
     side = panels[1].secondary_yaxis("right")
     side.set_yticks((ends - sizes / 2)[1:-1], [family for family, _ in families], fontsize=8)
     side.tick_params(length=0)

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         named = [*(summary.study for summary in summaries), options.reference]
         digest = hashlib.sha256("".join(named).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
-        plot_comparison([*standings, *(row for ranking in found for row in ranking.rows)], figure)
+        plot_comparison(standings, [row for ranking in found for row in ranking.rows], figure)
 
     say(f"chart: {figure}")
 

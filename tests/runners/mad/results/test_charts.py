@@ -97,12 +97,28 @@ def test_a_heat_map_calls_diverged_only_what_diverged() -> None:
     assert [texts[0, 3], texts[1, 3], texts[0, 5]] == ["–", "–", "div."]
 
 
+def test_a_heat_map_marks_ones_own_layers_beside_reference_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    standings = standings_of(MANY)
+    own, rows = [s for s in standings if s.mixer == "rt"], [s for s in standings if s.mixer != "rt"]
+    plot_comparison(own, rows, tmp_path / "beside.png")
+    plot_comparison(standings, [], tmp_path / "alone.png")
+    bold = [
+        [label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
+        for figure in drawn
+    ]
+    assert bold == [["→ rt"], []]
+
+
 def test_the_chart_of_many_mixers_is_a_heat_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
     standings = [s for s in standings_of(MANY, diverged=[("s5", "mqar")]) if (s.mixer, s.setting) != ("rt", "mqar")]
-    plot_comparison(standings, tmp_path / "many.png")
-    plot_comparison([s for s in standings if s.mixer != "s5"], tmp_path / "few.png")
+    plot_comparison(standings, [], tmp_path / "many.png")
+    plot_comparison([s for s in standings if s.mixer != "s5"], [], tmp_path / "few.png")
     assert {path.name for path in tmp_path.iterdir()} == {"many.png", "few.png"}
     heat_map, bars = drawn
     assert not any(axes.images for axes in bars.axes)
