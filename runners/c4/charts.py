@@ -20,7 +20,7 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw training and validation losses of runs against the tokens read.
 
     Args:
-        curves: rows of each run by its name, which begins with the name of the layer.
+        curves: rows of each run by its label, which begins with the name of the layer.
         path: PNG file to write.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -59,7 +59,8 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     place: dict[str, Any] = below if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
     axes.legend(*zip(*shown, strict=True), fontsize=7, **place)
     if few:
-        label_ends(axes, [(name, _last(rows), look[name].color) for name, rows in curves.items() if rows], size=7)
+        ends = {name: _last(rows) for name, rows in curves.items() if rows}
+        label_ends(axes, [(f"{name} {loss:.3f}", loss, look[name].color) for name, loss in ends.items()], size=7)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 

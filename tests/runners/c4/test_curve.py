@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,6 +11,9 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 
 from runners.c4.charts import plot_curves  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
+from runners.c4.identity import describe_run  # noqa: E402
+from runners.c4.presets import PRESETS  # noqa: E402
+from runners.c4.pretraining import labels_of  # noqa: E402
 from runners.files import DamagedFileError  # noqa: E402
 
 
@@ -57,3 +61,20 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     drawn_thin, drawn_thick = figures[0].axes[0].get_lines()[:2]
     for shown, drawn in ((thick, drawn_thick), (thin, drawn_thin)):
         assert (shown.get_linewidth(), shown.get_marker()) == (drawn.get_linewidth(), drawn.get_marker())
+
+
+def test_labels_of_runs_name_the_options_and_the_settings_in_which_they_differ() -> None:
+    def run(mixer: str, options: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
+        return describe_run(replace(PRESETS["tiny"], mixer=mixer, **config), options or {}, {})
+
+    runs = {"a": run("rt"), "b": run("transformer"), "c": run("rt", {"block": 4, "persistent_norm": False})}
+    assert labels_of(runs) == {"a": "rt", "b": "transformer", "c": "rt-block-4-no-persistent-norm"}
+    runs |= {"d": run("rt", lr=0.003, out=Path("elsewhere"))}
+    assert labels_of(runs)["d"] == "rt, lr 0.003"
+    assert labels_of(runs)["c"] == "rt-block-4-no-persistent-norm, lr 0.01"
+
+    # Runs of earlier versions may differ in a setting that is gone.
+    former = run("rt")
+    former["config"]["former"] = 2
+    assert labels_of({"a": run("rt"), "former": former}) == {"a": "rt, former None", "former": "rt, former 2"}
+    assert labels_of({"a": run("rt"), "again": run("rt")}) == {"a": "a", "again": "again"}
