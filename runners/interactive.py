@@ -6,6 +6,7 @@ the instructions of its methods, and whatever they name among the global names, 
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cached_property, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -17,6 +18,8 @@ ABOUT = {
     *("__dataclass_fields__", "__dataclass_params__", "__match_args__", "_abc_impl"),
 }
 """Entries of a class that say something about it, and do nothing."""
+MOST = 10_000
+"""Number of entries from which on a container counts by its type and length: it is data that the program has loaded."""
 
 
 def code_of(classes: Iterable[type], found_module: Callable[[str], None]) -> list[Any]:
@@ -35,30 +38,47 @@ class _Reader:
     def __init__(self, found_module: Callable[[str], None]) -> None:
         self._found_module = found_module
         self._read: list[Any] = []
+        self._around: list[Any] = []
 
     def read(self, item: Any) -> Any:
         """Return an object as nested lists of texts; of objects that hold no code and are not plain, the type alone."""
         if isinstance(item, PLAIN):
             return repr(item)
-        if isinstance(item, tuple | list):
-            return [self.read(y) for y in item]
-        if isinstance(item, set | frozenset):
-            return sorted(repr(y) for y in item)
-        if isinstance(item, dict):
-            return [[self.read(key), self.read(y)] for key, y in item.items()]
+        if isinstance(item, tuple | list | dict | set | frozenset):
+            return self._read_container(item)
         if isinstance(item, CodeType):
             return [item.co_code.hex(), *item.co_names, *item.co_varnames, *map(self.read, item.co_consts)]
         if isinstance(item, staticmethod | classmethod):
             return self.read(item.__func__)
         if isinstance(item, property):
             return [self.read(y) for y in (item.fget, item.fset)]
+        if isinstance(item, partial):
+            return [self.read(y) for y in (item.func, item.args, item.keywords)]
+        if isinstance(item, cached_property):
+            return self.read(item.func)
         if isinstance(item, ModuleType):
             self._found_module(item.__name__)
             return item.__name__
         if isinstance(item, type | FunctionType):
             return self._read_definition(item)
-        named = item if isinstance(item, BuiltinFunctionType) else type(item)
-        return f"{named.__module__}.{named.__qualname__}"
+        if isinstance(item, BuiltinFunctionType):
+            return f"{item.__module__}.{item.__qualname__}"
+        inner = getattr(item, "__dict__", {}).get("__wrapped__")  # a cached function, for example
+        return [self.read(type(item)), *([self.read(inner)] if inner is not None else [])]
+
+    def _read_container(self, item: Any) -> Any:
+        if len(item) >= MOST or any(item is outer for outer in self._around):
+            return f"{type(item).__qualname__} of {len(item)}"
+        if isinstance(item, set | frozenset):
+            return sorted(repr(self.read(y)) for y in item)
+
+        self._around.append(item)
+        try:
+            if isinstance(item, dict):
+                return [[self.read(key), self.read(y)] for key, y in item.items()]
+            return [self.read(y) for y in item]
+        finally:
+            self._around.pop()
 
     def _read_definition(self, item: Any) -> Any:
         if item.__module__ != MAIN:

@@ -8,6 +8,7 @@ from runners.interactive import code_of
 from runners.provenance import code_version
 
 PROGRAM = '''
+from functools import cache, cached_property, partial
 from math import sqrt
 import torch
 from tasks import parity
@@ -24,9 +25,29 @@ scaled = outer(2)
 def helper(x, by=1):
     return [scaled(y) + by for y in x]
 
+@cache
+def remembered(x):
+    return 6 * x
+
+half = partial(pow, 2)
+
+class Activation:
+    def __call__(self, x):
+        return 8 * x
+
+activation = Activation()
+CYCLE = []
+CYCLE.append(CYCLE)
+
 class Base:
     def start(self):
-        return RATE
+        return RATE, activation(1), remembered(2), half, CYCLE, TABLE, {"a", "b"}
+
+    @cached_property
+    def later(self):
+        return 9
+
+TABLE = dict.fromkeys(range(10_000))
 
 class Layer(Base):
     """A layer."""
@@ -60,7 +81,7 @@ def code(program: str = PROGRAM, *changes: str) -> tuple[str, set[str]]:
 def test_the_same_program_has_the_same_code() -> None:
     text, modules = code()
     assert text == code()[0]
-    assert modules == {"tasks.parity", "builtins"}
+    assert modules == {"tasks.parity", "builtins", "functools"}
     assert "0x" not in text  # no address of an object
 
 
@@ -75,6 +96,12 @@ def test_the_same_program_has_the_same_code() -> None:
         ("RATE, SIZES, unused = 0.5, [1, 2], 1", "RATE, SIZES, unused = 0.25, [1, 2], 1"),
         ("RATE, SIZES, unused = 0.5, [1, 2], 1", "RATE, SIZES, unused = 0.5, [1, 3], 1"),
         ("return RATE", "return -RATE"),
+        ("return 6 * x", "return 7 * x"),
+        ("return 8 * x", "return 7 * x"),
+        ("return 9", "return 7"),
+        ("partial(pow, 2)", "partial(pow, 3)"),
+        ("partial(pow, 2)", "partial(abs, 2)"),
+        ("range(10_000)", "range(10_001)"),
         ("heads: int = 4", "heads: int = 8"),
         ("return Layer\n", "return Base\n"),
         ("return 3", "return 4"),
