@@ -4,14 +4,34 @@ A class of ``__main__`` has no file, or one that has changed since it was read. 
 the instructions of its methods, and whatever they name among the global names, function by function.
 """
 
+import dis
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cached_property, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from functools import cached_property, partial, partialmethod
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
+
 MAIN = "__main__"
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
+PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    np.generic,
+    torch.dtype,
+    torch.device,
+    PurePath,
+)
+DEFINED = (type, FunctionType)
 ABOUT = {
     *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"),
     *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "__abstractmethods__"),
@@ -19,7 +39,9 @@ ABOUT = {
 }
 """Entries of a class that say something about it, and do nothing."""
 MOST = 10_000
-"""Number of entries from which on a container counts by its type and length: it is data that the program has loaded."""
+"""Number of entries from which on a container or a tensor counts by its type and size: it is data that was loaded."""
+DEEPEST = 100
+"""Depth at which objects inside objects count by their types."""
 
 
 def code_of(classes: Iterable[type], found_module: Callable[[str], None]) -> list[Any]:
@@ -41,69 +63,99 @@ class _Reader:
         self._around: list[Any] = []
 
     def read(self, item: Any) -> Any:
-        """Return an object as nested lists of texts; of objects that hold no code and are not plain, the type alone."""
+        """Return an object as nested lists of texts; of an object that cannot be read, the type alone."""
+        if len(self._around) >= DEEPEST or any(item is outer for outer in self._around):
+            return type(item).__qualname__
+        self._around.append(item)
+        try:
+            return self._parts(item)
+        except Exception:  # the attributes of a user's object may do anything
+            return type(item).__qualname__
+        finally:
+            self._around.pop()
+
+    def _parts(self, item: Any) -> Any:
         if isinstance(item, PLAIN):
             return repr(item)
         if isinstance(item, tuple | list | dict | set | frozenset):
-            return self._read_container(item)
+            return self._container(item)
+        if isinstance(item, torch.Tensor | np.ndarray):
+            size = item.numel() if isinstance(item, torch.Tensor) else item.size
+            return [str(item.dtype), *item.shape, repr(item.tolist()) if size < MOST else ""]
         if isinstance(item, CodeType):
             return [item.co_code.hex(), *item.co_names, *item.co_varnames, *map(self.read, item.co_consts)]
         if isinstance(item, staticmethod | classmethod):
             return self.read(item.__func__)
+        if isinstance(item, MethodType):
+            return [self.read(item.__func__), self.read(item.__self__)]
         if isinstance(item, property):
             return [self.read(y) for y in (item.fget, item.fset)]
-        if isinstance(item, partial):
+        if isinstance(item, partial | partialmethod):
             return [self.read(y) for y in (item.func, item.args, item.keywords)]
         if isinstance(item, cached_property):
             return self.read(item.func)
         if isinstance(item, ModuleType):
             self._found_module(item.__name__)
             return item.__name__
-        if isinstance(item, type | FunctionType):
-            return self._read_definition(item)
-        if isinstance(item, BuiltinFunctionType):
-            return f"{item.__module__}.{item.__qualname__}"
-        inner = getattr(item, "__dict__", {}).get("__wrapped__")  # a cached function, for example
-        return [self.read(type(item)), *([self.read(inner)] if inner is not None else [])]
+        if isinstance(item, DEFINED):
+            return self._definition(item)
+        if isinstance(item, BuiltinFunctionType) or type(item).__name__ == "method_descriptor":
+            return f"{getattr(item, '__module__', None)}.{item.__qualname__}"
+        return self._object(item)
 
-    def _read_container(self, item: Any) -> Any:
-        if len(item) >= MOST or any(item is outer for outer in self._around):
+    def _container(self, item: Any) -> Any:
+        if len(item) >= MOST:
             return f"{type(item).__qualname__} of {len(item)}"
-        if isinstance(item, set | frozenset):
-            return sorted(repr(self.read(y)) for y in item)
+        if isinstance(item, dict):
+            return [[self.read(key), self.read(y)] for key, y in item.items()]
+        if isinstance(item, set | frozenset):  # whose order is not that of another process
+            item = sorted(item, key=lambda y: repr(y) if isinstance(y, PLAIN) else getattr(y, "__qualname__", ""))
+        return [self.read(y) for y in item]
 
-        self._around.append(item)
-        try:
-            if isinstance(item, dict):
-                return [[self.read(key), self.read(y)] for key, y in item.items()]
-            return [self.read(y) for y in item]
-        finally:
-            self._around.pop()
+    def _object(self, item: Any) -> Any:
+        """Return the type of an object, and what it holds: all of it if its class is of ``__main__``."""
+        own = type(item).__module__ == MAIN
+        holds = {}
+        with suppress(AttributeError):
+            holds = object.__getattribute__(item, "__dict__")
+        kinds = (*PLAIN, *DEFINED, MethodType, partial)
+        parts = {key: y for key, y in holds.items() if (own or isinstance(y, kinds)) and key != "training"}
+        return [self.read(type(item)), self.read(parts)]
 
-    def _read_definition(self, item: Any) -> Any:
+    def _definition(self, item: Any) -> Any:
         if item.__module__ != MAIN:
             self._found_module(item.__module__ or "")
             return f"{item.__module__}.{item.__qualname__}"
-        if any(item is y for y in self._read):
-            return item.__qualname__
+        for index, known in enumerate(self._read):
+            if known is item:
+                return f"{item.__qualname__} {index}"
 
         self._read.append(item)
         if isinstance(item, type):
             entries = {name: y for name, y in vars(item).items() if name not in ABOUT}
-            return [item.__qualname__, self.read(item.__bases__), self.read(entries)]
-        names = sorted(_names(item.__code__) & item.__globals__.keys())
-        around = [
-            item.__defaults__,
-            item.__kwdefaults__,
-            _inner(item),
-            {name: item.__globals__[name] for name in names},
+            return [item.__qualname__, *map(self.read, (type(item), item.__bases__, entries))]
+        code, about = item.__code__, {name: y for name, y in vars(item).items() if name != "__wrapped__"}
+        consts = code.co_consts[1:] if code.co_consts[:1] == (item.__doc__,) else code.co_consts
+        words = [
+            item.__qualname__,
+            code.co_code.hex(),
+            code.co_argcount,
+            code.co_flags,
+            *code.co_names,
+            *code.co_varnames,
         ]
-        return [item.__qualname__, self.read(item.__code__), self.read(around)]
+        used = {name: item.__globals__[name] for name in sorted(_names(code) & item.__globals__.keys())}
+        return [*words, *map(self.read, (consts, item.__defaults__, item.__kwdefaults__, _inner(item), about, used))]
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that some code and the functions in it use, of attributes too."""
-    return {*code.co_names}.union(*(_names(y) for y in code.co_consts if isinstance(y, CodeType)))
+    """Return the global names that some code and the functions in it read, without those that it sets."""
+    found = {"LOAD_GLOBAL": set[str](), "LOAD_NAME": set[str](), "STORE_GLOBAL": set[str]()}
+    for step in dis.get_instructions(code):
+        if step.opname in found:
+            found[step.opname].add(step.argval)
+    inner = (_names(y) for y in code.co_consts if isinstance(y, CodeType))
+    return found["LOAD_GLOBAL"].union(found["LOAD_NAME"], *inner) - found["STORE_GLOBAL"]
 
 
 def _inner(function: FunctionType) -> list[Any]:

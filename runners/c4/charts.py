@@ -28,23 +28,20 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     look = styles(list(curves))
     training: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}
     validation: dict[str, Any] = {"marker": "o", "markersize": 3}
+    lines = []
 
     for name, rows in curves.items():
         style: dict[str, Any] = {"color": look[name].color, "linestyle": look[name].line}
         axes.plot([row.tokens for row in rows], [row.loss for row in rows], **style, **training)
 
         measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
-        axes.plot(
-            [tokens for tokens, _ in measured],
-            [loss for _, loss in measured],
-            label=name,
-            **style,
-            **validation,
-        )
+        tokens, losses = [tokens for tokens, _ in measured], [loss for _, loss in measured]
+        lines += axes.plot(tokens, losses, **style, **validation)
 
     # The legend explains the two kinds of lines.
-    for text, kind in (("validation", validation), ("training, each step", training)):
-        axes.plot([], [], color="black", label=text, **kind)
+    kinds = {"validation": validation, "training, each step": training}
+    for kind in kinds.values():
+        lines += axes.plot([], [], color="black", **kind)
 
     steps = sorted({rows[-1].step for rows in curves.values() if rows})
     length = " to ".join(f"{n:,}" for n in dict.fromkeys((*steps[:1], *steps[-1:])))
@@ -53,8 +50,8 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     axes.set_xlabel("tokens")
     axes.set_ylabel("cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
-    handles, names = axes.get_legend_handles_labels()
-    shown = [pair for pair in zip(handles, names, strict=True) if not few or pair[1] not in curves]
+    named = zip(lines, [*curves, *kinds], strict=True)  # by hand, because Matplotlib drops names such as __main__:L
+    shown = [pair for pair in named if not few or pair[1] not in curves]
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 2}
     place: dict[str, Any] = below if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
     axes.legend(*zip(*shown, strict=True), fontsize=7, **place)

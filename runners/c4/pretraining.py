@@ -282,7 +282,7 @@ def labels_of(runs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     Args:
         runs: descriptions (``describe_run``) by name, which stands for the label where labels are equal.
     """
-    left_out = {*INCIDENTAL, "mixer", "size"}
+    left_out = {*INCIDENTAL, "mixer"}
     settings = {name: run["config"].items() for name, run in runs.items()}
     each = {name: {key: y for key, y in items if key not in left_out} for name, items in settings.items()}
     keys = dict.fromkeys(key for values in each.values() for key in values)

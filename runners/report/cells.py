@@ -16,7 +16,8 @@ from runners.mad.plan import plan_experiments
 from runners.mad.reference.cells import Cell as StoredCell
 from runners.mad.reference.cells import CellPoint, Content, ProtocolName, options_of, protocol_folder, read_cells
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import MARK, Terms, to_standings
+from runners.mad.reference.rows import Terms, to_standings
+from runners.mad.results.ranking import MARK
 from runners.mad.results.standings import Standing
 from tasks import TASKS
 from tasks.base import Task

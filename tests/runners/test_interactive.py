@@ -1,5 +1,7 @@
 """The code of classes that a notebook or a program defines itself."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -126,10 +128,88 @@ def test_what_it_does_not_reach_does_not_count(change: tuple[str, str]) -> None:
     assert code(PROGRAM, *change)[0] == code()[0]
 
 
+LAYER = """
+import functools, types, torch, weakref
+import numpy as np
+from dataclasses import dataclass
+{}
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return {}
+"""
+
+
+def version(before: str, body: str = "f(x)") -> str:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(LAYER.format(before, body), names)
+    return code_version(names["Layer"])
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "other"),
+    [
+        ("class F(torch.autograd.Function):\n def forward(c, x): return {} * x\nf = F.apply", "2", "3"),
+        ("class A:\n def g(self, x): return {} * x\nf = A().g", "2", "3"),
+        ("class D:\n def __init__(self, f): self.f = f\n@D\ndef f(x): return {} * x", "2", "3"),
+        ("f = np.vectorize(lambda x: {} * x)", "2", "3"),
+        ("class M(type):\n def m(self): return {}\nclass f(metaclass=M): pass", "2", "3"),
+        ("def f(x): pass\nf.k = {}", "2", "3"),
+        ("def f({}): pass", "a", "*a"),
+        ("f = {}", "torch.float32", "torch.bfloat16"),
+        ("f = {}", "np.float32(0.1)", "np.float32(0.2)"),
+        ("f = {}", "range(2)", "range(3)"),
+        ("f = {}", "torch.Tensor.relu", "torch.Tensor.sigmoid"),
+        ("f = {}", "torch.nn.LeakyReLU(0.1)", "torch.nn.LeakyReLU(0.2)"),
+        ("f = {}", "torch.tensor(1.0)", "torch.tensor(2.0)"),
+        ("f = {}", "types.SimpleNamespace(a=1)", "types.SimpleNamespace(a=2)"),
+        ("@dataclass\nclass C:\n a: int\nf = C({})", "1", "2"),
+        ("a = {{1: lambda x: x + 1, 2: lambda x: x - 1}}\nf = a, a[{}]", "1", "2"),
+    ],
+)
+def test_code_and_constants_behind_other_objects_count(before: str, one: str, other: str) -> None:
+    assert version(before.format(one)) == version(before.format(one)) != version(before.format(other))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "class Q:\n __slots__ = ()\n def __getattr__(self, n): return 1\nf = Q()",
+        "class Q:\n __slots__ = ()\n def __getattr__(self, n): raise KeyError(n)\nf = Q()",
+        "f = []\nfor _ in range(600): f = [f]",
+        "f = lambda: 1\nfor _ in range(200): f = (lambda g: lambda: g())(f)",
+        "class Q: pass\nf = weakref.proxy(Q())",
+        "f = {len, int}",
+    ],
+)
+def test_odd_objects_end_nothing(before: str) -> None:
+    assert version(before) == version(before)
+
+
+def test_a_layer_that_ran_and_another_variable_of_an_attributes_name_change_nothing() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    body = "def forward(self, x):\n  global MASK\n  MASK = MASK or self.heads\n  return x * MASK"
+    exec(f"MASK = None\nclass Layer:\n heads = 1\n {body}", names)
+    before = code_version(names["Layer"])
+    names["Layer"]().forward(2)
+    names["heads"] = 3
+    assert names["MASK"] == 1
+    assert code_version(names["Layer"]) == before
+
+
+def test_functions_in_a_set_are_read_in_the_same_order_in_every_process() -> None:
+    program = "def g(x): return x\ndef h(x): return g(x)\nclass A:\n def r(self): return h\nf = {g, h, A}"
+    text = f"from tests.runners.test_interactive import version; print(version({program!r}))"
+    found = {
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert len(found) == 1
+
+
 def test_a_redefined_class_has_another_code_version() -> None:
-    def version(body: str) -> str:
+    def of_body(body: str) -> str:
         names: dict[str, Any] = {"__name__": "__main__"}
         exec(f"class Layer:\n    def forward(self, x):\n        return {body}", names)
         return code_version(names["Layer"])
 
-    assert version("x + 1") == version("x + 1") != version("x + 2")
+    assert of_body("x + 1") == of_body("x + 1") != of_body("x + 2")

@@ -12,9 +12,9 @@ from statistics import fmean
 from runners.files import write_atomically
 from runners.mad.reference.cells import read_cells
 from runners.mad.reference.entries import ENTRIES, LAYERS
-from runners.mad.reference.rows import MARK, STALE, to_standings
+from runners.mad.reference.rows import STALE, to_standings
 from runners.mad.results.charts import draw_heat_map
-from runners.mad.results.ranking import interval, ranked
+from runners.mad.results.ranking import MARK, interval, ranked
 from runners.mad.results.standings import Standing
 from tasks import TASKS
 

@@ -20,13 +20,11 @@ from runners.mad.options import GRIDS, PRESETS, Options
 from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
-from runners.mad.results.ranking import print_ranks
+from runners.mad.results.ranking import MARK, print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Point, Summary
 from runners.mad.training.protocol import Optimizer, Protocol
 
-MARK = " (stale)"
-"""End of the label of a stale cell."""
 STALE = "stale: trained on other data, or by code that trains differently from today's"
 TASK_SETTINGS = "the task's own settings"
 """Named among the options with which a study has reference rows, because it is the absence of options."""

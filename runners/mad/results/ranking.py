@@ -20,7 +20,9 @@ LISTED = 4
 NEAREST = 3
 """Number of layers that it names of more."""
 SEVERAL = 3
-"""Number of settings from which on layers have a mean rank."""
+"""Number of tasks from which on layers have a mean rank."""
+MARK = " (stale)"
+"""End of the label of a stale reference row."""
 
 Interval = tuple[float, float]
 
@@ -124,14 +126,18 @@ def _print_overall(found: Sequence[tuple[Sequence[Standing], Collection[Standing
 
     They are ranked among themselves; arguments as for ``print_ranks``.
     """
-    settings = [{s.mixer: s for s in standings} for standings, _ in found]
+    settings = [{s.mixer.removesuffix(MARK): s for s in standings} for standings, _ in found]
     complete = [label for label in settings[0] if all(label in of_setting for of_setting in settings)]
     mine = [label for label in complete if any(s.mixer == label for _, own in found for s in own)]
-    if len(settings) < SEVERAL or not mine:
+    tasks = {s.task for of_setting in settings for s in of_setting.values()}
+    if len(tasks) < SEVERAL or not mine or len(mine) == len(complete):
         return
 
     orders = [ranked([of_setting[label] for label in complete]) for of_setting in settings]
-    ranks = {label: [rank for order in orders for rank, s in order if s.mixer == label] for label in complete}
+    ranks = {
+        label: [rank for order in orders for rank, s in order if s.mixer.removesuffix(MARK) == label]
+        for label in complete
+    }
     places = {label: 1 + sum(sum(other) < sum(ranks[label]) for other in ranks.values()) for label in complete}
     table = Table()
     table.add_column("mixer", overflow="fold")

@@ -47,7 +47,8 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
               seconds=1.0)  # fmt: skip
     curves = {
-        f"run-{i:02}": [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)] for i in range(12)
+        f"__main__:L-{i:02}": [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)]
+        for i in range(12)
     }
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))

@@ -161,3 +161,12 @@ def test_over_several_tasks_layers_that_have_all_are_ranked_by_their_mean_rank()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if "│" in line]
     assert rows == [["→ mine", "1", "1.7"], ["rt", "1", "1.7"], ["two", "3", "2.3"]]
     assert "mean rank" not in printed(2)
+
+    # A stale row is the same layer; where no other layer has all tasks, there is nothing to be ranked among.
+    found = [([*standings[:1], replace(standings[1], mixer="rt (stale)" if n else "rt")], own)
+             for n, (standings, own) in enumerate(found)]  # fmt: skip
+    assert "mine is 1st of 2, with a mean rank of 1.3 over 3 settings" in printed(3)
+    found = [
+        ([*standings[:1], replace(standings[1], mixer=f"rt-{n}")], own) for n, (standings, own) in enumerate(found)
+    ]
+    assert "mean rank" not in printed(3)
