@@ -17,20 +17,10 @@ import torch
 
 MAIN = "__main__"
 PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    np.generic,
-    torch.dtype,
-    torch.device,
-    PurePath,
+    *(type(None), bool, int, float, complex, str, bytes, range, slice),
+    *(np.generic, torch.dtype, torch.device, PurePath),
 )
+"""Types whose values are their texts."""
 DEFINED = (type, FunctionType)
 ABOUT = {
     *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"),
