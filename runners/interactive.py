@@ -72,6 +72,8 @@ class _Reader:
         if isinstance(item, torch.Tensor | np.ndarray):
             size = item.numel() if isinstance(item, torch.Tensor) else item.size
             return [str(item.dtype), *item.shape, repr(item.tolist()) if size < MOST else ""]
+
+        # Code, and what wraps it.
         if isinstance(item, CodeType):
             return [item.co_code.hex(), *item.co_names, *item.co_varnames, *map(self.read, item.co_consts)]
         if isinstance(item, staticmethod | classmethod):
@@ -84,6 +86,8 @@ class _Reader:
             return [self.read(y) for y in (item.func, item.args, item.keywords)]
         if isinstance(item, cached_property):
             return self.read(item.func)
+
+        # What has a name.
         if isinstance(item, ModuleType):
             self._found_module(item.__name__)
             return item.__name__
@@ -124,16 +128,12 @@ class _Reader:
         if isinstance(item, type):
             entries = {name: y for name, y in vars(item).items() if name not in ABOUT}
             return [item.__qualname__, *map(self.read, (type(item), item.__bases__, entries))]
+
+        # A function, with what it names. A docstring does not count.
         code, about = item.__code__, {name: y for name, y in vars(item).items() if name != "__wrapped__"}
         consts = code.co_consts[1:] if code.co_consts[:1] == (item.__doc__,) else code.co_consts
-        words = [
-            item.__qualname__,
-            code.co_code.hex(),
-            code.co_argcount,
-            code.co_flags,
-            *code.co_names,
-            *code.co_varnames,
-        ]
+        words = [item.__qualname__, code.co_code.hex(), code.co_argcount, code.co_flags]
+        words += [*code.co_names, *code.co_varnames]
         used = {name: item.__globals__[name] for name in sorted(_names(code) & item.__globals__.keys())}
         return [*words, *map(self.read, (consts, item.__defaults__, item.__kwdefaults__, _inner(item), about, used))]
 

@@ -6,6 +6,7 @@ whose grid points all diverged is last.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from rich.console import Console
@@ -126,33 +127,32 @@ def _print_overall(found: Sequence[tuple[Sequence[Standing], Collection[Standing
 
     They are ranked among themselves; arguments as for ``print_ranks``.
     """
-    settings = [{s.mixer.removesuffix(MARK): s for s in standings} for standings, _ in found]
+    settings = [{s.mixer: s for s in map(_unmarked, standings)} for standings, _ in found]
     complete = [label for label in settings[0] if all(label in of_setting for of_setting in settings)]
     mine = [label for label in complete if any(s.mixer == label for _, own in found for s in own)]
     tasks = {s.task for of_setting in settings for s in of_setting.values()}
     if len(tasks) < SEVERAL or not mine or len(mine) == len(complete):
         return
 
+    # Ranks in each setting, then places by their sums.
     orders = [ranked([of_setting[label] for label in complete]) for of_setting in settings]
-    ranks = {
-        label: [rank for order in orders for rank, s in order if s.mixer.removesuffix(MARK) == label]
-        for label in complete
-    }
+    ranks = {label: [rank for order in orders for rank, s in order if s.mixer == label] for label in complete}
     places = {label: 1 + sum(sum(other) < sum(ranks[label]) for other in ranks.values()) for label in complete}
-    table = Table()
-    table.add_column("mixer", overflow="fold")
-    for heading in ("", "mean rank"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for label in sorted(complete, key=places.__getitem__):
-        table.add_row(
-            Name(f"{'→' if label in mine else ' '} {label}"), str(places[label]), f"{fmean(ranks[label]):.1f}"
-        )
+    means = {label: f"{fmean(ranks[label]):.1f}" for label in complete}
+
+    order = sorted(complete, key=places.__getitem__)
+    rows = [(f"{'→' if label in mine else ' '} {label}", str(places[label]), means[label]) for label in order]
     console.print(f"all {len(settings)} settings together, by mean rank", style="table.title", soft_wrap=True)
-    console.print(table)
+    console.print(_table(("", "mean rank"), rows))
     for label in mine:
         each = ", ".join(f"{order[0][1].setting} {rank}" for order, rank in zip(orders, ranks[label], strict=True))
-        place = f"{ordinal(places[label])} of {len(complete)}, with a mean rank of {fmean(ranks[label]):.1f}"
+        place = f"{ordinal(places[label])} of {len(complete)}, with a mean rank of {means[label]}"
         console.print(f"{label} is {place} over {len(settings)} settings: {each}", soft_wrap=True)
+
+
+def _unmarked(standing: Standing) -> Standing:
+    """Return a standing whose label does not say that it is stale."""
+    return replace(standing, mixer=standing.mixer.removesuffix(MARK))
 
 
 def _label(standing: Standing, own: Collection[Standing]) -> str:
