@@ -6,6 +6,7 @@
     python -m runners.c4 convert my_texts book.txt notes/    # data of your own
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
+    python -m runners.c4 compare                     # a table of all runs
     python -m runners.c4 export results/c4/RUN my_model
     python -m runners.c4 gradients results/c4/RUN    # gradient by distance
     python -m runners.c4 lm_eval --help              # lm-evaluation-harness
@@ -27,7 +28,7 @@ import torch
 from rich.console import Console
 
 from mixers.base import ContractError
-from runners.c4 import export
+from runners.c4 import compare, export
 from runners.c4.checks import build_layer, check, check_users_layer
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
@@ -56,6 +57,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "convert": Command(convert.main, "interrupted: nothing is written, the same command begins again"),
     "generate": Command(generate.main, "interrupted: the text ends here"),
+    "compare": Command(compare.main, "interrupted"),
     "export": Command(export.main, "interrupted: nothing is written, the same command begins again"),
     "gradients": Command(gradients.main, "interrupted: the same command begins again"),
     "lm_eval": Command(lm_eval_adapter.main, "interrupted: the evaluation is not finished"),
@@ -165,6 +167,9 @@ def print_result(
 
     # Suggest the next commands.
     console.print(f"curves: {result.chart}", soft_wrap=True)
+    if len(list(result.folder.parent.glob("*/run.json"))) > 1:
+        out = "" if config.out == Config.out else f" --out {config.out}"
+        console.print(f"compare: python -m runners.c4 compare{out}", soft_wrap=True)
     if _has_steps(config, options, device):
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
     if (advice := config.tracking.advice()) is not None:

@@ -29,7 +29,7 @@ from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.curve import read_curve
 from runners.c4.errors import DiskFullError
 from runners.c4.exported import is_exported, load_exported, load_exported_config
-from runners.c4.identity import run_code
+from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
@@ -280,8 +280,7 @@ def _read_config(info: dict[str, Any], file: Path) -> Config:
         raise ValueError(f"{file} is no checkpoint of python -m runners.c4: give a run's folder (results/c4/...)")
 
     try:
-        values = info["config"]
-        return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+        return config_of(info)
     except (KeyError, TypeError) as error:
         raise _other_version(file) from error
 

@@ -40,9 +40,9 @@ OF_THE_MODEL = ("heads",)
 class Config:
     """Pretrain a language model of any registered layer on C4.
 
-    In place of options, convert FOLDER TEXTS makes data of text files, generate RUN continues texts, export RUN FOLDER
-    writes the model for use elsewhere, gradients RUN measures how far back it reaches, and lm_eval runs
-    lm-evaluation-harness: see their --help.
+    In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
+    texts, export RUN FOLDER writes the model for use elsewhere, gradients RUN measures how far back it reaches, and
+    lm_eval runs lm-evaluation-harness: see their --help.
 
     Attributes:
         preset: paper, tiny, which trains in two minutes on a CPU, ranking or 30m, the models of runners.c4.reference.

@@ -56,6 +56,17 @@ def describe_run(config: Config, options: dict[str, Any], corpus: dict[str, Any]
     return {"config": values, "mixer_options": options, "corpus": corpus, "code": run_code(config)}
 
 
+def config_of(described: dict[str, Any]) -> Config:
+    """Return the configuration in the description of a run.
+
+    Raises:
+        KeyError: a setting is missing.
+        TypeError: there is one that this version does not have.
+    """
+    values = described["config"]
+    return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+
+
 def run_code(config: Config) -> str:
     """Return the hash of the code that decides a run's numbers: layer, backbone, training and evaluation."""
     return code_version(find_mixer(config.mixer), "mixers.models", "mixers.ops.numerics", alone=DECIDING)

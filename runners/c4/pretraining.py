@@ -5,8 +5,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
@@ -16,25 +15,24 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mixers.models import LanguageModel
-from mixers.registry import find_mixer, variant_label
+from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
 from runners.c4.checks import check, check_memory, check_users_layer, deciding
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus, corpus_name, prepare
 from runners.c4.cost import flops_per_token, model_parameters
-from runners.c4.curve import Row, read_curve
+from runners.c4.curve import read_curve
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
-from runners.c4.identity import INCIDENTAL, run_folder
+from runners.c4.identity import run_folder
 from runners.c4.model import layer_of
 from runners.c4.presets import configure, with_tokenizer
-from runners.c4.records import read_record
 from runners.c4.search import best, print_results, search, study_file
 from runners.c4.shared_folder import require_shared
+from runners.c4.stored import curves_of, stored_runs
 from runners.c4.train import train
 from runners.c4.watchers import Bar, Wandb
 from runners.cli import applicable
-from runners.files import DamagedFileError
 from runners.guidance import naming_arguments
 from runners.progress import console_of_call
 from runners.storage import Store
@@ -180,7 +178,8 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
 
-        plot_curves(_curves_on(corpus, config.out, console), chart)
+        say = partial(console.print, soft_wrap=True)
+        plot_curves(curves_of(stored_runs(sorted((config.out / "c4").glob("*")), say, corpus.folder.name)), chart)
 
     return Result(
         folder=run_folder(config, options, corpus.folder.name),
@@ -257,43 +256,3 @@ def _search(
     if (chosen := best(results)) is None:
         raise RunError("every point of the grid diverged")
     return chosen
-
-
-def _curves_on(corpus: Corpus, out: Path, console: Console) -> dict[str, list[Row]]:
-    """Return the curves of all runs on a corpus by label; leave out damaged curves, and print a line for each."""
-    curves, runs = {}, {}
-    for path in sorted((out / "c4").glob("*/run.json")):
-        try:
-            # A finished run has one row per step.
-            described = read_record(path)
-            if described is not None and described["corpus"].get("folder") == corpus.folder.name:
-                finished = read_record(path.with_name("result.json")) or {}
-                curves[path.parent.name] = read_curve(path.parent, finished.get("step"))
-                runs[path.parent.name] = described
-        except DamagedFileError as error:
-            console.print(f"chart without {path.parent.name}: {error}", soft_wrap=True)
-    labels = labels_of(runs)
-    return {labels[name]: rows for name, rows in curves.items()}
-
-
-def labels_of(runs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return a label for each run: its layer with the options that were set, and the settings in which runs differ.
-
-    Args:
-        runs: descriptions (``describe_run``) by name, which stands for the label where labels are equal.
-    """
-    left_out = {*INCIDENTAL, "mixer"}
-    settings = {name: run["config"].items() for name, run in runs.items()}
-    each = {name: {key: y for key, y in items if key not in left_out} for name, items in settings.items()}
-    keys = dict.fromkeys(key for values in each.values() for key in values)
-    differing = [key for key in keys if len({repr(values.get(key)) for values in each.values()}) > 1]
-
-    labels = {}
-    for name, run in runs.items():
-        words = [variant_label(run["config"]["mixer"], run["mixer_options"], 1)]
-        for key in differing:
-            value = each[name].get(key)
-            words.append(f"{key.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}")
-        labels[name] = ", ".join(words)
-    times = Counter(labels.values())
-    return {name: label if times[label] == 1 else name for name, label in labels.items()}

@@ -16,12 +16,12 @@ from mixers import MIXERS
 from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
 from runners.mad.duration import Clock, Duration, sentence, work_left
 from runners.mad.experiment import Experiment
-from runners.mad.results.tables import Name, fits
 from runners.mad.search.identity import identify
 from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
 from runners.mad.studies import try_layers
 from runners.mad.training.protocol import Run
+from runners.tables import Name, fits
 
 FOOTNOTE = (
     "parameters of the model; state of its layers in floats after a sequence; FLOPs of a training step: three times "

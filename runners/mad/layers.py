@@ -19,7 +19,7 @@ from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable
 from runners.mad.layer_choice import LayerChoice
-from runners.mad.results.tables import Name
+from runners.tables import Name
 
 
 def choose_layers(

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from mixers.costs import FOOTNOTE, HEADINGS, short
 from runners.mad.results.standings import Standing, by_layer
-from runners.mad.results.tables import Name, fits, print_intervals, print_protocols
+from runners.mad.results.tables import print_intervals, print_protocols
+from runners.tables import Name, fits
 
 LISTED = 4
 """Largest number of layers that a sentence names one by one."""

@@ -16,7 +16,8 @@ from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
 from mixers.registry import changed, variant_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
-from runners.mad.results.tables import Name, fits, print_intervals, print_protocols
+from runners.mad.results.tables import print_intervals, print_protocols
+from runners.tables import Name, fits
 from tasks import TASKS
 from tasks.base import Accuracy
 

@@ -1,16 +1,13 @@
 """The table of a study on the console."""
 
-import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
-from rich.console import Console, ConsoleOptions
-from rich.measure import Measurement
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from runners.mad.results.choice import PAPER_LRS
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
+from runners.tables import fits
 
 COLUMNS = (
     *zip(("val seq", "val token", "val loss"), METRICS[:3], strict=True),
@@ -20,45 +17,6 @@ COLUMNS = (
 """Headings of a study's table, and the figures below them."""
 PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
 """Remarks of tables on presets whose figures could be mistaken for those of the published protocol."""
-UNLIMITED = 1000
-"""Width of a console on which every table fits."""
-LEAD = re.compile(r"[\s→]*")
-"""What stands before the name of a layer in a table."""
-BREAKS = re.compile(r"(?<=[.:-])(?=[^\W\d])|(?<=\s)(?=\S)")
-"""Where a name may be broken: before words, not before digits, which may belong to a number."""
-
-
-@dataclass(frozen=True)
-class Name:
-    """A name in a table; a column that is too narrow breaks it before words, and indents what follows.
-
-    Attributes:
-        text: the name, with what stands before it, or several lines of text.
-    """
-
-    text: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines for the width of the column."""
-        for line in self.text.splitlines():
-            yield Text("\n".join(_broken(line, options.max_width)))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the width that the name needs, as text does."""
-        return Measurement.get(console, options, Text(self.text))
-
-
-def _broken(line: str, width: int) -> Iterator[str]:
-    """Yield the parts of a line that fit into a width; a word that does not fit stands alone."""
-    found = LEAD.match(line)
-    lead = found.group() if found else ""
-    part, indent = lead, len(lead) + 2
-    for word in BREAKS.split(line[len(lead) :]):
-        if part != lead and len((part + word).rstrip()) > width:
-            yield part.rstrip()
-            part = lead = " " * max(0, min(indent, width - len(word)))
-        part += word
-    yield part
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -134,11 +92,6 @@ def edge_advice(summary: Summary) -> str:
         f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
         f"try {'--grid wide, or ' * wider}--lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
     )
-
-
-def fits(table: Table, console: Console) -> bool:
-    """Return whether a console is wide enough for a table."""
-    return Measurement.get(console, console.options.update(max_width=UNLIMITED), table).maximum <= console.width
 
 
 def print_intervals(seeds: Collection[int], console: Console) -> None:

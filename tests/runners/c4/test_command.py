@@ -60,11 +60,16 @@ def test_the_command_trains_plots_and_generates(
     assert "asked for" not in out
     (folder,) = (tmp_path / "c4").iterdir()
     assert "validation cross-entropy" in out
+    assert "compare:" not in out
     assert f"generate: python -m runners.c4 generate {folder} --prompt ..." in out
     assert len(list((tmp_path / "figures").glob("c4-*.png"))) == 1
     assert json.loads((folder / "run.json").read_text())["mixer_options"] == {"persistent_norm": False}
     command.main(["generate", str(folder), "--prompt", "kan lor", "--max-new-tokens", "5", "--device", "cpu"])
     assert "kan lor" in capsys.readouterr().out
+
+    # A second run has something to be compared with.
+    command.main([*arguments, "--lr=0.1"])
+    assert f"compare: python -m runners.c4 compare --out {tmp_path}\n" in capsys.readouterr().out
 
 
 def test_a_corpus_that_is_too_small_is_said_and_recorded(

@@ -13,7 +13,7 @@ from runners.c4.charts import plot_curves  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
 from runners.c4.identity import describe_run  # noqa: E402
 from runners.c4.presets import PRESETS  # noqa: E402
-from runners.c4.pretraining import labels_of  # noqa: E402
+from runners.c4.stored import labels_of  # noqa: E402
 from runners.files import DamagedFileError  # noqa: E402
 
 

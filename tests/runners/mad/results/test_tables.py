@@ -10,7 +10,8 @@ from rich.console import Console
 from runners.mad.results.choice import Edge
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, summarise
-from runners.mad.results.tables import Name, edge_advice, explain_divergence, print_summary
+from runners.mad.results.tables import edge_advice, explain_divergence, print_summary
+from runners.tables import Name
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 from tests.runners.mad.results.made_up import MANY, SORTED, standings_of

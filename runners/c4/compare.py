@@ -1,0 +1,190 @@
+"""Compare runs of pretraining in tables and charts, one of each for a corpus.
+
+    python -m runners.c4 compare
+    python -m runners.c4 compare results/c4/rt-* results/c4/transformer-*
+
+A row is one run, or the mean of several that differ in the seed alone. Nothing is trained: all figures are read from
+the folders of the runs, which need not be finished.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from json import dumps
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from mixers.costs import short
+from runners.c4.cost import model_parameters
+from runners.c4.identity import INCIDENTAL, config_of
+from runners.c4.stored import StoredRun, curves_of, labels_of, stored_runs
+from runners.cli import check_out, cli, shown_as
+from runners.ending import user_errors
+from runners.tables import Name
+from tasks.metrics import mean_and_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tabulate and draw runs of pretraining.
+
+    Attributes:
+        runs: folders of runs; all in the results folder unless given.
+        out: folder of results.
+    """
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[RUN ...]")] = ()
+    out: Path = Path("results")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Runs that differ in the seed alone.
+
+    Attributes:
+        runs: at least one.
+    """
+
+    runs: Sequence[StoredRun]
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """Mean last validation loss in nats per token, and half its 95% interval, which is NaN for one run.
+
+        None if a run diverged, or has no validation loss yet.
+        """
+        losses = [run.last_loss for run in self.runs if run.diverged_at is None and run.last_loss is not None]
+        return mean_and_interval(losses) if len(losses) == len(self.runs) else None
+
+    @property
+    def place(self) -> tuple[bool, float]:
+        """Sort key: finished runs before others, low losses before high ones."""
+        return any(run.result is None for run in self.runs), math.inf if self.loss is None else self.loss[0]
+
+    @property
+    def remark(self) -> str:
+        """How many runs these are, and how far those have come that are not finished."""
+        words = [f"{len(self.runs)} seeds"] if len(self.runs) > 1 else []
+        for run in self.runs:
+            of_seed = f"seed {run.described['config']['seed']}: " if len(self.runs) > 1 else ""
+            if run.diverged_at is not None:
+                words.append(f"{of_seed}diverged at step {run.diverged_at:,}")
+            elif run.result is None:
+                words.append(f"{of_seed}step {len(run.rows):,} of {run.described['config']['steps']:,}")
+        return ", ".join(words)
+
+    def cells(self) -> list[str]:
+        """Return the cells of its row, without the label."""
+        first, loss = self.runs[0], self.loss
+        if loss is None:
+            figures = ["", ""]
+        else:
+            bytes_per_token = first.described["corpus"].get("bytes_per_token")
+            bits = "" if bytes_per_token is None else f"{loss[0] / math.log(2) / bytes_per_token:.4f}"
+            figures = [f"{loss[0]:.4f}" + ("" if math.isnan(loss[1]) else f" ± {loss[1]:.4f}"), bits]
+
+        speeds = [run.result["tokens_per_second"] for run in self.runs if run.result is not None]
+        tokens = min(run.rows[-1].tokens if run.rows else 0 for run in self.runs)
+        return [_parameters(first.described), short(tokens), *figures, f"{mean(speeds):,.0f}" if speeds else ""]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; an error is one line and exit status 2."""
+    console = Console(markup=False)
+    say = partial(console.print, soft_wrap=True)
+
+    with user_errors(ValueError, OSError):
+        options = cli(Options, Options(), arguments, "compare")
+        check_out(options.out)
+        runs = read_runs(options.runs, options.out, say)
+
+        from runners.c4.charts import plot_curves  # imports Matplotlib
+
+        for of_corpus in _on_each_corpus(runs):
+            print_standings(of_corpus, console)
+
+            # The chart's name is a hash of its runs.
+            digest = hashlib.sha256("".join(run.name for run in of_corpus).encode()).hexdigest()
+            chart = options.out / "figures" / f"c4-comparison-{digest[:8]}.png"
+            plot_curves(curves_of(of_corpus), chart)
+            say(f"chart: {chart}")
+
+
+def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) -> list[StoredRun]:
+    """Read the runs in ``folders``, or all in the results folder ``out`` if there are none.
+
+    Raises:
+        ValueError: there is no run, or two folders hold the same one.
+    """
+    for folder in folders:
+        if not (folder / "run.json").exists():
+            raise ValueError(f"no run at {folder}: give the folder of a run (results/c4/...)")
+
+    runs = stored_runs(dict.fromkeys(folders or sorted((out / "c4").glob("*"))), say)
+    if not runs:
+        raise ValueError(f"{out / 'c4'} has no run: train with python -m runners.c4, or name folders")
+
+    known: dict[str, StoredRun] = {}
+    for run in runs:
+        if known.setdefault(run.name, run) is not run:
+            raise ValueError(f"{known[run.name].folder} and {run.folder} hold the same run: name one of them")
+    return runs
+
+
+def print_standings(runs: Sequence[StoredRun], console: Console) -> None:
+    """Print a table of runs on one corpus, the lowest loss first."""
+    of_setting: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        of_setting.setdefault(_setting(run.described), []).append(run)
+    standings = sorted((Standing(group) for group in of_setting.values()), key=lambda standing: standing.place)
+    labels = labels_of({s.runs[0].name: s.runs[0].described for s in standings}, ignored=["seed"])
+
+    text = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4"
+    table = Table(title=f"validation loss on {text} ({runs[0].corpus})", title_justify="left")
+    table.add_column("model")
+    for heading in ("parameters", "tokens", "nats/token", "bits/byte", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for standing in standings:
+        label = labels[standing.runs[0].name]
+        table.add_row(Name(f"{label}\n  {standing.remark}" if standing.remark else label), *standing.cells())
+    console.print(table)
+
+    console.print("parameters: without embedding and readout")
+    if any(len(standing.runs) > 1 for standing in standings):
+        console.print("±: half the 95% t-interval of the mean over seeds")
+
+
+def _on_each_corpus(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Group runs by their corpus."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.corpus, []).append(run)
+    return list(groups.values())
+
+
+def _setting(described: dict[str, Any]) -> str:
+    """Return what runs have in common that differ in the seed alone."""
+    left_out = {*INCIDENTAL, "seed"}
+    config = {name: value for name, value in described["config"].items() if name not in left_out}
+    return dumps([config, described["mixer_options"], described["code"]], sort_keys=True)
+
+
+def _parameters(described: dict[str, Any]) -> str:
+    """Return the number of a model's parameters without embeddings; "–" if this code cannot build the model."""
+    try:
+        config, options, vocab_size = (
+            config_of(described),
+            described["mixer_options"],
+            described["corpus"]["vocab_size"],
+        )
+        parameters, tables = model_parameters(config, options, vocab_size)
+    except Exception:  # the run may be of another version, and a user's layer may raise anything
+        return "–"
+    return short(parameters - tables)

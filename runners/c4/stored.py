@@ -1,0 +1,103 @@
+"""The runs in a results folder: their descriptions, curves and ends, and labels that tell them apart."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixers.registry import variant_label
+from runners.c4.curve import Row, read_curve
+from runners.c4.identity import INCIDENTAL
+from runners.c4.records import read_record
+from runners.files import DamagedFileError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A run in a results folder, finished or not.
+
+    Attributes:
+        folder: folder of its files.
+        described: its description (``runners.c4.identity.describe_run``).
+        rows: its curve.
+        result: its result; None if it is not finished.
+        diverged_at: step at which it diverged; None if it did not.
+    """
+
+    folder: Path
+    described: dict[str, Any]
+    rows: list[Row]
+    result: dict[str, Any] | None
+    diverged_at: int | None
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, which identifies its configuration and its corpus."""
+        return self.folder.name
+
+    @property
+    def corpus(self) -> str:
+        """Name of the folder of its corpus; losses on different corpora are not comparable."""
+        return str(self.described["corpus"].get("folder"))
+
+    @property
+    def last_loss(self) -> float | None:
+        """Its last validation loss in nats per token; None if there is none yet."""
+        return next((row.validation_loss for row in reversed(self.rows) if row.validation_loss is not None), None)
+
+
+def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str | None = None) -> list[StoredRun]:
+    """Read the runs in folders.
+
+    Args:
+        folders: folders of runs; those without a ``run.json``, whose run has not begun, are left out.
+        say: prints a line for each run that is left out because a file of it is damaged.
+        corpus: name of the folder of the runs' corpus; runs on another one are left out.
+    """
+    runs = []
+    for folder in folders:
+        try:
+            described = read_record(folder / "run.json")
+            if described is None or corpus not in (None, described["corpus"].get("folder")):
+                continue
+            result, diverged = (read_record(folder / name) for name in ("result.json", "diverged.json"))
+
+            # A finished run has one row per step.
+            rows = read_curve(folder, None if result is None else result["step"])
+        except DamagedFileError as error:
+            say(f"left out {folder.name}: {error}")
+            continue
+        diverged_at = None if diverged is None or result is not None else diverged["step"]
+        runs.append(StoredRun(folder=folder, described=described, rows=rows, result=result, diverged_at=diverged_at))
+    return runs
+
+
+def curves_of(runs: Sequence[StoredRun]) -> dict[str, list[Row]]:
+    """Return the curves of runs by their labels."""
+    labels = labels_of({run.name: run.described for run in runs})
+    return {labels[run.name]: run.rows for run in runs}
+
+
+def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = ()) -> dict[str, str]:
+    """Return a label for each run: its layer with the options that were set, and the settings in which runs differ.
+
+    Args:
+        runs: descriptions (``describe_run``) by name, which stands for the label where labels are equal.
+        ignored: settings that labels do not name.
+    """
+    left_out = {*INCIDENTAL, "mixer", *ignored}
+    settings = {name: run["config"].items() for name, run in runs.items()}
+    each = {name: {key: y for key, y in items if key not in left_out} for name, items in settings.items()}
+    keys = dict.fromkeys(key for values in each.values() for key in values)
+    differing = [key for key in keys if len({repr(values.get(key)) for values in each.values()}) > 1]
+
+    labels = {}
+    for name, run in runs.items():
+        words = [variant_label(run["config"]["mixer"], run["mixer_options"], 1)]
+        for key in differing:
+            value = each[name].get(key)
+            words.append(f"{key.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}")
+        labels[name] = ", ".join(words)
+    times = Counter(labels.values())
+    return {name: label if times[label] == 1 else name for name, label in labels.items()}

@@ -1,0 +1,114 @@
+"""The comparison of runs: means over seeds, runs without an end, and what is refused."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from scipy.stats import t
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+
+from runners.c4.__main__ import main  # noqa: E402
+from runners.files import write_json  # noqa: E402
+from tests.runners.c4.runs import configured, folder_of, run  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder: three seeds at the rate 0.01, one at 0.02, of the same text."""
+    out = tmp_path_factory.mktemp("results")
+    for lr, seed in ((0.01, 0), (0.01, 1), (0.01, 2), (0.02, 0)):
+        run(configured(texts, out, lr=lr, seed=seed, steps=4, evaluations=2))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def a_wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def results(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained, tmp_path / "results"))
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the lines of all tables, below the headings."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line[0] == "│"]
+
+
+def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["compare", "--out", str(results)])
+    out = capsys.readouterr().out
+    found = [json.loads(path.read_text()) for path in (results / "c4").glob("*/result.json")]
+    losses = {lr: [r["validation_loss"] for r in found if r["config"]["lr"] == lr] for lr in (0.01, 0.02)}
+    mean = sum(losses[0.01]) / 3
+    spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses[0.01]) / 2)
+    half = float(t.ppf(0.975, 2)) * spread / math.sqrt(3)
+
+    cells = {row[0]: row for row in rows(out)}
+    seeds, single = cells["transformer, lr 0.01"], cells["transformer, lr 0.02"]
+    assert (seeds[3], single[3]) == (f"{mean:.4f} ± {half:.4f}", f"{losses[0.02][0]:.4f}")
+    bits = mean / math.log(2) / found[0]["corpus"]["bytes_per_token"]
+    assert seeds[4] == f"{bits:.4f}"
+    assert seeds[2] == str(4 * 4 * 12)
+    assert "3 seeds" in cells
+    (chart,) = (results / "figures").glob("c4-comparison-*.png")
+    assert f"chart: {chart}\n" in out
+
+
+def test_runs_without_an_end_are_last_and_say_how_far_they_came(
+    texts: Path, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped, diverged = (
+        folder_of(configured(texts, results, lr=0.01, seed=seed, steps=4, evaluations=2)) for seed in (1, 2)
+    )
+    (stopped / "result.json").unlink()
+    lines = (stopped / "curve.csv").read_text().splitlines(keepends=True)
+    (stopped / "curve.csv").write_text("".join(lines[:3]))
+    (diverged / "result.json").unlink()
+    write_json(diverged / "diverged.json", {"step": 5, "documents": [], "message": "loss nan"})
+
+    main(["compare", "--out", str(results)])
+    text = [row[0] for row in rows(capsys.readouterr().out)]
+    assert text[0] == "transformer, lr 0.02"
+    remark = " ".join(text[2:])
+    assert remark == "3 seeds, seed 1: step 2 of 4, seed 2: diverged at step 5"
+
+    # Each of them alone.
+    main(["compare", str(stopped), str(diverged), "--out", str(results)])
+    out = capsys.readouterr().out
+    assert "seed 1: step 2 of 4" in " ".join(row[0] for row in rows(out))
+
+
+def test_a_damaged_run_is_left_out_with_a_line(texts: Path, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(configured(texts, results, lr=0.02, steps=4, evaluations=2))
+    (folder / "result.json").write_text("{")
+    main(["compare", "--out", str(results)])
+    out = capsys.readouterr().out
+    assert f"left out {folder.name}: {folder / 'result.json'} is damaged" in out
+    assert [row[0] for row in rows(out)] == ["transformer", "3 seeds"]
+
+
+@pytest.mark.parametrize("content", ["nothing", "no run", "twice"])
+def test_what_cannot_be_compared_is_one_line_and_status_2(
+    content: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = next((results / "c4").iterdir())
+    copy = Path(shutil.copytree(one, tmp_path / "other" / one.name))
+    arguments, said = {
+        "nothing": (["--out", str(tmp_path / "new")], f"{tmp_path / 'new' / 'c4'} has no run: train with python -m"),
+        "no run": ([str(results)], f"no run at {results}: give the folder of a run (results/c4/...)"),
+        "twice": ([str(one), str(copy)], f"{one} and {copy} hold the same run: name one of them"),
+    }[content]
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *arguments])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {said}")
+    assert error.count("\n") == 1
