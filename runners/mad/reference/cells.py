@@ -25,7 +25,7 @@ from runners.mad.plan import plan_experiments
 from runners.mad.reference.entries import Entry
 from runners.mad.results.choice import Edge
 from runners.mad.results.summary import Point, Summary
-from runners.mad.search.identity import Trajectory, trajectory
+from runners.mad.search.identity import FIRST, Setting, Trajectory, rehearsal_length, trajectory
 from runners.mad.studies import kept_model, kept_record, train_studies
 from runners.mad.training.protocol import Protocol
 from tasks.base import Accuracy
@@ -154,8 +154,9 @@ class Cell(Content):
         versions: versions of libraries.
         fingerprint: hash of settings and data.
         code: hash of the code that trained it; None in files of earlier versions.
-        trajectory: figures of its rehearsal in float32 (``runners.mad.search.identity``); None if it has none.
-        sharp_trajectory: the same in float64; None likewise, or in files of earlier versions.
+        trajectory: in files of earlier versions, figures of its rehearsal in float32 (``runners.mad.search.identity``).
+        sharp_trajectory: the same in float64; None in the first of these files.
+        rehearsed_positions: length of the sequences of its rehearsal.
     """
 
     layer: str
@@ -177,8 +178,9 @@ class Cell(Content):
     versions: dict[str, str | None]
     fingerprint: str
     code: str | None = None
-    trajectory: Trajectory | None
+    trajectory: Trajectory | None = None
     sharp_trajectory: Trajectory | None = None
+    rehearsed_positions: int = FIRST.positions
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -232,7 +234,7 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         summary: its results.
         out: results folder, which holds the curves.
     """
-    chosen = summary.chosen_point
+    chosen, length = summary.chosen_point, rehearsal_length(experiment)
     return Cell(
         layer=entry.name,
         mixer=entry.mixer,
@@ -266,8 +268,8 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         seconds=round(summary.seconds, 1),
         fingerprint=summary.fingerprint,
         code=experiment.code,
-        trajectory=trajectory(experiment),
-        sharp_trajectory=trajectory(experiment, torch.float64),
+        sharp_trajectory=trajectory(experiment, Setting(length, torch.float64)),
+        rehearsed_positions=length,
     )
 
 

@@ -22,7 +22,7 @@ import torch
 from mixers.registry import find_mixer
 from runners.mad.experiment import Experiment
 from runners.mad.reference.cells import Cell, experiment_of
-from runners.mad.search.identity import SHARP_TOLERANCE, TOLERANCE, Trajectory, agree, rehearsal_of, trajectory
+from runners.mad.search.identity import Setting, Trajectory, agree, rehearsal_of, trajectory
 from runners.processes import mapped
 from runners.progress import bar, shows_bars
 from runners.provenance import code_version, sha256_of
@@ -48,7 +48,7 @@ def find_stale(cells: Sequence[Cell]) -> list[bool]:
 def check(cells: Sequence[Cell]) -> list[bool]:
     """Return whether each cell is stale, without the cache."""
     stale = [True] * len(cells)
-    waiting: dict[tuple[Any, ...], tuple[Experiment, torch.dtype]] = {}
+    waiting: dict[tuple[Any, ...], tuple[Experiment, Setting]] = {}
     rehearsals: dict[int, tuple[Any, ...]] = {}
     for i, cell in enumerate(_shown(cells, "planning reference cells")):
         experiment = experiment_of(cell)
@@ -57,17 +57,20 @@ def check(cells: Sequence[Cell]) -> list[bool]:
         if cell.code == experiment.code:
             stale[i] = False
         else:
-            dtype = torch.float32 if cell.sharp_trajectory is None else torch.float64
-            rehearsals[i] = (*rehearsal_of(experiment), dtype)
-            waiting[rehearsals[i]] = replace(experiment), dtype  # without the data, which may be large
+            rehearsals[i] = (*rehearsal_of(experiment), _setting(cell))
+            waiting[rehearsals[i]] = replace(experiment), _setting(cell)  # without the data, which may be large
 
     found = dict(zip(waiting, _rehearse(list(waiting.values())), strict=True))
     for i, rehearsal in rehearsals.items():
         sharp = cells[i].sharp_trajectory
         then, now = cells[i].trajectory if sharp is None else sharp, found[rehearsal]
-        tolerance = TOLERANCE if sharp is None else SHARP_TOLERANCE
-        stale[i] = then is None or now is None or not agree(then, now, tolerance)
+        stale[i] = then is None or now is None or not agree(then, now, _setting(cells[i]).tolerance)
     return stale
+
+
+def _setting(cell: Cell) -> Setting:
+    """Return the setting of the rehearsal that a cell holds."""
+    return Setting(cell.rehearsed_positions, torch.float32 if cell.sharp_trajectory is None else torch.float64)
 
 
 def _keys(cells: Sequence[Cell]) -> list[str]:
@@ -83,8 +86,8 @@ def _keys(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _rehearse(experiments: Sequence[tuple[Experiment, torch.dtype]]) -> list[Trajectory | None]:
-    """Return the trajectory of each experiment in its dtype.
+def _rehearse(experiments: Sequence[tuple[Experiment, Setting]]) -> list[Trajectory | None]:
+    """Return the trajectory of each experiment in its setting.
 
     Many rehearsals are divided among as many processes as PyTorch uses threads.
     """

@@ -125,7 +125,7 @@ def test_it_refuses_a_results_folder_that_the_command_itself_refuses(
 def test_it_says_what_stopped_runs_have_saved(
     dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "trajectory", lambda experiment: [])  # its steps are none of the command's
+    monkeypatch.setattr(identity, "trajectory", lambda *_: [])  # its steps are none of the command's
     command = [*COMMAND, "--mixer", "transformer", "--lr", "1e-3", "--out", str(tmp_path)]
     _, before = dry_run(*command)
     run, taken = Stepper.run, []

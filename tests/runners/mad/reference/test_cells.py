@@ -51,9 +51,8 @@ def test_a_cell_holds_one_value_a_seed_of_the_chosen_point(cell: tuple[Path, Cel
     assert [len(curve) for curve in content.curves] == [2] * 5
     assert [row[0] for row in content.curves[0]] == [1, 2]
 
-    assert content.trajectory is not None
     assert content.sharp_trajectory is not None
-    assert len(content.sharp_trajectory) == len(content.trajectory)
+    assert content.rehearsed_positions == 20
 
     # The accuracies along the sequence have the mean of the tokens' accuracy: each sequence has an answer at each.
     positions = content.positions
@@ -237,7 +236,7 @@ def test_what_cannot_be_meant_is_one_clear_line(
     [
         (lambda cell: [cell], "it holds no named entries"),
         (lambda cell: {"my": "notes"}, "task: field required"),
-        (lambda cell: cell | {"trajectory": "x"}, "trajectory: input should be a valid array, not 'x'"),
+        (lambda cell: cell | {"sharp_trajectory": "x"}, "sharp_trajectory: input should be a valid array, not 'x'"),
         (lambda cell: cell | {"steps": "3"}, "steps: input should be a valid integer, not '3'"),
         (lambda cell: cell | {"curves": [[[1, 2.0]]]}, "curves: 0: 0: 2: field required"),
         (lambda cell: cell | {"chosen": 10}, "chosen: there is no point 10"),

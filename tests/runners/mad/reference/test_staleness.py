@@ -16,7 +16,7 @@ from runners.mad.reference import staleness
 from runners.mad.reference.cells import FOLDER, Cell, cell_file, read_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.staleness import check, find_stale
-from runners.mad.search.identity import trajectory
+from runners.mad.search.identity import Setting, trajectory
 from tests.runners.mad.commands import planned
 
 SMALL = ("--mixer", "lstm", "--task", "memorization", "--steps", "2", "--width", "16", "--mlp-width", "16")
@@ -54,7 +54,7 @@ def test_a_cell_is_stale_when_its_data_or_its_training_are_others(
     assert check(cells) == [False, True, False, True, True]
 
     # In float64 smaller changes are told.
-    sharp = trajectory(experiment, torch.float64) or []
+    sharp = trajectory(experiment, Setting(dtype=torch.float64)) or []
     assert sharp[0] is not None
     assert sharp != [first, *others]
     moved = [[sharp[0] * (1 + change), *sharp[1:]] for change in (1e-7, 1e-4)]
@@ -70,7 +70,7 @@ class Counted:
         self.calls = 0
         monkeypatch.setattr(staleness, "trajectory", self)
 
-    def __call__(self, experiment: Experiment, dtype: torch.dtype) -> list[float]:
+    def __call__(self, experiment: Experiment, setting: Setting) -> list[float]:
         self.calls += 1
         return [1.0]
 
@@ -133,11 +133,10 @@ def test_many_rehearsals_are_shared_out_and_done_here_if_that_fails(
     rehearsed = Counted(monkeypatch)
     monkeypatch.setattr(processes, "ProcessPoolExecutor", BrokenPool)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    assert staleness._rehearse([(experiment, torch.float32)] * (2 * staleness.FEW - 1)) == [[1.0]] * (
-        2 * staleness.FEW - 1
-    )
+    few = 2 * staleness.FEW - 1
+    assert staleness._rehearse([(experiment, Setting())] * few) == [[1.0]] * few
     assert BrokenPool.asked == 0
-    assert staleness._rehearse([(experiment, torch.float32)] * 3 * staleness.FEW) == [[1.0]] * 3 * staleness.FEW
+    assert staleness._rehearse([(experiment, Setting())] * 3 * staleness.FEW) == [[1.0]] * 3 * staleness.FEW
     assert BrokenPool.asked == 3
     assert rehearsed.calls == 5 * staleness.FEW - 1
     assert capsys.readouterr().err.splitlines() == [

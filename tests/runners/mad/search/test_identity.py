@@ -10,10 +10,11 @@ from torch import Tensor
 
 from mixers import MIXERS
 from mixers.base import Shape
+from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.mad.experiment import Experiment
 from runners.mad.search import identity
-from runners.mad.search.identity import TOLERANCE, agree, identify, sign_study, trajectory
+from runners.mad.search.identity import TOLERANCE, Setting, agree, identify, rehearsal_length, sign_study, trajectory
 from runners.mad.search.search import search
 from runners.mad.search.study import open_study
 from runners.mad.search.watch import Watcher
@@ -92,7 +93,7 @@ def test_code_that_trains_otherwise_gets_a_study_of_its_own_and_a_line_says_why(
 def test_a_layer_that_cannot_be_rehearsed_keeps_its_study_while_its_code_is_the_same(
     store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "trajectory", lambda experiment: None)
+    monkeypatch.setattr(identity, "trajectory", lambda *_: None)
     search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
     assert identified(store) == (EXPERIMENT, [])
     with_other_code()
@@ -116,7 +117,7 @@ def test_a_rehearsal_notices_small_changes_of_training(change: dict[str, Optimiz
     )
     assert before is not None
     assert after is not None
-    assert not agree(before, after)
+    assert not agree(before, after, TOLERANCE)
 
 
 def test_a_rehearsal_notices_weight_decay_of_gains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +130,14 @@ def test_a_rehearsal_notices_weight_decay_of_gains(monkeypatch: pytest.MonkeyPat
     after = trajectory(EXPERIMENT)
     assert before is not None
     assert after is not None
-    assert not agree(before, after)
+    assert not agree(before, after, TOLERANCE)
 
 
 def test_trajectories_agree_within_the_tolerance_alone() -> None:
-    assert agree([2.0, None], [2.0 * (1 + TOLERANCE / 2), None])
-    assert not agree([2.0], [2.0 * (1 + 2 * TOLERANCE)])
-    assert not agree([2.0], [None])
-    assert not agree([2.0], [2.0, 2.0])
+    assert agree([2.0, None], [2.0 * (1 + TOLERANCE / 2), None], TOLERANCE)
+    assert not agree([2.0], [2.0 * (1 + 2 * TOLERANCE)], TOLERANCE)
+    assert not agree([2.0], [None], TOLERANCE)
+    assert not agree([2.0], [2.0, 2.0], TOLERANCE)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -145,5 +146,86 @@ def test_every_layer_can_be_rehearsed_and_repeats_itself(mixer: str) -> None:
     first, second = trajectory(small), trajectory(small)
     assert first is not None
     assert first == second
-    assert trajectory(small, torch.float64) not in (None, first)
+    assert trajectory(small, Setting(dtype=torch.float64)) not in (None, first)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_change_that_float32_would_hide_gets_a_study_of_its_own(
+    store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(EXPERIMENT, GRID, store, CPU, 1, Watcher())
+    before = trajectory(EXPERIMENT)
+    with_other_code()
+    forward = Transformer.forward
+    monkeypatch.setattr(Transformer, "forward", lambda self, x_BTD: forward(self, x_BTD) + 1e-3 * x_BTD)
+    after = trajectory(EXPERIMENT)
+    assert before is not None
+    assert after is not None
+    assert agree(before, after, TOLERANCE)
+    found, (line,) = identified(store)
+    assert found.revision == 2
+    assert "trains differently" in line
+
+
+def test_a_study_of_an_earlier_version_is_compared_as_it_was_rehearsed(
+    store: Store, with_other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study(EXPERIMENT, store)
+    study.set_user_attr("trajectory", trajectory(EXPERIMENT))
+    study.set_user_attr("codes", ["its hash"])
+    assert identified(store) == (EXPERIMENT, [])
+
+    settings = []
+    monkeypatch.setattr(identity, "trajectory", lambda _, setting: settings.append(setting))
+    assert identified(store)[0].revision == 2
+    assert settings == [Setting(positions=20, dtype=torch.float32)]
+
+
+LATE = """
+from torch import nn
+
+class Late(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        y = self.map(x)
+        y[:, 30:] = FACTOR * y[:, 30:]
+        return y
+"""
+
+
+def test_a_users_layer_is_rehearsed_on_sequences_as_long_as_the_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_layer.py").write_text(f"FACTOR = 0\n{LATE}")
+    monkeypatch.syspath_prepend(tmp_path)
+    mixer = "late_layer:Late"
+    config = find_mixer(mixer).Config()
+    task = InContextRecall.Config(length=40, train_examples=4, eval_examples=4)
+    late = replace(EXPERIMENT, mixer=mixer, mixer_config=config, task_config=task)
+    assert rehearsal_length(late) == late.length
+    setting = Setting(rehearsal_length(late))
+    before, short = trajectory(late, setting), trajectory(late)
+    monkeypatch.setattr("late_layer.FACTOR", 1)
+    after = trajectory(late, setting)
+    assert before is not None
+    assert after is not None
+    assert short == trajectory(late)
+    assert not agree(before, after, TOLERANCE)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_layer_with_parts_is_rehearsed_on_sequences_longer_than_two_of_them(mixer: str) -> None:
+    config = MIXERS[mixer].Config()
+    part = max((getattr(config, name, 0) or 0) for name in ("window", "segment", "chunk"))
+    task = InContextRecall.Config(length=256, train_examples=4, eval_examples=4)
+    experiment = replace(EXPERIMENT, mixer=mixer, mixer_config=config, task_config=task)
+    length = rehearsal_length(experiment)
+    assert length > 2 * part
+    assert length >= 20
+    if MIXERS[mixer].remark(config, 1) is None:
+        assert length == 20
+    short = replace(experiment, task_config=InContextRecall.Config(length=8, train_examples=4, eval_examples=4))
+    assert rehearsal_length(short) == 20
