@@ -131,11 +131,17 @@ def _package(module_name: str) -> str:
 
 
 def _imports(statements: Sequence[ast.Import | ast.ImportFrom], package: str) -> list[str]:
-    """Return the absolute names of modules that a module of ``package`` imports, or from which it imports names."""
+    """Return the absolute names of modules that a module of ``package`` imports, or from which it imports names.
+
+    ``import a.b`` imports ``a``, too, whose names the module can then use.
+    """
     names: list[str] = []
     for node in statements:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            for alias in node.names:
+                parts = alias.name.split(".")
+                names += [".".join(parts[:n]) for n in range(1, len(parts)) if alias.asname is None]
+                names.append(alias.name)
         else:
             base = node.module or ""
             if node.level:

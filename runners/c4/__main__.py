@@ -29,7 +29,7 @@ from rich.console import Console
 
 from mixers.base import ContractError
 from runners.c4 import compare, export
-from runners.c4.checks import build_layer, check, check_users_layer
+from runners.c4.checks import check, check_users_layer
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise SystemExit(error.status) from error
 
             if here.is_first:
-                print_result(result, config, options, here.device, console)
+                print_result(result, config, console)
 
 
 def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
@@ -148,16 +148,12 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
         console.print(f"the search trains {len(points_of(config))} such runs")
 
 
-def print_result(
-    result: Result, config: Config, options: dict[str, Any], device: torch.device, console: Console
-) -> None:
+def print_result(result: Result, config: Config, console: Console) -> None:
     """Print the result of a run, and commands that use the model.
 
     Args:
         result: the result.
         config: configuration of the command.
-        options: options of the layer that were set.
-        device: device of the layers.
         console: where to print.
     """
     loss = with_bits(result.validation_loss, result.bytes_per_token)
@@ -170,23 +166,11 @@ def print_result(
     if len(list(result.folder.parent.glob("*/run.json"))) > 1:
         out = "" if config.out == Config.out else f" --out {config.out}"
         console.print(f"compare: python -m runners.c4 compare{out}", soft_wrap=True)
-    if _has_steps(config, options, device):
-        console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
+    console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
     if (advice := config.tracking.advice()) is not None:
         console.print(advice, soft_wrap=True)
     if config.search:
         console.print(f"dashboard: optuna-dashboard {study_file(config.out)}", soft_wrap=True)
-
-
-def _has_steps(config: Config, options: dict[str, Any], device: torch.device) -> bool:
-    """Return whether the layer has a step form, which ``generate`` needs."""
-    try:
-        layer = build_layer(config, options).to(device)
-        with device:
-            layer.step(torch.zeros(1, layer.shape.width), layer.init_state(1))
-    except Exception:  # a user's layer may raise anything, and its training is finished
-        return False
-    return True
 
 
 def when_interrupted(arguments: Sequence[str]) -> str:

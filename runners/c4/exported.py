@@ -7,8 +7,10 @@
 Many libraries read these formats. ``runners.c4.load_model`` builds the model from them.
 """
 
+import errno
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +47,7 @@ def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes
         info: description of the run in a checkpoint.
 
     Raises:
-        ValueError: the folder exists.
+        ValueError: the folder exists, or the disk is full.
         OSError: it cannot be written.
     """
     if folder.exists():
@@ -65,13 +67,24 @@ def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes
     }
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+    with _space_for(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
         made.mkdir()
         save_tensors(made / WEIGHTS, weights, {})
         (made / TOKENIZER).write_bytes(tokenizer)
         write_json(made / CONFIG, description)
         made.rename(folder)
+
+
+@contextmanager
+def _space_for(folder: Path) -> Iterator[None]:
+    """Name the folder in the error of a full disk, and not the temporary one, which is deleted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ValueError(f"no space for {folder}: free some and run the same command again") from error
 
 
 def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from runners.interactive import code_of
 from runners.provenance import code_version
@@ -129,7 +130,7 @@ def test_what_it_does_not_reach_does_not_count(change: tuple[str, str]) -> None:
 
 
 LAYER = """
-import functools, types, torch, weakref
+import collections, fractions, functools, operator, re, types, torch, weakref
 import numpy as np
 from dataclasses import dataclass
 {}
@@ -164,10 +165,38 @@ def version(before: str, body: str = "f(x)") -> str:
         ("f = {}", "types.SimpleNamespace(a=1)", "types.SimpleNamespace(a=2)"),
         ("@dataclass\nclass C:\n a: int\nf = C({})", "1", "2"),
         ("a = {{1: lambda x: x + 1, 2: lambda x: x - 1}}\nf = a, a[{}]", "1", "2"),
+        ("@dataclass(slots=True)\nclass C:\n a: int\nf = C({})", "1", "2"),
+        ("class C:\n __slots__ = ('a',)\n def __init__(self, a): self.a = a\nf = C({})", "1", "2"),
+        ("f = torch.nn.Sequential(torch.nn.{}())", "GELU", "ReLU"),
+        ("f = torch.nn.Linear(2, 2, bias={})", "True", "False"),
+        ("f = torch.nn.ParameterList([torch.{}(2)])", "zeros", "ones"),
+        ("f = types.SimpleNamespace(a=[{}])", "1", "2"),
+        ("f = fractions.Fraction({}, 5)", "1", "2"),
+        ("f = re.compile({})", "'a'", "'b'"),
+        ("f = collections.deque([{}])", "1", "2"),
+        ("f = operator.attrgetter({})", "'a'", "'b'"),
+        ("f = bytearray({})", "b'a'", "b'b'"),
+        ("f = types.MappingProxyType(dict(a={}))", "1", "2"),
+        ("f = np.random.default_rng({})", "1", "2"),
     ],
 )
 def test_code_and_constants_behind_other_objects_count(before: str, one: str, other: str) -> None:
-    assert version(before.format(one)) == version(before.format(one)) != version(before.format(other))
+    torch.manual_seed(0)
+    first = version(before.format(one))
+    torch.manual_seed(0)
+    assert first == version(before.format(one)) != version(before.format(other))
+
+
+def test_the_mode_of_a_module_does_not_count_and_is_kept() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(LAYER.format("class Own(torch.nn.Dropout): pass\nf, g = torch.nn.Dropout(), Own()", "f(g(x))"), names)
+    before = code_version(names["Layer"])
+    for module in (names["f"], names["g"]):
+        assert module.training is True
+        module.eval()
+    assert code_version(names["Layer"]) == before
+    names["g"].p = 0.25
+    assert code_version(names["Layer"]) != before
 
 
 @pytest.mark.parametrize(
@@ -179,6 +208,10 @@ def test_code_and_constants_behind_other_objects_count(before: str, one: str, ot
         "f = lambda: 1\nfor _ in range(200): f = (lambda g: lambda: g())(f)",
         "class Q: pass\nf = weakref.proxy(Q())",
         "f = {len, int}",
+        "import threading\nf = threading.Lock()",
+        "f = (n for n in range(3))",
+        "f = np.random.default_rng(0)",
+        "class N:\n def __init__(self, a): self.a, self.b = a, a\nf = None\nfor _ in range(60): f = N(f)",
     ],
 )
 def test_odd_objects_end_nothing(before: str) -> None:
@@ -196,8 +229,15 @@ def test_a_layer_that_ran_and_another_variable_of_an_attributes_name_change_noth
     assert code_version(names["Layer"]) == before
 
 
-def test_functions_in_a_set_are_read_in_the_same_order_in_every_process() -> None:
-    program = "def g(x): return x\ndef h(x): return g(x)\nclass A:\n def r(self): return h\nf = {g, h, A}"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def g(x): return x\ndef h(x): return g(x)\nclass A:\n def r(self): return h\nf = {g, h, A}",
+        "f = frozenset({('a', 'b'), ('c', 'd'), ('e', 'f', frozenset('gh'))})",
+        "def f(x): return x in {('a', 'b'), ('c', 'd'), ('e', 'f')}",
+    ],
+)
+def test_a_set_is_read_in_the_same_order_in_every_process(program: str) -> None:
     text = f"from tests.runners.test_interactive import version; print(version({program!r}))"
     found = {
         subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout

@@ -210,6 +210,7 @@ def read_pages(files: Sequence[Path]) -> list[Page]:
 
 def count_tokens(tokenizer: "Tokenizer", texts: Sequence[str]) -> int:
     """Return the total number of tokens of texts, each with an end-of-text token, as in the tokenised corpus."""
+    tokenizer.encode_special_tokens = True  # a text that spells end-of-text does not end there
     waiting, tokens = iter(texts), len(texts)
     while batch := list(islice(waiting, BATCH_DOCUMENTS)):
         tokens += sum(map(len, tokenizer.encode_batch_fast(batch)))

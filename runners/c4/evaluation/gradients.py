@@ -40,12 +40,11 @@ from runners.device import find_devices
 from runners.ending import user_errors
 from runners.files import rounded, write_json
 from runners.guidance import flag_of
+from tasks.metrics import mean_and_interval
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Z = 1.96
-"""Standard errors in half a 95% interval."""
 SEQUENCES, TARGETS, BATCH_SIZE = 32, 16, 16
 """Number of sequences, of positions t in each, and of sequences per backward pass, unless the user says otherwise."""
 
@@ -89,7 +88,7 @@ class Sizes(NamedTuple):
         targets: positions t whose losses were differentiated.
         loss: mean of these losses in nats per token.
         gradient: mean gradient norm at distances 0, 1, ..., T - 1.
-        half_width: half of the 95% interval of each mean over the sequences.
+        half_width: half of the 95% t-interval of each mean over the sequences.
     """
 
     targets: Sequence[int]
@@ -113,7 +112,7 @@ class Reach:
         targets: positions t whose losses were differentiated.
         loss: mean of these losses in nats per token.
         gradient: mean gradient norm at distances 0, 1, ..., seq_len - 1.
-        half_width: half of the 95% interval of each mean over the sequences.
+        half_width: half of the 95% t-interval of each mean over the sequences.
     """
 
     checkpoint: str
@@ -207,8 +206,8 @@ def sizes_by_distance(
 
     # Mean over targets, then over sequences.
     by_distance_ST = np.array([mean_by_distance(sizes_PT.numpy(), at) for sizes_PT in sizes_SPT])
-    half_T = Z * by_distance_ST.std(0, ddof=1) / len(by_distance_ST) ** 0.5
-    return Sizes(at, losses_SP.mean().item(), _rounded(by_distance_ST.mean(0)), _rounded(half_T))
+    mean_T, half_T = zip(*map(mean_and_interval, by_distance_ST.T.tolist()), strict=True)
+    return Sizes(at, losses_SP.mean().item(), [*map(rounded, mean_T)], [*map(rounded, half_T)])
 
 
 def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, length: int) -> Tensor:
@@ -304,7 +303,3 @@ def _described(config: Config) -> dict[str, Any]:
         "parametrisation": config.parametrisation,
         "seq_len": config.seq_len,
     }
-
-
-def _rounded(values_T: NDArray[np.float64]) -> list[float]:
-    return [rounded(value) for value in values_T]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mixers import MIXERS
 from runners.c4.config import Config
 from runners.c4.distributed import World
 from runners.c4.identity import DECIDING
@@ -56,10 +57,12 @@ def length(config: Config, options: dict[str, Any]) -> int:
     """Return the length of a rehearsal's sequences, which are longer than two parts of the layer.
 
     Parts are the segments, windows, chunks or blocks of some layers. ``Layer.remark`` tells sequences that are no
-    longer than one part. Longer sequences than those of the run are not needed. Arguments are those of
-    ``trajectory``.
+    longer than one part. Longer sequences than those of the run are not needed. The parts of a user's layer are not
+    known, so it takes sequences as long as the run's. Arguments are those of ``trajectory``.
     """
     layer, layer_config = layer_of(config, options)
+    if config.mixer not in MIXERS:
+        return max(SHORTEST, config.seq_len)
     lengths = range(SHORTEST, max(SHORTEST, config.seq_len) + 1)
     return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])
 

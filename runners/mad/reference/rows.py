@@ -187,8 +187,10 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
 
 
 def _apart(row: Standing, labels: set[str]) -> Standing:
-    """Return a reference row with a label that differs from those of the user's own layers."""
-    return replace(row, mixer=f"{row.mixer} (reference)") if row.mixer in labels else row
+    """Return a reference row with a label that differs from those of the user's own layers, also if it is stale."""
+    label = row.mixer.removesuffix(MARK)
+    stale = row.mixer.removeprefix(label)
+    return replace(row, mixer=f"{label} (reference){stale}") if label in labels else row
 
 
 def _comparable(

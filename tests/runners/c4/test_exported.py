@@ -1,5 +1,6 @@
 """A model that was exported is the same elsewhere, with this project and without it."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from runners.c4 import load_model
+from runners.c4 import exported, load_model
 from runners.c4.__main__ import main
 from runners.c4.checkpoints import load_config
 from runners.c4.export import export
@@ -102,6 +103,20 @@ def test_an_export_that_fails_leaves_nothing(trained: Path, tmp_path: Path) -> N
     model, _ = load_model(trained)
     with pytest.raises(KeyError):
         write_exported(tmp_path / "my_model", model.state_dict(), b"", {"config": {}, "mixer_options": {}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_that_names_the_folder(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(exported, "save_tensors", full)
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", str(trained), str(tmp_path / "mine")])
+    line = f"error: no space for {tmp_path / 'mine'}: free some and run the same command again\n"
+    assert capsys.readouterr().err == line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -320,6 +320,19 @@ def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monke
     assert code_version(layer) != before
 
 
+def test_so_does_a_package_whose_inner_module_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "inner.py").write_text("FACTOR = 1\n")
+    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 1\n")
+    (tmp_path / "uses_outer.py").write_text("import outer.inner\ny = outer.SCALE\n")
+    (tmp_path / "uses_inner.py").write_text("import outer.inner as m\ny = m.FACTOR\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_version("uses_outer"), code_version("uses_inner")
+    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 2\n")
+    assert code_version("uses_outer") != before[0]
+    assert code_version("uses_inner") == before[1]
+
+
 @pytest.mark.parametrize("suffix", ["c", "h", "cu", "cuh"])
 def test_so_does_code_in_c_beside_it(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -128,11 +128,15 @@ def test_what_a_smaller_grid_chose_keeps_its_test_figures(tmp_path: Path, monkey
     assert small.best_seed == 0
     assert under_grid(stored, [(1e-3, 0.0), (2e-3, 0.0)], 3) is None
 
-    # Had a third seed of that choice diverged, its figures would be lost, and another point must not take its place.
-    first, second, third = stored.points
+    # Had a third seed of that choice diverged, its figures would be lost, and another point must not take its place,
+    # although it has the seeds and the test figures that a choice needs.
+    _, second, third = stored.points
     lost = replace(second, seeds=[0, 1, 2], values=None, estimates=None, diverged={2: 4})
-    diverged = replace(stored, points=[first, lost, third], chosen=2)
-    assert under_grid(diverged, [(1e-3, 0.0), (2e-3, 0.0)], 2) is None
+    other = replace(third, lr=1e-3)
+    of_both = [(1e-3, 0.0), (2e-3, 0.0)]
+    diverged = replace(stored, points=[other, lost], chosen=0)
+    assert under_grid(replace(stored, points=[other], chosen=0), of_both[:1], 2) is not None
+    assert under_grid(diverged, of_both, 2) is None
     assert under_grid(stored, [(1e-3, 0.0), (3e-3, 0.0)], 2) is None
 
 

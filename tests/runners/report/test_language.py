@@ -16,7 +16,7 @@ from runners.c4.reference.cells import NAME, ConvergedRun, write_cell
 from runners.report import language, ranks, trained
 from runners.report.__main__ import main
 from runners.report.cells import reference_board
-from runners.report.correlation import LEAST, Rho, between_families, least_significant, within_families
+from runners.report.correlation import LEAST, Rho, _found, between_families, least_significant, within_families
 from runners.report.language import (
     MEAN_RANK,
     answer,
@@ -204,6 +204,25 @@ def test_the_interval_covers_what_it_should(ties: int) -> None:
     found = [rho for rho in pooled(x_L, *rng.standard_normal((100, 20))) if rho is not None]
     assert len(found) == 100
     assert sum(rho.low > 0 or rho.high < 0 for rho in found) <= 10
+
+
+def test_the_interval_holds_95_percent_of_the_samples() -> None:
+    """The cosines of 101 directions with one of them are 0, 0.01, ..., 1."""
+    cosines = np.linspace(0, 1, 101)
+    x_BL = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1)[[50, *range(101)]]
+    found = _found(x_BL, np.repeat([[1.0, 0.0]], 102, axis=0), np.array([[0.0, 1.0]]))
+    assert found is not None
+    assert found[:3] == pytest.approx((0.5, 0.025, 0.975))
+
+
+def test_a_family_without_the_score_takes_part_in_permutations() -> None:
+    """Of all orders of seven families, in which six have the score, the share that is as strong."""
+    x_F, y_F = np.array([np.nan, 1.0, 2, 3, 4, 5, 6]), np.array([3.0, 1, 2, 4, 7, 5, 6])
+    ((rho,),) = between_families(x_F[None], y_F[None], np.ones(7), np.arange(7))
+    strengths = [abs(spearmanr(x_F[1:], order[1:]).statistic) for order in permutations(y_F)]
+    assert rho is not None
+    assert rho.value == pytest.approx(spearmanr(x_F[1:], y_F[1:]).statistic)
+    assert rho.p == pytest.approx(np.mean(np.array(strengths) >= abs(rho.value) - 1e-9))
 
 
 def test_the_p_value_is_the_share_of_all_orders_that_are_as_strong() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from matplotlib import rc_context
+from scipy.stats import binom
 
 from mixers.registry import MIXERS
 from runners.drawing import DARK, spread, style_of, styles
@@ -18,7 +19,7 @@ from runners.mad.reference.cells import ProtocolName
 from runners.mad.results.summary import Estimate, Point, read_summary, summarise, write_summary
 from runners.report import __main__ as report
 from runners.report.__main__ import main
-from runners.report.cells import Board, reference_board
+from runners.report.cells import Board, reference_board, training_flops
 from runners.report.language import LanguageModel
 from runners.report.own import YOURS, command_of, read_own
 from runners.report.paper import Evidence, read_claims
@@ -303,6 +304,26 @@ def test_mean_ranks_are_over_all_tasks_among_the_layers_that_have_them_all(
     assert found[:3] == [("gla", "1.1"), ("lstm", "1.9"), ("rt", "3 of 10 tasks")]
     assert dict(found[3:]) == {"transformer": "2 of 10 tasks", "deltanet": "2 of 10 tasks"}
     assert "accuracy among the 2 layers that are trained on all 10 tasks, over these tasks, with" in text
+
+
+def test_the_interval_of_a_mean_rank_is_that_of_resampled_tasks(results: Path) -> None:
+    """Without differences between seeds, the second places among ten resampled tasks are binomial."""
+    for n, task in enumerate(TASKS):
+        write_cell(results, "gla", task, [0.7, 0.7])
+        write_cell(results, "lstm", task, [0.8 if n < 4 else 0.6] * 2)
+    ranks = mean_ranks(board_of(results), "token")
+    assert ranks is not None
+    for row, share in (("gla", 0.4), ("lstm", 0.6)):
+        expected = [1 + binom.ppf(quantile, 10, share) / 10 for quantile in (0.025, 0.975)]
+        assert ranks.intervals[row] == pytest.approx(expected)
+
+
+def test_the_cost_of_training_is_three_forward_passes_of_every_token(results: Path) -> None:
+    write_cell(results, "gla", "parity", [0.7, 0.7])
+    cell = board_of(results).cells["gla", "parity"]
+    flops = cell.standing.costs.flops_per_token
+    assert flops is not None
+    assert training_flops(cell) == 3 * flops[min(flops)] * 20_000 * 128 * 40  # steps, sequences, positions
 
 
 def test_layers_with_the_same_accuracies_in_another_order_of_seeds_share_a_rank(results: Path) -> None:

@@ -114,7 +114,9 @@ def test_figures_are_means_over_the_first_windows(trained: list[Path], texts: Pa
     for d in (0, 1, 7, 11):
         of_sequences = [torch.diagonal(sizes_TT, -d).mean().item() for sizes_TT in sizes_BTT]
         assert found.gradient[d] == pytest.approx(np.mean(of_sequences), rel=1e-4)
-        assert found.half_width[d] == pytest.approx(1.96 * np.std(of_sequences, ddof=1) / 3**0.5, rel=1e-4)
+        assert found.half_width[d] == pytest.approx(
+            4.302653 * np.std(of_sequences, ddof=1) / 3**0.5, rel=1e-4
+        )  # t, 2 degrees
 
 
 def test_windows_follow_each_other_and_texts_end(trained: list[Path]) -> None:

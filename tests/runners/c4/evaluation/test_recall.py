@@ -11,7 +11,9 @@ import torch
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4.checkpoints import load_model
+from runners.c4.corpus.shards import open_shard
 from runners.c4.corpus.windows import Windows
+from runners.c4.evaluation import recall
 from runners.c4.evaluation.recall import count_bigrams, seen_before, split_recall
 from runners.c4.model import token_losses
 from runners.c4.train import train
@@ -37,6 +39,25 @@ def test_recall_tokens_are_those_of_a_slow_solver() -> None:
     found_NT = seen_before(keys_NT) & (counts[place_N.reshape(keys_NT.shape)] <= 6)
     assert found_NT.tolist() == slow_recall(rows_NT.tolist(), text_N.tolist(), rare=6)
     assert 0.1 < found_NT.mean() < 0.9
+
+
+def test_the_recall_tokens_of_a_corpus_are_rare_in_all_of_its_training_text(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(texts, tmp_path, validation_tokens=300, steps=400)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    shards = (open_shard(corpus.folder, shard)[0] for shard in corpus.manifest.splits["train"].shards)
+    text = np.concatenate([*shards])[: corpus.tokens("train")].tolist()
+    rows = windows.batch(0, config.validation_tokens // config.seq_len).tolist()
+    repeated = {pair for row in rows for pair, times in Counter(pairwise(row)).items() if times > 1}
+    counts = {Counter(pairwise(text))[pair] for pair in repeated} - {0}
+    assert len(counts) > 1  # so that each threshold decides something
+    for rare in counts:
+        monkeypatch.setattr(recall, "RARE", (rare + 0.5) / len(text))
+        split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+        assert split.rare == rare
+        assert split.recall_NT.tolist() == slow_recall(rows, text, rare)
 
 
 def test_a_bigram_that_no_training_text_has_is_rare() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from torch import Tensor, nn
 
 from runners.c4.model import build
 from runners.c4.reference import rehearsal
@@ -30,6 +31,20 @@ def test_a_rehearsal_shows_what_parts_of_a_sequence_do(
 def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
     """As when the first model was trained (results/LOG.md, 2026-11-23)."""
     assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
+
+
+def test_a_users_layer_is_rehearsed_on_sequences_as_long_as_the_runs() -> None:
+    config = replace(EXPERIMENTS["ranking"].config("transformer"), mixer=f"{__name__}:Own")
+    assert rehearsal.length(config, {}) == config.seq_len == 512
+
+
+class Own(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
 
 
 def test_the_runs_of_a_model_share_one_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:

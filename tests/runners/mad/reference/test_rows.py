@@ -85,6 +85,11 @@ def test_a_reference_row_has_a_label_of_its_own(monkeypatch: pytest.MonkeyPatch)
         assert [standing.mixer for standing in ranking.own] == [own]
         assert [row.mixer for row in ranking.rows][:2] == ["rt (reference)", "transformer"]
 
+    # Also beside a stale row, which is another layer than the user's of that name.
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [cell.layer == "rt" for cell in cells])
+    for ranking in rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER):
+        assert [row.mixer for row in ranking.rows][:2] == ["rt (reference) (stale)", "transformer"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "needed"),
