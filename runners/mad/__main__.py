@@ -43,7 +43,7 @@ from runners.mad.experiment import Experiment, study_folder
 from runners.mad.layers import print_layers
 from runners.mad.options import Options, read_options
 from runners.mad.plan import plan_experiments, plan_layers
-from runners.mad.reference.rows import check_rows, print_rankings, rankings, reference_folder
+from runners.mad.reference.rows import check_rows, print_rankings, rankings, reference_folder, shown_together
 from runners.mad.results.kept import delete_models, disk_use
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import Summary
@@ -155,12 +155,12 @@ def print_end(
     found = [] if folder is None else rankings(summaries, standings, folder)
     print_rankings(found, console)
 
-    beside = [row for ranking in found for row in ranking.rows]
+    own, beside = shown_together(standings, found)
     if standings:
         from runners.mad.results.charts import plot_comparison  # imports Matplotlib
 
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
-        plot_comparison(standings, beside, figure)
+        plot_comparison(own, beside, figure)
         say(f"chart: {figure}")
     if following is not None and not beside:
         say(f"to compare: {following}")

@@ -7,7 +7,7 @@ reference rows, too.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import MARK, print_ranks
 from runners.mad.results.standings import Standing
-from runners.mad.results.summary import Estimate, Point, Summary
+from runners.mad.results.summary import Estimate, Point, Summary, under_grid
 from runners.mad.training.protocol import Optimizer, Protocol
 
 STALE = "stale: trained on other data, or by code that trains differently from today's"
@@ -116,11 +116,14 @@ class Ranking:
         own: the user's own layers.
         rows: reference rows; empty if no row is comparable.
         reason: what the user can do to get rows, if there are none.
+        narrowed: those of the own layers whose studies have more grid points or seeds than the rows; here they stand
+            with what they would have shown without these.
     """
 
     own: list[Standing]
     rows: list[Standing]
     reason: str | None = None
+    narrowed: list[Standing] = field(default_factory=list)
 
 
 def reference_folder(name: str) -> Path | None:
@@ -156,16 +159,27 @@ def terms_of(summary: Summary) -> Terms:
 def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder: Path) -> list[Ranking]:
     """Find the reference rows for finished studies; studies of equal terms share a ranking.
 
-    A study whose runs all diverged shares one with the first study of equal terms but for the number of seeds.
+    A study with more grid points or seeds than the rows is shown as it would be without these. A study whose runs all
+    diverged shares a ranking with the first study of equal terms but for the number of seeds.
 
     Args:
         summaries: the studies.
         standings: as what each of them is shown.
         folder: of the reference results.
     """
-    groups: list[tuple[Terms, list[tuple[Summary, Standing]]]] = []
-    compared = [terms_of(summary) for summary in summaries if summary.chosen is not None]
+    cells_of = {summary.config["task"]: _cells(folder, summary.config["task"]) for summary in summaries}
+    shown, narrowed = [], []
     for summary, standing in zip(summaries, standings, strict=True):
+        narrow = _narrowed(summary, cells_of[summary.config["task"]])
+        if narrow is not None:
+            found_now = Standing.of(narrow)
+            standing = replace(standing, test=found_now.test, seeds=found_now.seeds, diverged=found_now.diverged)
+            narrowed.append(standing)
+        shown.append((narrow or summary, standing))
+
+    groups: list[tuple[Terms, list[tuple[Summary, Standing]]]] = []
+    compared = [terms_of(summary) for summary, _ in shown if summary.chosen is not None]
+    for summary, standing in shown:
         terms = terms_of(summary)
         if summary.chosen is None:
             terms = next((other for other in compared if replace(other, seeds=terms.seeds) == terms), terms)
@@ -173,7 +187,7 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         if group is None:
             groups.append((terms, group := []))
         group.append((summary, standing))
-    found = [_comparable(terms, members, folder) for terms, members in groups]
+    found = [_comparable(terms, members, *cells_of[terms.task]) for terms, members in groups]
     rows = iter(to_standings([cell for cells, _ in found for cell in cells]))
 
     # A chart has one row for each label.
@@ -182,8 +196,28 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
     for (_, members), (cells, reason) in zip(groups, found, strict=True):
         own = [standing for _, standing in members]
         beside = [_apart(replace(row, difficulty=own[0].difficulty), labels) for row in islice(rows, len(cells))]
-        made.append(Ranking(own=own, rows=beside, reason=reason))
+        fewer = [s for s in own if any(s is other for other in narrowed)]
+        made.append(Ranking(own=own, rows=beside, reason=reason, narrowed=fewer))
     return made
+
+
+def _cells(folder: Path, task: str) -> tuple[list[Cell], list[Cell]]:
+    """Return the reference results on a task, of the full and of the quick protocol."""
+    full, quick = (read_cells(protocol_folder(folder, name), LAYERS, task) for name in PROTOCOLS)
+    return full, quick
+
+
+def _narrowed(summary: Summary, cells: Sequence[Sequence[Cell]]) -> Summary | None:
+    """Return what a study would show with the grid and the seeds of the reference rows; None if that is not known.
+
+    It is None, too, if the study has these, or if rows differ from it in more than grid and seeds.
+    """
+    own = terms_of(summary)
+    known = [Terms.of(cell.settings, cell.points) for of_protocol in cells for cell in of_protocol[:1]]
+    if own in known:
+        return None
+    alike = (terms for terms in known if replace(terms, points=own.points, seeds=own.seeds) == own)
+    return next((found for terms in alike if (found := under_grid(summary, terms.points, terms.seeds))), None)
 
 
 def _apart(row: Standing, labels: set[str]) -> Standing:
@@ -194,9 +228,12 @@ def _apart(row: Standing, labels: set[str]) -> Standing:
 
 
 def _comparable(
-    terms: Terms, members: Sequence[tuple[Summary, Standing]], folder: Path
+    terms: Terms, members: Sequence[tuple[Summary, Standing]], full: list[Cell], quick: list[Cell]
 ) -> tuple[list[Cell], str | None]:
-    """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some."""
+    """Return the cells that may stand beside studies of equal terms; where no cell may, what would give some.
+
+    ``full`` and ``quick`` are the cells on the task.
+    """
     # If every point diverged, none was chosen to be repeated with more seeds, and their number says nothing.
     diverged = all(summary.chosen is None for summary, _ in members)
 
@@ -204,7 +241,6 @@ def _comparable(
         found = Terms.of(cell.settings, cell.points)
         return replace(found, seeds=terms.seeds) if diverged else found
 
-    full, quick = (read_cells(protocol_folder(folder, name), LAYERS, terms.task) for name in PROTOCOLS)
     if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:
         # One's own training of a reference row takes its place.
         again = {summary.fingerprint for summary, _ in members}
@@ -252,6 +288,17 @@ def _standing(cell: Cell, stale: bool) -> Standing:
     )
 
 
+def shown_together(standings: list[Standing], found: Sequence[Ranking]) -> tuple[list[Standing], list[Standing]]:
+    """Return the user's own layers and the reference rows for a chart of both.
+
+    Args:
+        standings: the user's own layers, for where there are no rankings.
+        found: their rankings.
+    """
+    own = [s for ranking in found for s in ranking.own]
+    return own or standings, [row for ranking in found for row in ranking.rows]
+
+
 def print_rankings(found: Sequence[Ranking], console: Console) -> None:
     """Print the rankings with their sentences; settings without reference rows get one line per reason."""
     if ranked := [([*ranking.own, *ranking.rows], ranking.own) for ranking in found if ranking.rows]:
@@ -259,6 +306,11 @@ def print_rankings(found: Sequence[Ranking], console: Console) -> None:
     if any(MARK in row.mixer for ranking in found for row in ranking.rows):
         console.print(STALE)
 
+    for ranking in found:
+        for s in ranking.narrowed:
+            console.print(
+                f"{s.mixer} on {s.setting} is ranked with the grid and seeds of the reference rows", soft_wrap=True
+            )
     for reason in dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None):
         settings = dict.fromkeys(ranking.own[0].setting for ranking in found if ranking.reason == reason)
         console.print(f"no reference rows for {', '.join(settings)}: {reason}", soft_wrap=True)

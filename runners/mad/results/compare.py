@@ -20,7 +20,7 @@ from rich.console import Console
 
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
-from runners.mad.reference.rows import print_rankings, rankings, reference_folder, terms_of
+from runners.mad.reference.rows import print_rankings, rankings, reference_folder, shown_together, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
 from runners.mad.results.summary import IncomparableError, Summary, incomparable, read_summary
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         named = [*(summary.study for summary in summaries), options.reference]
         digest = hashlib.sha256("".join(named).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
-        plot_comparison(standings, [row for ranking in found for row in ranking.rows], figure)
+        plot_comparison(*shown_together(standings, found), figure)
 
     say(f"chart: {figure}")
 

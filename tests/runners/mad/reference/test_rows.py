@@ -22,11 +22,18 @@ from runners.mad.reference.cells import (
     write_cell,
 )
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import Terms, print_rankings, rankings, reference_folder, to_standings
+from runners.mad.reference.rows import (
+    Terms,
+    print_rankings,
+    rankings,
+    reference_folder,
+    shown_together,
+    to_standings,
+)
 from runners.mad.results import compare
 from runners.mad.results.ranking import ranked
 from runners.mad.results.standings import Standing
-from runners.mad.results.summary import Point, Summary, summarise
+from runners.mad.results.summary import Estimate, Point, Summary, summarise
 from tests.runners.mad.commands import planned
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -146,6 +153,47 @@ def test_a_layer_whose_runs_diverged_shares_the_ranking_of_one_whose_runs_did_no
     (ranking,) = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
     assert [standing.mixer for standing in ranking.own] == [summary.config["mixer"] for summary in summaries]
     assert [row.mixer for row in ranking.rows][:2] == ["rt", "transformer"]
+
+
+def with_values(point: Point, score: float, seeds: int) -> Point:
+    """The point with figures: a validation score, and test accuracies of a tenth of it."""
+    splits = {f"{split}_{metric}_accuracy": score / by for split, by in (("validation", 1), ("test", 10))
+              for metric in ("sequence", "token")}  # fmt: skip
+    values = {"validation_score": [score] * seeds, **{name: [value] * seeds for name, value in splits.items()}}
+    found = {name: Estimate.of(of_seeds) for name, of_seeds in values.items()}
+    return replace(point, seeds=[*range(seeds)], values=values, estimates=found)
+
+
+def test_a_study_with_more_points_and_seeds_is_ranked_as_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller learning rate is better, but the rows did not have it."""
+    monkeypatch.setattr(rows, "find_stale", lambda cells: [False] * len(cells))
+    quick = summary_of("--preset", "quick")
+    first, second = quick.points
+    points = [with_values(first, 0.5, 4), with_values(second, 0.25, 1), with_values(replace(first, lr=1e-4), 1.0, 4)]
+    wide = replace(quick, points=points, chosen=2)
+    (ranking,) = rankings([wide], [Standing.of(wide)], FOLDER)
+    (own,) = ranking.own
+    assert ranking.reason is None
+    assert ranking.rows
+    assert ranking.narrowed == [own]
+    assert (own.accuracy("token"), own.seeds) == (Estimate.of([0.05] * 3), 3)
+    assert shown_together([Standing.of(wide)], [ranking]) == ([own], ranking.rows)
+
+    console = Console(file=io.StringIO(), width=200)
+    print_rankings([ranking], console)
+    assert isinstance(console.file, io.StringIO)
+    line = "lstm on parity (quick) is ranked with the grid and seeds of the reference rows\n"
+    assert line in console.file.getvalue()
+
+    # Not where the figures of the smaller grid are not known, or something else differs.
+    for other in (
+        replace(wide, points=points[1:], chosen=1),
+        replace(wide, points=[with_values(first, 0.5, 1), *points[1:]]),
+        replace(wide, config={**wide.config, "shape": {**wide.config["shape"], "width": 32}}),
+    ):
+        (ranking,) = rankings([other], [Standing.of(other)], FOLDER)
+        assert (ranking.rows, ranking.narrowed) == ([], [])
+        assert ranking.reason is not None
 
 
 def test_a_changed_preset_is_no_longer_called_by_its_name() -> None:
