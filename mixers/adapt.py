@@ -58,8 +58,8 @@ class AdaptedLayer(MixerLayer):
 
     def _no_step_form(self) -> NotImplementedError:
         return NotImplementedError(
-            f"{self.module_class.__name__} has no step form: only init_state and step of a class derived from "
-            "mixers.parts.MixerLayer count"
+            f"{self.module_class.__name__} has no step form: a class derived from mixers.parts.MixerLayer has one, in "
+            "init_state and mix_one"
         )
 
 

@@ -1,11 +1,10 @@
-"""Accuracies and loss of runs trained together, and their mean over seeds.
+"""Accuracies and loss of runs trained together.
 
 Everything on tensors stays on their device: nothing here waits for the device or copies from it.
 Dimensions: R runs, S sequences, T positions, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -128,24 +127,3 @@ def macro_accuracy(predictions_RST: Tensor, targets_ST: Tensor, scored_ST: Tenso
     correct_RV = zeros_RV.scatter_add(1, answers_N.expand(runs, -1), right_RN.double())
 
     return (correct_RV / totals_V.clamp(min=1)).sum(dim=1) / (totals_V > 0).sum()
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds and the half width of its 95% Student-t interval (NaN for a single value).
-
-    Raises:
-        ValueError: if there are no values.
-    """
-    # Only reports need SciPy: training and the GPU tests run without it. scipy.stats takes a second longer to import.
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if not n:
-        raise ValueError("no values to average: give at least one")
-
-    mean = math.fsum(values) / n
-    if n == 1:
-        return mean, math.nan
-
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return mean, float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)

@@ -81,7 +81,7 @@ def plot_gradients(relative: Mapping[str, NDArray[np.float64]], path: Path) -> N
     axes.set(xscale="log", yscale="log", xlabel="distance d in tokens", ylabel="size relative to d = 0")
     axes.set_title("gradient of the loss at t by the input embedding at t − d", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside lower center")  # names of variants are long
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 

@@ -16,6 +16,7 @@ import errno
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from mixers.models import LanguageModel
+from mixers.registry import changed, find_mixer
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.curve import read_curve
 from runners.c4.errors import DiskFullError
-from runners.c4.exported import is_exported, load_exported, load_exported_config
+from runners.c4.exported import exported_options, is_exported, load_exported, load_exported_config
 from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
@@ -224,6 +226,17 @@ def load_config(path: Path | str) -> Config:
 
     file, info = _load(Path(path), load_info)
     return _read_config(info, file)
+
+
+def load_description(path: Path | str) -> dict[str, Any]:
+    """Load the settings of a run, and the options of its layer that differ from the defaults.
+
+    Arguments and errors are those of ``load_model``. The entries are named as in ``runners.c4.identity.describe_run``.
+    """
+    config = load_config(path)
+    exported = is_exported(Path(path))
+    options = exported_options(Path(path)) if exported else _load(Path(path), load_info)[1]["mixer_options"]
+    return {"config": asdict(config), "mixer_options": changed(options, find_mixer(config.mixer).Config)}
 
 
 def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:

@@ -27,8 +27,8 @@ from runners.c4.identity import INCIDENTAL, config_of
 from runners.c4.stored import StoredRun, curves_of, labels_of, stored_runs
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
+from runners.intervals import mean_and_interval
 from runners.tables import Name
-from tasks.metrics import mean_and_interval
 
 
 @dataclass(frozen=True, kw_only=True)

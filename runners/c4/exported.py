@@ -128,6 +128,15 @@ def load_exported_config(folder: Path) -> Config:
         raise _other_version(folder) from error
 
 
+def exported_options(folder: Path) -> dict[str, Any]:
+    """Return all options of the layer of an exported model; errors are those of ``load_exported_config``."""
+    try:
+        options: dict[str, Any] = read_json(folder / CONFIG, EXPORT_AGAIN)["mixer_options"]
+    except KeyError as error:
+        raise _other_version(folder) from error
+    return options
+
+
 def _other_version(folder: Path) -> ValueError:
     """Return the error for a folder that does not fit this code."""
     return ValueError(f"{folder} is no export of this version of the project: {EXPORT_AGAIN}, with this version")

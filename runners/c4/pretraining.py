@@ -109,7 +109,7 @@ def pretrain(
         preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
             (``runners.c4.reference``).
         out: folder of results.
-        mixer_options: options of the layer, such as ``{"heads": 8}``.
+        mixer_options: options of the layer, such as ``{"block": 4}``; the number of heads is ``heads``.
         progress: whether to print progress.
         **options: other attributes of ``runners.c4.config.Config``, such as ``steps`` or ``lr``.
 

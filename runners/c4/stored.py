@@ -66,7 +66,7 @@ def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str
             # A finished run has one row per step.
             rows = read_curve(folder, None if result is None else result["step"])
         except DamagedFileError as error:
-            say(f"left out {folder.name}: {error}")
+            say(f"left out of the comparison: {folder.name}: {error}")
             continue
         diverged_at = None if diverged is None or result is not None else diverged["step"]
         runs.append(StoredRun(folder=folder, described=described, rows=rows, result=result, diverged_at=diverged_at))

@@ -85,7 +85,7 @@ def test_a_layer_without_a_step_form_says_so(caplog: pytest.LogCaptureFixture) -
     log_once.cache_clear()
     layer = build(f"{NAME}:GatedToy", width=16)
     for use in (lambda: layer.init_state(1), lambda: layer.step(torch.zeros(1, 16), {})):
-        with pytest.raises(NotImplementedError, match="GatedToy has no step form: only init_state and step of"):
+        with pytest.raises(NotImplementedError, match="GatedToy has no step form: a class derived from"):
             use()
     figures = costs(type(layer), layer.config, Shape(width=16))
     assert figures.state_floats is None

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 
 from tasks.base import IGNORE
-from tasks.metrics import Counts, count, macro_accuracy, mean_and_interval, score
+from tasks.metrics import Counts, count, macro_accuracy, score
 
 RUNS, SEQUENCES, POSITIONS, VOCAB = 3, 40, 5, 4
 
@@ -137,19 +136,3 @@ def test_score_of_the_best_and_of_the_undefined() -> None:
     scores = score(make_counts(10, 20, [(10, 20, 0.0), (10, 20, math.nan), (10, 20, math.inf)]))
     assert scores.dtype == torch.float64
     assert scores.tolist() == [1.0, -math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("n", [2, 3, 10])
-def test_mean_and_interval_agree_with_scipy(n: int) -> None:
-    values = np.random.default_rng(n).random(n).tolist()
-    mean, half_width = mean_and_interval(values)
-    low, high = stats.t.interval(0.95, n - 1, loc=np.mean(values), scale=stats.sem(values))
-    assert (mean - half_width, mean + half_width) == pytest.approx((low, high), rel=1e-12)
-
-
-def test_interval_of_one_value_and_of_none() -> None:
-    mean, half_width = mean_and_interval([0.25])
-    assert mean == 0.25
-    assert math.isnan(half_width)
-    with pytest.raises(ValueError, match="no values to average: give at least one"):
-        mean_and_interval([])

@@ -13,7 +13,6 @@ by the norm at d = 0, because embeddings of different models have different scal
 the rounding of bfloat16 would hide small gradients. ``runners.c4.reference`` measures its models in the same way.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,16 +30,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.models import LanguageModel
-from runners.c4.checkpoints import load_config, load_model
+from runners.c4.checkpoints import load_config, load_description, load_model
 from runners.c4.config import Config
 from runners.c4.corpus.sources import find_files, read
 from runners.c4.corpus.tokenizer import end_of_text
+from runners.c4.stored import labels_of
 from runners.cli import check_out, cli, shown_as
 from runners.device import find_devices
 from runners.ending import user_errors
 from runners.files import rounded, write_json
 from runners.guidance import flag_of
-from tasks.metrics import mean_and_interval
+from runners.intervals import mean_and_interval
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -146,7 +146,8 @@ def main(arguments: Sequence[str]) -> None:
         # Write file and chart, and print the table.
         from runners.c4.charts import plot_gradients  # imports Matplotlib
 
-        named = dict(zip(names_of(reaches), reaches, strict=True))
+        labels = labels_of({str(path): load_description(path) for path in options.checkpoints})
+        named = dict(zip(labels.values(), reaches, strict=True))
         write_json(options.out / "gradients.json", [asdict(reach) for reach in reaches])
         plot_gradients({name: reach.relative() for name, reach in named.items()}, options.out / "gradients.png")
         print_table(named, console)
@@ -264,19 +265,6 @@ def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> N
         sums_T[: t + 1] += sizes_T[t::-1]
         counts_T[: t + 1] += 1
     return sums_T / counts_T
-
-
-def names_of(reaches: Sequence[Reach]) -> list[str]:
-    """Return short names of the models, which begin with the layer.
-
-    Models of equal layer, shape and parametrisation also have the name of their checkpoint.
-    """
-    endings = {"paper": "", "authors": "-authors"}
-    kinds = [f"{reach.mixer}-{reach.width}x{reach.layers}{endings[reach.parametrisation]}" for reach in reaches]
-    times = Counter(kinds)
-    return [
-        kind if times[kind] == 1 else f"{kind} {reach.checkpoint}" for kind, reach in zip(kinds, reaches, strict=True)
-    ]
 
 
 def print_table(named: dict[str, Reach], console: Console) -> None:

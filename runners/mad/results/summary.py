@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from mixers.costs import Costs, costs
 from mixers.short_convolution import mixer_label
 from runners.files import first_fault, read_json, typed, write_json
+from runners.intervals import mean_and_interval
 from runners.mad.experiment import Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
 from runners.mad.search.study import run_of
 from runners.mad.training.protocol import Protocol, Run
 from tasks.base import Accuracy
-from tasks.metrics import mean_and_interval
 
 METRICS = (
     "validation_sequence_accuracy",

@@ -91,7 +91,7 @@ def test_a_damaged_run_is_left_out_with_a_line(texts: Path, results: Path, capsy
     (folder / "result.json").write_text("{")
     main(["compare", "--out", str(results)])
     out = capsys.readouterr().out
-    assert f"left out {folder.name}: {folder / 'result.json'} is damaged" in out
+    assert f"left out of the comparison: {folder.name}: {folder / 'result.json'} is damaged" in out
     assert [row[0] for row in rows(out)] == ["transformer", "3 seeds"]
 
 

@@ -215,7 +215,7 @@ def test_a_damaged_curve_of_a_finished_run_is_left_out_of_the_chart(
     config, folder = damaged_copy(finished, tmp_path, damage)
     console = Console(record=True, file=io.StringIO(), width=200)
     assert pretraining.run(config, {}, ALONE, console).chart.is_file()
-    assert f"chart without {folder.name}: {folder}/curve.csv is damaged (" in console.export_text()
+    assert f"left out of the comparison: {folder.name}: {folder}/curve.csv is damaged (" in console.export_text()
     with pytest.raises(DamagedFileError, match=f"^{folder}/curve.csv is damaged"):
         read_curve(folder, config.steps)
 
@@ -241,8 +241,8 @@ def test_the_run_of_another_program_does_not_stop_the_chart(finished: Config, tm
         (folder.parent / name / "run.json").write_text(content)
     console = Console(record=True, file=io.StringIO(), width=200)
     assert pretraining.run(config, {}, ALONE, console).chart.is_file()
-    lines = [line for line in console.export_text().splitlines() if line.startswith("chart without ")]
-    assert [line.partition(":")[0] for line in lines] == [f"chart without {name}" for name in "abc"]
+    lines = [line for line in console.export_text().splitlines() if line.startswith("left out of the comparison: ")]
+    assert [line.split(": ")[1] for line in lines] == [*"abc"]
 
 
 @pytest.mark.parametrize(
