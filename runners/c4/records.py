@@ -18,6 +18,15 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Rehearsal:
+    """Entries of ``rehearsal.json`` that the programs use."""
+
+    trajectory: list[float] | None
+    unrehearsed_code: str
+    codes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Result:
     """Entries of ``result.json`` that the programs use."""
 
@@ -47,6 +56,7 @@ class _Downstream:
 
 KINDS: dict[str, type] = {
     "run.json": _Run,
+    "rehearsal.json": _Rehearsal,
     "result.json": _Result,
     "diverged.json": _Diverged,
     "downstream.json": _Downstream,

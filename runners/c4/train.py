@@ -1,6 +1,7 @@
 """One run: train it, continue it, or return its stored result; then evaluate it on downstream sets."""
 
 import errno
+import math
 import os
 import re
 import signal
@@ -23,12 +24,15 @@ from runners.c4.evaluation.downstream import Scores, evaluate_items
 from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
 from runners.c4.records import read_record
+from runners.c4.rehearsal import agree, trajectory, unrehearsed_code
 from runners.c4.watchers import Watcher
 from runners.files import clear_leftovers, write_json
 from runners.memory import ran_out_of_memory
 
 LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
+REHEARSAL = "rehearsal.json"
+"""Name of the file with the losses of a run's rehearsal, and the hashes of code that trains as it does."""
 
 
 def train(
@@ -82,20 +86,68 @@ def _result(
     folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
 ) -> dict[str, Any]:
     """Return the stored result of a run; train the run if there is none."""
-    # Results of different code are not comparable.
     begun = read_record(folder / "run.json")
-    if begun is not None and begun["code"] != identity.run_code(config):
-        raise RunError(
-            f"the code of {config.mixer} or of its training is not the one that {folder} was begun with: delete this "
-            "folder or give another --out to train again, or take the old code back"
-        )
+    code = identity.run_code(config)
+    if begun is not None and begun["code"] != code:
+        _require_same_training(folder, config, options, world)
 
     # The run ended before, with a result or by divergence.
     if (result := read_record(folder / "result.json")) is not None:
         return result
     if (diverged := read_record(folder / "diverged.json")) is not None:
         raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
-    return Loop(folder, config, options, corpus, world, watchers).finish()
+
+    loop = Loop(folder, config, options, corpus, world, watchers)
+    if world.is_first and not (folder / REHEARSAL).exists() and (begun is None or begun["code"] == code):
+        found = _trajectory(config, options)
+        write_json(folder / REHEARSAL, {"trajectory": found, "unrehearsed_code": unrehearsed_code(), "codes": [code]})
+    return loop.finish()
+
+
+def _require_same_training(folder: Path, config: Config, options: dict[str, Any], world: World) -> None:
+    """Check that today's code trains as the code does that a run was begun with, because results are not comparable.
+
+    Code that does so is remembered. The first process checks, and tells the others.
+
+    Raises:
+        RunError: it trains differently, or nothing is known of the code then.
+    """
+    differs = 0.0
+    if world.is_first:
+        known = read_record(folder / REHEARSAL)
+        differs = float(known is None or not _trains_as(known, config, options))
+        code = identity.run_code(config)
+        if known is not None and not differs and code not in known["codes"]:
+            write_json(folder / REHEARSAL, {**known, "codes": [*known["codes"], code]})
+
+    if world.mean(torch.tensor(differs, device=world.device)) > 0:
+        raise RunError(
+            f"the code of {config.mixer} or of its training is not the one that {folder} was begun with: delete this "
+            "folder or give another --out to train again, or take the old code back"
+        )
+
+
+def _trains_as(known: dict[str, Any], config: Config, options: dict[str, Any]) -> bool:
+    """Return whether today's code is known to train as the code of a stored rehearsal, or shows it in another one."""
+    if identity.run_code(config) in known["codes"]:
+        return True
+    then = known["trajectory"]
+    if then is None or known["unrehearsed_code"] != unrehearsed_code():
+        return False
+    now = _trajectory(config, options)
+    return now is not None and agree(then, now)
+
+
+def _trajectory(config: Config, options: dict[str, Any]) -> list[float] | None:
+    """Return the losses of a run's rehearsal.
+
+    None if they are not finite, or if the layer cannot compute on this CPU in float64.
+    """
+    try:
+        found = trajectory(config, options)
+    except Exception:  # a user's layer may need a GPU, or memory may be short; the run needs no rehearsal
+        return None
+    return found if all(map(math.isfinite, found)) else None
 
 
 def _downstream(

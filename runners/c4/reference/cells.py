@@ -39,7 +39,7 @@ class _Run:
         device: name of the device on which it was trained.
         code: hash of the code that trained it.
         unrehearsed_code: hash of the modules that a rehearsal does not show; None in files of earlier versions.
-        trajectory: losses of its rehearsal (``runners.c4.reference.rehearsal``).
+        trajectory: losses of its rehearsal (``runners.c4.rehearsal``).
     """
 
     lr: float

@@ -12,7 +12,7 @@ from runners.c4.config import Config
 from runners.c4.identity import run_code
 from runners.c4.model import layer_of
 from runners.c4.reference.cells import Cell, settings_of
-from runners.c4.reference.rehearsal import agree, trajectory, unrehearsed_code
+from runners.c4.rehearsal import agree, trajectory, unrehearsed_code
 from runners.provenance import code_version, sha256_of
 from runners.verdicts import remembered_verdicts
 
@@ -73,7 +73,7 @@ def is_stale(cell: Cell, config: Config, options: dict[str, Any]) -> bool:
         return [not all(agree(then, now) for then in others)]
 
     # A rehearsal takes up to 5 seconds.
-    libraries = torch.__version__, code_version(alone=("runners.c4.reference.rehearsal",))
+    libraries = torch.__version__, code_version(alone=("runners.c4.rehearsal",))
     facts = [code, libraries, config.mixer, settings_of(config), options, others]
     (stale,) = remembered_verdicts([sha256_of(json.dumps(facts, sort_keys=True))], find)
     return stale

@@ -31,7 +31,7 @@ from runners.c4.identity import run_code, run_folder
 from runners.c4.records import read_record
 from runners.c4.reference.cells import ConvergedRun, DivergedRun, Run
 from runners.c4.reference.order import SEEDS, Place
-from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
+from runners.c4.rehearsal import trajectory, unrehearsed_code
 from runners.c4.train import LOCK, train
 from runners.c4.watchers import Watcher
 from runners.device import device_name

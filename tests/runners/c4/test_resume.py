@@ -13,7 +13,9 @@ import torch
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from runners.c4 import checkpoints, identity  # noqa: E402
+from mixers.transformer import Transformer  # noqa: E402
+from runners.c4 import checkpoints, identity, rehearsal  # noqa: E402
+from runners.c4 import train as training  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
 from runners.c4.errors import BusyError, DivergedError, RunError  # noqa: E402
 from runners.c4.train import train  # noqa: E402
@@ -34,14 +36,58 @@ from tests.runners.c4.runs import (  # noqa: E402
 )
 
 
-def test_a_run_of_other_code_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_other_code_that_trains_the_same_and_with_no_other(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, [At(4, interrupt)])
-    monkeypatch.setattr(identity, "run_code", lambda config: "another")
-    with pytest.raises(RunError, match=r"^the code of transformer or of its training is not the .* begun with: delete"):
+
+    # The code trains otherwise, here or in what no rehearsal shows.
+    refused = pytest.raises(
+        RunError, match=r"^the code of transformer or of its training is not the .* begun with: del"
+    )
+    forward = Transformer.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "forward", lambda self, x_BTD: forward(self, x_BTD) + 1e-3 * x_BTD)
+        patch.setattr(identity, "run_code", lambda config: "trains otherwise")
+        patch.setattr(rehearsal, "run_code", lambda config: "trains otherwise")
+        with refused:
+            run(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "run_code", lambda config: "another")
+        patch.setattr(training, "unrehearsed_code", lambda: "another")
+        with refused:
+            run(config)
+
+    # It trains the same, which is remembered.
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "run_code", lambda config: "another")
         run(config)
-    monkeypatch.undo()
+        patch.setattr(training, "trajectory", lambda *_: pytest.fail("rehearsed again"))
+        run(config)
+        assert len(read_curve(folder_of(config))) == 8
+
+    # Nothing is known of the code of an earlier version.
+    (folder_of(config) / training.REHEARSAL).unlink()
+    run(config)
+    monkeypatch.setattr(identity, "run_code", lambda config: "another")
+    with refused:
+        run(config)
+
+
+def test_a_layer_without_a_rehearsal_needs_the_code_that_its_run_was_begun_with(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "trajectory", lambda *_: 1 / 0)
+    config = configured(texts, tmp_path)
+    with pytest.raises(Interruption):
+        run(config, [At(4, interrupt)])
+    assert json.loads((folder_of(config) / training.REHEARSAL).read_text())["trajectory"] is None
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "run_code", lambda config: "another")
+        with pytest.raises(RunError, match="begun with: delete this folder"):
+            run(config)
     run(config)
 
 
@@ -137,6 +183,7 @@ def test_a_gradient_that_is_not_finite_is_told_from_the_loss(
 ) -> None:
     steps = iter([(5.5, 1.0), (5.25, math.inf)])
     monkeypatch.setattr("runners.c4.step.Stepper.step", lambda *_: map(torch.tensor, next(steps)))
+    monkeypatch.setattr(training, "trajectory", lambda *_: [1.0])  # which would take these steps
     with pytest.raises(
         DivergedError, match=r"^the gradient's norm inf, at loss 5\.2500, is not finite at step 2, with"
     ):

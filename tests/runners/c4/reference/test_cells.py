@@ -16,8 +16,8 @@ from runners.c4.presets import PRESETS
 from runners.c4.reference import cells as cells_of_layers
 from runners.c4.reference import staleness
 from runners.c4.reference.cells import Cell, write_cell
-from runners.c4.reference.rehearsal import trajectory, unrehearsed_code
 from runners.c4.reference.staleness import is_stale
+from runners.c4.rehearsal import trajectory, unrehearsed_code
 from runners.files import DamagedFileError, read_json
 from tests.runners.c4.reference.tiny import TINY
 from tests.runners.report.made_up import DIVERGED_RUN, LANGUAGE_MODEL, LANGUAGE_RUN

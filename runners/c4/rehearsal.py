@@ -17,7 +17,7 @@ import torch
 from mixers import MIXERS
 from runners.c4.config import Config
 from runners.c4.distributed import World
-from runners.c4.identity import DECIDING
+from runners.c4.identity import DECIDING, run_code
 from runners.c4.model import build, layer_of, mean_loss
 from runners.c4.step import Stepper, learning_rate
 from runners.provenance import code_version
@@ -26,6 +26,8 @@ SMALL: dict[str, Any] = {"layers": 2, "batch_size": 4, "steps": 4, "micro_batch_
 """Settings of a rehearsal that replace those of the run."""
 SHORTEST = 20
 """Length of the sequences, unless parts of the layer need longer ones."""
+LONGEST = 512
+"""Largest length for a user's layer."""
 VOCABULARY = 50
 CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
@@ -43,14 +45,14 @@ def unrehearsed_code() -> str:
 def trajectory(config: Config, options: dict[str, Any]) -> list[float]:
     """Return the losses of a run's rehearsal: the loss of each step, then of the last batch again after the last step.
 
-    All runs of a model share a rehearsal, which a process does once.
+    All runs of a model share a rehearsal, which a process does once for the same code.
 
     Args:
         config: configuration of the run.
         options: options of the layer that differ from its defaults.
     """
     small = replace(config, **SMALL, seq_len=length(config, options), clip=CLIP, seed=0)
-    return [*_losses(small, tuple(sorted(options.items())))]
+    return [*_losses(small, tuple(sorted(options.items())), run_code(config))]
 
 
 def length(config: Config, options: dict[str, Any]) -> int:
@@ -58,17 +60,17 @@ def length(config: Config, options: dict[str, Any]) -> int:
 
     Parts are the segments, windows, chunks or blocks of some layers. ``Layer.remark`` tells sequences that are no
     longer than one part. Longer sequences than those of the run are not needed. The parts of a user's layer are not
-    known, so it takes sequences as long as the run's. Arguments are those of ``trajectory``.
+    known, so it takes sequences as long as the run's, or ``LONGEST``. Arguments are those of ``trajectory``.
     """
     layer, layer_config = layer_of(config, options)
     if config.mixer not in MIXERS:
-        return max(SHORTEST, config.seq_len)
+        return min(max(SHORTEST, config.seq_len), LONGEST)
     lengths = range(SHORTEST, max(SHORTEST, config.seq_len) + 1)
     return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])
 
 
 @cache
-def _losses(config: Config, options: tuple[tuple[str, Any], ...]) -> tuple[float, ...]:
+def _losses(config: Config, options: tuple[tuple[str, Any], ...], _code: str) -> tuple[float, ...]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

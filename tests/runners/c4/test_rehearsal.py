@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from torch import Tensor, nn
 
+from runners.c4 import rehearsal
 from runners.c4.model import build
-from runners.c4.reference import rehearsal
 from runners.c4.reference.experiments import EXPERIMENTS
-from runners.c4.reference.rehearsal import agree, trajectory
+from runners.c4.rehearsal import agree, trajectory
 
 PARTS = [(name, *item) for name, row in EXPERIMENTS["ranking"].rows.items() for item in row.options.items()]
 
