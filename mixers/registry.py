@@ -67,6 +67,24 @@ SIZES = ("heads",)
 """Settings that follow from the width of the model, and are therefore not part of a layer's name."""
 
 
+def name_of(mixer: str | type[nn.Module]) -> str:
+    """Return the name of a layer that is given by name or as a class.
+
+    Raises:
+        ValueError: no module has the class under its own name, for example because it was defined in a function.
+    """
+    if not inspect.isclass(mixer):
+        return mixer
+    if (registered := next((name for name, layer in MIXERS.items() if layer is mixer), None)) is not None:
+        return registered
+    if getattr(sys.modules.get(mixer.__module__), mixer.__qualname__, None) is not mixer:
+        raise ValueError(
+            f"{mixer.__module__} has no {mixer.__qualname__}, or another one by now: give the class that has this name "
+            "at the top level of its module"
+        )
+    return f"{mixer.__module__}:{mixer.__qualname__}"
+
+
 def find_mixer(name: str) -> type[Layer]:
     """Return the layer class of a registered name or of an import path ``package.module:Class``.
 
@@ -115,7 +133,9 @@ def find_mixer(name: str) -> type[Layer]:
     return found
 
 
-def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: int = 1, **options: Any) -> Layer:
+def build(
+    name: str | type[nn.Module], width: int = 128, *, mlp_width: int | None = None, layers: int = 1, **options: Any
+) -> Layer:
     """Build one layer as a module, for use in a model of your own.
 
         layer = build("rt", width=256, heads=8)
@@ -124,7 +144,7 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
         z_BD, state = layer.step(x_BD, state)
 
     Args:
-        name: registered name, or ``package.module:Class``.
+        name: registered name, ``package.module:Class``, or a class.
         width: model width D.
         mlp_width: hidden width of the MLP; 4 D if None.
         layers: number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
@@ -135,6 +155,7 @@ def build(name: str, width: int = 128, *, mlp_width: int | None = None, layers: 
         ValueError: there is no such layer or option, an option is of another type or no finite number, or the layer
             cannot be built with these options.
     """
+    name = name_of(name)
     layer_class = find_mixer(name)
     known = [field.name for field in fields(layer_class.Config)]
     if unknown := [option for option in options if option not in known]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from torch import nn
 
 from mixers.models import LanguageModel
-from mixers.registry import find_mixer
+from mixers.registry import find_mixer, name_of
 from runners.c4.checkpoints import load_model
 from runners.c4.checks import check, check_memory, check_users_layer, deciding
 from runners.c4.config import Config
@@ -85,7 +86,7 @@ class Result:
 
 
 def pretrain(
-    mixer: str = "rt",
+    mixer: str | type[nn.Module] = "rt",
     *,
     layers: int | None = None,
     data: str | Path | Sequence[str | Path] | None = None,
@@ -101,7 +102,7 @@ def pretrain(
     The command ``python -m runners.c4`` with the same options trains the same run.
 
     Args:
-        mixer: layer to train, a registered name or ``package.module:Class``.
+        mixer: layer to train: a registered name, ``package.module:Class``, or a class.
         layers: number of stacked layers; unless given, the preset's number.
         data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
         tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, the one that ``convert`` has
@@ -118,7 +119,7 @@ def pretrain(
         RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
         StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
-    layer_options = mixer_options or {}
+    layer_options, mixer = mixer_options or {}, name_of(mixer)
     with naming_arguments({"preset", *(field.name for field in fields(Config))}):
         # Put the caller's options on top of the preset.
         given = {"layers": layers, "data": data, "tokenizer": tokenizer}

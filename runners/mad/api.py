@@ -8,10 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
+from torch import nn
+
 from mixers.costs import costs
 from mixers.matching import Figure
 from mixers.options import converted
-from mixers.registry import find_mixer
+from mixers.registry import find_mixer, name_of
 from runners.cli import defaults_of
 from runners.device import find_devices
 from runners.guidance import closest, flag_of, naming_arguments, texts_of
@@ -71,7 +73,7 @@ def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Seque
 
 @_advising
 def study(
-    mixer: str,
+    mixer: str | type[nn.Module],
     task: str,
     *,
     preset: Literal["grid", "full", "quick"] = "grid",
@@ -108,7 +110,7 @@ def study(
     Arguments that are not given have the values of the preset.
 
     Args:
-        mixer: registered name, or ``package.module:Class``; ``__main__:Class`` in a notebook.
+        mixer: registered name, ``package.module:Class``, or a class, also one that a notebook defines.
         task: registered name.
         preset: ``grid`` is the published grid; ``full`` is that of the reference results, the wide grid with five seeds
             of the chosen point; ``quick`` is a small setting of each task.
@@ -158,6 +160,7 @@ def study(
     if not isinstance(out, str | PathLike):
         raise ValueError(f"out is a folder, such as {str(Options.out)!r}, not {out!r}")
 
+    mixer = name_of(mixer)
     defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)

@@ -59,6 +59,19 @@ class Study:
         return {name.removeprefix("test_"): e for name, e in estimates.items() if name.startswith("test_")}
 
     @property
+    def extrapolation(self) -> dict[str, dict[str, Estimate]]:
+        """Accuracies of the chosen point on longer sequences than those of the training, by the name of their set.
+
+        Each set has the keys ``sequence_accuracy`` and ``token_accuracy``. Empty if the task has no such sets, or if
+        every point diverged.
+        """
+        chosen, kinds = self.summary.chosen_point, ("sequence", "token")
+        return {
+            name: {f"{kind}_accuracy": Estimate.of([getattr(a, kind) for a in accuracies]) for kind in kinds}
+            for name, accuracies in (chosen.extrapolation if chosen else {}).items()
+        }
+
+    @property
     def ceiling(self) -> Accuracy:
         """Accuracies that a perfect solver reaches on the test split."""
         return self.summary.ceiling
@@ -84,14 +97,18 @@ class Study:
         return [] if self.reference is None else rankings([self.summary], [Standing.of(self.summary)], self.reference)
 
     def ranking(self) -> Table:
-        """One row for this layer and one per reference row, best first: rank, layer, seeds, test accuracies."""
+        """One row for this layer and one per reference row, best first.
+
+        Rank, layer, seeds, test accuracies, and half the width of the 95% interval of each, None for a single seed.
+        """
         rows = []
         for found in self.rankings:
             for rank, standing in ranked([*found.own, *found.rows]):
                 figures = {f"{name}_accuracy": standing.accuracy(name) for name in ("sequence", "token")}
                 means = {name: estimate and estimate.mean for name, estimate in figures.items()}
-                own = standing in found.own
-                rows.append({"rank": rank, "layer": standing.mixer, "own": own, "seeds": standing.seeds, **means})
+                widths = {f"{name}_half_width": estimate and estimate.half_width for name, estimate in figures.items()}
+                own = {"layer": standing.mixer, "own": standing in found.own}
+                rows.append({"rank": rank, **own, "seeds": standing.seeds, **means, **widths})
         return rows
 
     def curves(self) -> Table:

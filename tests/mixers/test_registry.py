@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mixers import MIXERS, Shape, build, find_mixer
 from mixers.lru import LRU
+from mixers.registry import name_of
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
@@ -144,3 +146,29 @@ def test_a_file_without_its_class_is_told_to_name_it(tmp_path: Path, monkeypatch
     (tmp_path / "kernel_attention.py").touch()
     with pytest.raises(ValueError, match=r"^no mixer 'kernel_attention': write kernel_attention:Class, with the class"):
         find_mixer("kernel_attention")
+
+
+class Own(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped: Tensor = self.map(x)
+        return mapped
+
+
+def test_a_class_stands_for_its_name() -> None:
+    assert name_of("rt") == name_of(RecurrentTransformer) == "rt"
+    assert name_of(Own) == f"{__name__}:Own"
+    assert build(Own, 16)(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
+    assert type(build(RecurrentTransformer, 16, heads=2)) is RecurrentTransformer
+
+
+def test_a_class_that_its_name_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results would be those of another class."""
+    former = Own
+    monkeypatch.setattr(sys.modules[__name__], "Own", type("Own", (nn.Module,), {"__module__": __name__}))
+    with pytest.raises(ValueError, match="has no Own, or another one by now: give the class that has this name"):
+        name_of(former)
+    assert name_of(sys.modules[__name__].Own) == f"{__name__}:Own"

@@ -23,7 +23,7 @@ from runners.mad.reference import rows
 from runners.mad.reference.cells import FOLDER, cell_file, cell_point, read_cell, write_cell
 from runners.mad.reference.entries import ENTRIES
 from runners.mad.reference.rows import protocol_of
-from runners.mad.results.summary import read_summary, under_grid
+from runners.mad.results.summary import Estimate, read_summary, under_grid
 from runners.mad.search import search
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Result
@@ -169,6 +169,7 @@ def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
     (own,) = result.ranking()
     assert (own["rank"], own["layer"], own["own"], own["seeds"]) == (1, "transformer", True, 4)
     assert own["token_accuracy"] == result.test["token_accuracy"].mean
+    assert own["token_accuracy_half_width"] == result.test["token_accuracy"].half_width
 
     # A cell with the study's settings.
     config, points = result.summary.config, [cell_point(point) for point in result.summary.points]
@@ -188,6 +189,18 @@ def test_it_takes_each_option_of_the_command_that_is_not_about_printing_or_track
     command_alone = {"list", "dry_run", "wandb", "wandb_project", "wandb_entity", "wandb_tags"}
     own = {"mixer_options", "task_options", "quiet"}
     assert {*inspect.signature(study).parameters} - own == {field.name for field in fields(Options)} - command_alone
+
+
+def test_accuracies_on_longer_sequences_are_estimates_over_the_seeds(tmp_path: Path) -> None:
+    settings = {**SMALL, "task_options": {"length": 24, "train_examples": 32, "eval_examples": 32}, "lr": [1e-3]}
+    result = study(Transformer, "parity", seeds=2, out=tmp_path, **settings)
+    chosen = result.summary.chosen_point
+    assert chosen is not None
+    assert result.extrapolation.keys() == chosen.extrapolation.keys() != set()
+    for name, found in result.extrapolation.items():
+        tokens = [accuracy.token for accuracy in chosen.extrapolation[name]]
+        assert found["token_accuracy"] == Estimate.of(tokens)
+        assert len(tokens) == 2
 
 
 def test_a_reference_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
@@ -280,7 +293,11 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
             {"task_options": {"len": 3}},
             r"^task_options\['len'\] does not apply to task in-context-recall: .*\['length'\]",
         ),
-        ({"mixer": Transformer}, 'by name: write "mixers.transformer:Transformer" in place of the class'),
+        (
+            {"mixer": type("Local", (torch.nn.Module,), {})},
+            "has no Local, or another one by now: give the class that has",
+        ),
+        ({"mixer": Path}, r"'pathlib:Path' is no mixer: it must be a class derived from torch.nn.Module"),
         ({"mixer": torch.nn.Identity()}, 'by name: write "torch.nn.modules.linear:Identity" in place of the Identity'),
         ({"mixer": ["rt", "lstm"]}, 'by name: write "rt" in place of the list'),
         ({"preset": "small"}, "preset: Input should be 'grid', 'full', 'quick' or 'demo', not 'small'"),
