@@ -5,6 +5,7 @@
 ``runners.c4.load_model("my_model")``, ``generate`` and ``lm_eval`` accept the folder in place of a run.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         options = cli(Options, default, arguments, "export")
         export(options.checkpoint, options.folder)
         print(f"exported: {options.folder}")
+        print(f"generate: python -m runners.c4 generate {shlex.quote(str(options.folder))} --prompt ...")
 
 
 def export(checkpoint: Path | str, folder: Path | str) -> None:

@@ -18,7 +18,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +59,8 @@ MANY = 500
 """Number of files from which several processes read faster than one."""
 CHUNK = 50
 """Number of files that such a process takes at a time."""
+KINDS = 4
+"""Largest number of kinds of files that are named among those left out."""
 Documents = dict[Split, list[str]]
 
 
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         options = cli(Options, default, arguments, "convert")
         tokens = convert(options.texts, options.folder, options.clean, options.vocabulary)
 
+    print(read_files(options.texts))
     print(f"{tokens['train']:,} tokens for training, {tokens['validation']:,} for validation: {options.folder}")
     print(f"pretrain: python -m runners.c4 --preset tiny --data {shlex.quote(str(options.folder))}")
 
@@ -248,12 +251,29 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
 
 def texts_in(folder: Path) -> list[Path]:
     """Return the texts in a folder and its subfolders, sorted, without hidden files and those in hidden folders."""
-    found = []
+    return sorted(filter(is_text, visible_in(folder)))
+
+
+def is_text(file: Path) -> bool:
+    """Return whether a file has an ending of texts."""
+    return file.suffix.lower() in ENDINGS
+
+
+def visible_in(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, without hidden files and those in hidden folders."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = (Path(parent, name) for name in names if not name.startswith("."))
-        found += [file for file in visible if file.suffix.lower() in ENDINGS and file.is_file()]
-    return sorted(found)
+        yield from (file for file in visible if file.is_file())
+
+
+def read_files(names: Sequence[Path]) -> str:
+    """Return how many files are read, and which kinds of files in the folders are not."""
+    count = len(find_texts(names))
+    others = [file for name in names if name.is_dir() for file in visible_in(name) if not is_text(file)]
+    kinds = ", ".join(sorted({file.suffix.lower() or "without an ending" for file in others})[:KINDS])
+    left_out = f", {len(others)} of other kinds left out ({kinds})" if others else ""
+    return f"{count} file{'s' * (count > 1)} read{left_out}"
 
 
 def divide(text: str) -> tuple[str, str]:

@@ -34,7 +34,8 @@ def test_an_exported_model_computes_what_the_checkpoint_does(
 ) -> None:
     main(["export", str(trained), str(tmp_path / "new" / "my_model")])
     folder = tmp_path / "new" / "my_model"
-    assert capsys.readouterr().out == f"exported: {folder}\n"
+    hint = f"generate: python -m runners.c4 generate {folder} --prompt ...\n"
+    assert capsys.readouterr().out == f"exported: {folder}\n{hint}"
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert [path.name for path in folder.parent.iterdir()] == ["my_model"]
 
@@ -57,7 +58,9 @@ def test_a_checkpoint_of_other_code_is_loaded_with_one_line(
     load_model(trained)
     assert capsys.readouterr() == ("", line)
     main(["export", str(trained), str(tmp_path / "my_model")])
-    assert capsys.readouterr() == (f"exported: {tmp_path / 'my_model'}\n", line)
+    out, err = capsys.readouterr()
+    assert out.startswith(f"exported: {tmp_path / 'my_model'}\n")
+    assert err == line
     main(["generate", str(trained), "--device", "cpu", "--max-new-tokens", "1"])
     assert capsys.readouterr().err == line
     main(["gradients", str(trained), "--device", "cpu", "--sequences", "2", "--targets", "2", "--out", str(tmp_path)])

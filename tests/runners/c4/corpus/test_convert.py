@@ -212,7 +212,9 @@ def test_the_command_names_the_next_one_and_overwrites_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["my texts", str(texts)])
-    assert capsys.readouterr().out.splitlines()[1] == ("pretrain: python -m runners.c4 --preset tiny --data 'my texts'")
+    read, _, following = capsys.readouterr().out.splitlines()
+    assert read == "2 files read, 1 of other kinds left out (.png)"
+    assert following == "pretrain: python -m runners.c4 --preset tiny --data 'my texts'"
     with pytest.raises(SystemExit):
         main(["my texts", str(texts)])
     assert capsys.readouterr().err == "error: my texts exists: name a new folder\n"
