@@ -3,6 +3,7 @@
     python -m runners.c4 --layers 6                  # the paper's 300M RT
     torchrun --nproc-per-node 8 -m runners.c4 --layers 6
     python -m runners.c4 --layers 6 --dry-run
+    python -m runners.c4 --preset tiny --data my_texts --mixer rt transformer
     python -m runners.c4 convert my_texts book.txt notes/    # data of your own
     python -m runners.c4 --mixer transformer --size 150m --layers 12 --search
     python -m runners.c4 generate results/c4/RUN --prompt "The weather"
@@ -20,8 +21,11 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import argparse
+import gc
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,13 +38,15 @@ from runners.c4.config import OF_THE_MODEL, Config
 from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import cost, describe, vocabulary
-from runners.c4.distributed import world
+from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS, with_tokenizer
 from runners.c4.pretraining import Result, run
 from runners.c4.search import points_of, study_file
+from runners.c4.several import of_each_run
+from runners.c4.stored import stored_runs
 from runners.c4.watchers import with_bits
 from runners.cli import print_short_help
 from runners.ending import run_command, user_errors
@@ -79,26 +85,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
 
     with user_errors(ValueError, OSError):
-        config, options = read(arguments)
-        if config.dry_run:
-            print_cost(config, options)
+        runs = [read(words) for words in of_each_run(arguments)]
+        first, _ = runs[0]
+        if first.dry_run:
+            for config, options in runs:
+                print_cost(config, options)
             return
 
-        with world(config.device) as here:
+        with world(first.device) as here:
             console = Console(markup=False, quiet=not here.is_first)
-            try:
-                result = run(config, options, here, console)
-            except RunError as error:
-                if here.is_first:
-                    print(f"stopped: {error}", file=sys.stderr)
-                raise SystemExit(1) from error
-            except StoppedError as error:
-                if here.is_first:
-                    raise
-                raise SystemExit(error.status) from error
+            for config, options in runs if len(runs) > 1 else ():  # before the first is trained
+                check_users_layer(config, options, here.device)
+            folders = [train(config, options, here, console, alone=len(runs) == 1) for config, options in runs]
+            if here.is_first and len(runs) > 1:
+                say = partial(console.print, soft_wrap=True)
+                compare.compare(stored_runs(filter(None, folders), say), first.out, console)
+        if None in folders:
+            raise SystemExit(1)
 
-            if here.is_first:
-                print_result(result, config, console)
+
+def train(config: Config, options: dict[str, Any], here: World, console: Console, alone: bool) -> Path | None:
+    """Train one model, print its result, and return the folder of its run; None if it cannot be trained.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+        here: the processes.
+        console: where to print.
+        alone: whether the command trains no other model.
+
+    Raises:
+        StoppedError: the process was asked to stop.
+        SystemExit: so was another process.
+    """
+    gc.collect()  # the CUDA graphs of the run before hold their memory in cycles of references
+    try:
+        result = run(config, options, here, console)
+    except RunError as error:
+        if here.is_first:
+            print(f"{'' if alone else f'{config.mixer} '}stopped: {error}", file=sys.stderr)
+        return None
+    except StoppedError as error:
+        if here.is_first:
+            raise
+        raise SystemExit(error.status) from error
+
+    if here.is_first:
+        print_result(result, config, console, alone)
+    return result.folder
 
 
 def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
@@ -148,13 +182,14 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
         console.print(f"the search trains {len(points_of(config))} such runs")
 
 
-def print_result(result: Result, config: Config, console: Console) -> None:
-    """Print the result of a run, and commands that use the model.
+def print_result(result: Result, config: Config, console: Console, alone: bool) -> None:
+    """Print the result of a run, and commands that use the model unless the command trains others, too.
 
     Args:
         result: the result.
         config: configuration of the command.
         console: where to print.
+        alone: whether the command trains no other model.
     """
     loss = with_bits(result.validation_loss, result.bytes_per_token)
     console.print(f"validation cross-entropy {loss}, run {result.folder}", soft_wrap=True)
@@ -162,6 +197,8 @@ def print_result(result: Result, config: Config, console: Console) -> None:
         print_scores(result.downstream, console)
 
     # Suggest the next commands.
+    if not alone:
+        return
     console.print(f"curves: {result.chart}", soft_wrap=True)
     if len(list(result.folder.parent.glob("*/run.json"))) > 1:
         out = "" if config.out == Config.out else f" --out {config.out}"

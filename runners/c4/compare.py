@@ -103,18 +103,21 @@ def main(arguments: Sequence[str]) -> None:
     with user_errors(ValueError, OSError):
         options = cli(Options, Options(), arguments, "compare")
         check_out(options.out)
-        runs = read_runs(options.runs, options.out, say)
+        compare(read_runs(options.runs, options.out, say), options.out, console)
 
-        from runners.c4.charts import plot_curves  # imports Matplotlib
 
-        for of_corpus in _on_each_corpus(runs):
-            print_standings(of_corpus, console)
+def compare(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
+    """Print a table of runs on each corpus, and draw their curves into a chart in the results folder ``out``."""
+    from runners.c4.charts import plot_curves  # imports Matplotlib
 
-            # The chart's name is a hash of its runs.
-            digest = hashlib.sha256("".join(run.name for run in of_corpus).encode()).hexdigest()
-            chart = options.out / "figures" / f"c4-comparison-{digest[:8]}.png"
-            plot_curves(curves_of(of_corpus), chart)
-            say(f"chart: {chart}")
+    for of_corpus in _on_each_corpus(runs):
+        print_standings(of_corpus, console)
+
+        # The chart's name is a hash of its runs.
+        digest = hashlib.sha256("".join(run.name for run in of_corpus).encode()).hexdigest()
+        chart = out / "figures" / f"c4-comparison-{digest[:8]}.png"
+        plot_curves(curves_of(of_corpus), chart)
+        console.print(f"chart: {chart}", soft_wrap=True)
 
 
 def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) -> list[StoredRun]:

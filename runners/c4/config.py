@@ -48,7 +48,7 @@ class Config:
         preset: paper, tiny, which trains in two minutes on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
-        mixer: layer to train: a registered name or package.module:Class.
+        mixer: layer to train: a registered name or package.module:Class; a command trains several one after another.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
@@ -65,7 +65,7 @@ class Config:
         clip: largest norm of the gradient; a larger gradient is scaled down to it.
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
-        seed: seed of the initial parameters and of the order of the data.
+        seed: seed of the initial parameters and of the order of the data; a command trains several one after another.
         search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the hub, or a tokenizer.json; unless given, the one that convert made with the data, or T5's.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.

@@ -96,8 +96,8 @@ def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = ())
     for name, run in runs.items():
         words = [variant_label(run["config"]["mixer"], run["mixer_options"], 1)]
         for key in differing:
-            value = each[name].get(key)
-            words.append(f"{key.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}")
+            if (value := each[name].get(key)) is not None:  # None stands for what follows from other settings
+                words.append(f"{key.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}")
         labels[name] = ", ".join(words)
     times = Counter(labels.values())
     return {name: label if times[label] == 1 else name for name, label in labels.items()}

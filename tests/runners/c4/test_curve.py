@@ -77,5 +77,5 @@ def test_labels_of_runs_name_the_options_and_the_settings_in_which_they_differ()
     # Runs of earlier versions may differ in a setting that is gone.
     former = run("rt")
     former["config"]["former"] = 2
-    assert labels_of({"a": run("rt"), "former": former}) == {"a": "rt, former None", "former": "rt, former 2"}
+    assert labels_of({"a": run("rt"), "former": former}) == {"a": "rt", "former": "rt, former 2"}
     assert labels_of({"a": run("rt"), "again": run("rt")}) == {"a": "a", "again": "again"}

@@ -1,0 +1,53 @@
+"""A command line that names several layers or seeds, as the command lines of its runs."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, pairwise, product
+
+from mixers import MIXERS, find_mixer
+from runners.c4.config import OF_THE_MODEL
+from runners.cli import applicable, defaults_of, expand
+
+Part = list[str]
+"""An option with its values."""
+
+
+def of_each_run(arguments: Sequence[str]) -> list[list[str]]:
+    """Return the command line of each layer and seed, if ``--mixer`` or ``--seed`` has several values.
+
+    Each has those of the layers' options that its layer has.
+
+    Raises:
+        ValueError: there is no such layer, or none of several has an option.
+    """
+    starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
+    parts = [list(arguments[a:b]) for a, b in pairwise([*starts, len(arguments)])]
+    values = {flag: words for flag, *words in parts}
+    names, seeds = expand(values.get("--mixer", []), MIXERS), values.get("--seed", [])
+    if max(len(names), len(seeds)) < 2 or len(values) < len(parts):  # an option that is given twice is an error
+        return [list(arguments)]
+
+    kept = _of_each_layer(names, parts) if names else [("", parts)]
+    lines = []
+    for (name, own), seed in product(kept, seeds or [""]):
+        chosen = {"--mixer": name, "--seed": seed}
+        words = ([flag, chosen[flag]] if chosen.get(flag) else [flag, *rest] for flag, *rest in own)
+        lines.append([*arguments[: starts[0]], *chain(*words)])
+    return lines
+
+
+def _of_each_layer(names: Iterable[str], parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
+    """Return each layer with the parts of a command line that apply to it."""
+    options = {part[0].partition("=")[0].removeprefix("--"): part for part in parts}
+    nested = {option.removeprefix("mixer."): part for option, part in options.items() if option.startswith("mixer.")}
+    of_models = {option: part for option, part in options.items() if option in OF_THE_MODEL}
+    configs = {name: find_mixer(name).Config for name in names}
+    own = applicable("mixer", nested, configs, partial(print, file=sys.stderr))
+
+    found = []
+    for name, config in configs.items():
+        lacking = [part for option, part in nested.items() if option.replace("-", "_") not in own[name]]
+        lacking += [part for option, part in of_models.items() if option not in defaults_of(config)]
+        found.append((name, [part for part in parts if part not in lacking]))
+    return found
