@@ -1,7 +1,9 @@
 """Charts of loss curves, and of gradients by distance."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from runners.files import write_atomically
 
 FEW = 4
 """Largest number of runs that are named at the ends of their lines instead of in a legend."""
+BINS = 8
+"""Number of points of a smoothed curve while the number of steps doubles."""
 
 
 def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Draw training and validation losses of runs against the tokens read.
+    """Draw training and validation losses of runs against the tokens read, those of training as ``smoothed``.
 
     Args:
         curves: rows of each run by its label, which begins with the name of the layer.
@@ -32,14 +36,14 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
 
     for name, rows in curves.items():
         style: dict[str, Any] = {"color": look[name].color, "linestyle": look[name].line}
-        axes.plot([row.tokens for row in rows], [row.loss for row in rows], **style, **training)
+        axes.plot(*smoothed(rows), **style, **training)
 
         measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
         tokens, losses = [tokens for tokens, _ in measured], [loss for _, loss in measured]
         lines += axes.plot(tokens, losses, **style, **validation)
 
     # The legend explains the two kinds of lines.
-    kinds = {"validation": validation, "training, each step": training}
+    kinds = {"validation": validation, "training, mean of some steps": training}
     for kind in kinds.values():
         lines += axes.plot([], [], color="black", **kind)
 
@@ -59,6 +63,18 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
         ends = {name: _last(rows) for name, rows in curves.items() if rows}
         label_ends(axes, [(f"{name} {loss:.3f}", loss, look[name].color) for name, loss in ends.items()], size=7)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def smoothed(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Return tokens and training losses of a curve, whose noise would hide other curves.
+
+    These are means over steps whose numbers are within a ratio of 2 to 1/``BINS``, so that the first steps stand alone.
+    """
+    bins: dict[int, list[Row]] = {}
+    for row in rows:
+        bins.setdefault(round(BINS * math.log2(row.step)), []).append(row)
+    means = [(fmean(row.tokens for row in members), fmean(row.loss for row in members)) for members in bins.values()]
+    return [tokens for tokens, _ in means], [loss for _, loss in means]
 
 
 def plot_gradients(relative: Mapping[str, NDArray[np.float64]], path: Path) -> None:

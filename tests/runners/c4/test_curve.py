@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from runners.c4.charts import plot_curves  # noqa: E402
+from runners.c4.charts import plot_curves, smoothed  # noqa: E402
 from runners.c4.curve import Row, read_curve, write_curve  # noqa: E402
 from runners.c4.identity import describe_run  # noqa: E402
 from runners.c4.presets import PRESETS  # noqa: E402
@@ -58,10 +59,29 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     assert names == list(curves)
     *lines, thick, thin = legend.get_lines()
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
-    assert (validation, training) == ("validation", "training, each step")
+    assert (validation, training) == ("validation", "training, mean of some steps")
     drawn_thin, drawn_thick = figures[0].axes[0].get_lines()[:2]
     for shown, drawn in ((thick, drawn_thick), (thin, drawn_thin)):
         assert (shown.get_linewidth(), shown.get_marker()) == (drawn.get_linewidth(), drawn.get_marker())
+
+
+def test_training_losses_of_a_chart_are_means_over_steps_of_nearly_equal_numbers() -> None:
+    losses = np.random.default_rng(0).random(1000) + 1
+    rows = [
+        Row(step=n, tokens=10 * n, loss=loss, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
+            seconds=1.0)
+        for n, loss in enumerate(losses, start=1)
+    ]  # fmt: skip
+    tokens, means = smoothed(rows)
+    assert tokens[:5] == [10, 20, 30, 40, 50]
+    assert means[:5] == losses[:5].tolist()
+    assert len(tokens) == len(means) < 8 * 10
+    assert min(means[-10:]) > 1.3
+    assert max(means[-10:]) < 1.7
+    steps = np.arange(1, 1001)
+    last = np.rint(8 * np.log2(steps)) == np.rint(8 * np.log2(1000))
+    assert means[-1] == pytest.approx(losses[last].mean())
+    assert tokens[-1] == pytest.approx(10 * steps[last].mean())
 
 
 def test_labels_of_runs_name_the_options_and_the_settings_in_which_they_differ() -> None:
