@@ -1,6 +1,10 @@
 """The tasks by name."""
 
+import sys
 from difflib import get_close_matches
+from importlib import import_module
+from inspect import isabstract, isclass
+from pathlib import Path
 from typing import Any
 
 from tasks.base import Task
@@ -28,15 +32,76 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def find_task(name: str) -> Any:
-    """Return the task class of a registered name.
+def name_of(task: str | type[Task]) -> str:
+    """Return the name of a task that is given by name or as a class.
 
     Raises:
-        ValueError: there is no such task.
+        ValueError: no module has the class under its own name, for example because it was defined in a function.
     """
-    if name not in TASKS:
-        similar = get_close_matches(name.lower(), TASKS, n=1) or [task for task in TASKS if name.lower() in task]
-        meant = f"did you mean {' or '.join(similar)}? The tasks are" if similar and name else "choose from"
-        advice = "separate names by spaces" if "," in name else f"{meant} {', '.join(TASKS)}"
-        raise ValueError(f"no task {name!r}: {advice}")
-    return TASKS[name]
+    if not isclass(task):
+        return task
+    if (registered := next((name for name, known in TASKS.items() if known is task), None)) is not None:
+        return registered
+    if getattr(sys.modules.get(task.__module__), task.__qualname__, None) is not task:
+        raise ValueError(
+            f"{task.__module__} has no {task.__qualname__}, or another one by now: give the class that has this name "
+            "at the top level of its module"
+        )
+    return f"{task.__module__}:{task.__qualname__}"
+
+
+def find_task(name: str) -> Any:
+    """Return the task class of a registered name or of an import path ``package.module:Class``.
+
+    Raises:
+        ValueError: there is no such task, or it cannot be used. The message lists the choices, or says why.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if ":" in name and "," not in name:
+        return _imported(name)
+
+    raise ValueError(f"no task {name!r}: {_advice(name)}")
+
+
+def _advice(name: str) -> str:
+    """Return how to write a name that is no registered one."""
+    if "," in name:
+        return "separate names by spaces"
+    if "/" in name or name.endswith(".py"):
+        return f"give module and class, not the file: {Path(name).stem}:Class"
+    module, dot, class_name = name.rpartition(".")
+    if dot:
+        return f"write {module}:{class_name}, with a colon before the class"
+
+    similar = get_close_matches(name.lower(), TASKS, n=1) or [task for task in TASKS if name.lower() in task]
+    meant = f"did you mean {' or '.join(similar)}? The tasks are" if similar and name else "choose from"
+    return f"{meant} {', '.join(TASKS)}, or give package.module:Class"
+
+
+def _imported(name: str) -> type[Task]:
+    """Return the task of an import path.
+
+    Raises:
+        ValueError: it cannot be imported, or is no task.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except (Exception, SystemExit) as error:  # importing runs a user's code, which may raise anything
+        raise ValueError(f"cannot import task {name!r}: {type(error).__name__}: {error}") from error
+
+    if not (isclass(found) and issubclass(found, Task)):
+        raise ValueError(f"{name!r} is no task: it must be a class derived from tasks.base.Task")
+    if isabstract(found) or not hasattr(found, "name"):
+        lacking = sorted(found.__abstractmethods__) or ["name"]
+        raise ValueError(f"{name!r} is no whole task: it lacks {', '.join(lacking)}")
+    try:
+        default = found.Config()
+    except TypeError as error:
+        raise ValueError(f"{name!r} needs a Config whose settings all have defaults: {error}") from error
+    try:
+        default.train_length  # noqa: B018  (which is computed)
+    except KeyError as error:
+        raise ValueError(f"the Config of {name!r} lacks length: call the setting so, or state train_length") from error
+    return found

@@ -114,7 +114,7 @@ def compare(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
         print_standings(of_corpus, console)
 
         # The chart's name is a hash of its runs.
-        digest = hashlib.sha256("".join(run.name for run in of_corpus).encode()).hexdigest()
+        digest = hashlib.sha256("".join(sorted(run.name for run in of_corpus)).encode()).hexdigest()
         chart = out / "figures" / f"c4-comparison-{digest[:8]}.png"
         plot_curves(curves_of(of_corpus), chart)
         console.print(f"chart: {chart}", soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
+import tasks
 from mixers.costs import costs
 from mixers.matching import Figure
 from mixers.options import converted
@@ -28,6 +29,7 @@ from runners.progress import console_of_call
 from runners.storage import explaining_database
 from runners.tracking import check_login
 from tasks import find_task
+from tasks.base import Task
 
 P = ParamSpec("P")
 
@@ -74,7 +76,7 @@ def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Seque
 @_advising
 def study(
     mixer: str | type[nn.Module],
-    task: str,
+    task: str | type[Task],
     *,
     preset: Literal["grid", "full", "quick"] = "grid",
     grid: GridName | None = None,
@@ -111,7 +113,7 @@ def study(
 
     Args:
         mixer: registered name, ``package.module:Class``, or a class, also one that a notebook defines.
-        task: registered name.
+        task: registered name, ``package.module:Class``, or a class derived from ``tasks.base.Task``.
         preset: ``grid`` is the published grid; ``full`` is that of the reference results, the wide grid with five seeds
             of the chosen point; ``quick`` is a small setting of each task.
         grid: ``paper`` or ``wide``, in place of the preset's; excludes ``lr`` and the preset ``quick``, which have
@@ -160,7 +162,7 @@ def study(
     if not isinstance(out, str | PathLike):
         raise ValueError(f"out is a folder, such as {str(Options.out)!r}, not {out!r}")
 
-    mixer = name_of(mixer)
+    mixer, task = name_of(mixer), tasks.name_of(task)
     defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)

@@ -21,7 +21,7 @@ from runners.mad.layer_choice import LayerChoice
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
-from tasks import TASKS
+from tasks import find_task
 from tasks.base import Task
 
 LONGEST_DIFFERENCE = 200
@@ -77,7 +77,7 @@ class Experiment:
     @cached_property
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
-        return _task(TASKS[self.task], self.task_config)
+        return _task(find_task(self.task), self.task_config)
 
     @property
     def length(self) -> int:
@@ -111,7 +111,7 @@ class Experiment:
     @cached_property
     def code(self) -> str:
         """SHA-256 over the code of the layer, the task and the trainer (``runners.provenance.code_version``)."""
-        return code_version("runners.mad.training.loop", self.layer, find_mixer(self.mixer), TASKS[self.task])
+        return code_version("runners.mad.training.loop", self.layer, find_mixer(self.mixer), find_task(self.task))
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ from mixers import MIXERS
 from mixers.base import Shape
 from mixers.ops.numerics import product_precision
 from mixers.options import override
+from mixers.origin import where
 from runners.cli import applicable, expand
 from runners.device import find_devices
 from runners.mad.experiment import Experiment, first_layer
@@ -17,6 +18,7 @@ from runners.mad.memory import check_memory
 from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol
 from tasks import TASKS, find_task
+from tasks.contract import check_task
 
 Say = Callable[[str], None]
 """A function that prints a line."""
@@ -52,6 +54,7 @@ def plan_experiments(
     for task, values in applicable("task", task_values, configs, say).items():
         for difficulty, task_config in difficulties(task, options, values):
             protocol.check(task_config.train_examples)
+            unchecked = task not in TASKS
             for layer in layers:
                 experiment = Experiment(
                     mixer=layer.mixer,
@@ -66,9 +69,25 @@ def plan_experiments(
                     preset=preset_name(options),
                 )
                 check_memory(experiment, together, device)
+                if unchecked:
+                    check_own_task(experiment)
+                    unchecked = False
                 first_layer(experiment)  # raises for a layer that cannot be built, before anything is stored
                 experiments.append(experiment)
     return experiments
+
+
+def check_own_task(experiment: Experiment) -> None:
+    """Check a task from outside, all of whose sequences this draws.
+
+    Raises:
+        ValueError: it breaks a rule, or its code raises an error; one line.
+    """
+    try:
+        check_task(experiment.instance)
+    except Exception as error:  # a user's task may raise anything
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"task {experiment.task!r}: {where(error)}{kind}{error}") from error
 
 
 def plan_layers(options: Options, values: dict[str, Any], say: Say) -> list[LayerChoice]:

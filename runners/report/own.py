@@ -15,6 +15,7 @@ from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary, under_grid
 from runners.report.cells import Cell, protocol_settings, protocol_terms
+from tasks import TASKS
 
 YOURS = " (yours)"
 """End of the label of a user's own study."""
@@ -113,6 +114,8 @@ def _usual(summary: Summary, protocol: ProtocolName) -> dict[str, Any]:
 
 def _protocol(summary: Summary) -> ProtocolName | None:
     """Return the protocol with a study's task settings, or None."""
+    if summary.config["task"] not in TASKS:
+        return None
     for protocol in PROTOCOLS:
         if protocol_terms(summary.config["task"], protocol).task_config == terms_of(summary).task_config:
             return protocol

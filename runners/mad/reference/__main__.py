@@ -223,6 +223,8 @@ def chosen_tasks(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         find_task(name)
+        if name not in TASKS:
+            raise ValueError(f"{name} is no task of the reference results: choose from {', '.join(TASKS)}")
     return list(names or TASKS)
 
 

@@ -24,6 +24,7 @@ from runners.mad.results.ranking import MARK, print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Point, Summary, under_grid
 from runners.mad.training.protocol import Optimizer, Protocol
+from tasks import TASKS
 
 STALE = "stale: trained on other data, or by code that trains differently from today's"
 TASK_SETTINGS = "the task's own settings"
@@ -245,6 +246,9 @@ def _comparable(
         # One's own training of a reference row takes its place.
         again = {summary.fingerprint for summary, _ in members}
         return [cell for cell in cells if cell.fingerprint not in again], None
+
+    if terms.task not in TASKS:
+        return [], "no reference result is on a task of your own; layers that a command names together are compared"
 
     # Nothing of the protocol is trained.
     preset = members[0][0].config.get("preset")

@@ -1,0 +1,53 @@
+"""What every task must do, checked on a task from outside before anything is trained on it."""
+
+from typing import get_args
+
+import numpy as np
+
+from tasks.base import Batch, Split, Task, require
+
+
+def check_task(task: Task) -> None:
+    """Draw all sequences of a task, and check what its training and evaluation rely on.
+
+    Raises:
+        ValueError: the task breaks a rule; the message says which.
+        Exception: the task's own error.
+    """
+    # Without a seed of its own, a second process would train on other data.
+    first, again = (task.sample(task.stream("test"), 4, "test") for _ in range(2))
+    check_arrays(first)
+    require(
+        np.array_equal(first.inputs_ST, again.inputs_ST),
+        "sample draws other sequences from the same rng: take all random numbers from rng alone",
+    )
+
+    for name in (*get_args(Split), *task.extrapolation_names):
+        batch, ceiling = task.batch(name), task.ceiling(name)
+        check_arrays(batch)
+        require(
+            bool(batch.scored_ST.any(axis=1).all()), f"{name} has sequences without a scored position: correct sample"
+        )
+        require(
+            0 < ceiling.sequence <= ceiling.token <= 1,
+            f"the ceiling of {name} is {ceiling}: shares of 0 to 1, that of sequences at most that of tokens",
+        )
+
+    stated, found = task.config.train_length, task.batch("train").inputs_ST.shape[1]
+    require(stated == found, f"training sequences have {found} positions, where Config says {stated}: correct one")
+
+
+def check_arrays(batch: Batch) -> None:
+    """Check the arrays that ``sample`` returns.
+
+    Raises:
+        ValueError: their shapes or dtypes are others than those of ``Batch``.
+    """
+    shapes = [array.shape for array in (batch.inputs_ST, batch.targets_ST, batch.scored_ST)]
+    require(
+        len(set(shapes)) == 1 and len(shapes[0]) == 2,
+        f"sample returned arrays of shapes {', '.join(map(str, shapes))}: all three are (sequences, positions)",
+    )
+    for name, array in (("inputs_ST", batch.inputs_ST), ("targets_ST", batch.targets_ST)):
+        require(np.issubdtype(array.dtype, np.integer), f"sample returned {name} of {array.dtype}: it holds integers")
+    require(batch.scored_ST.dtype == np.bool_, f"sample returned scored_ST of {batch.scored_ST.dtype}: it is bool")

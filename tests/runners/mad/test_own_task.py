@@ -1,0 +1,77 @@
+"""Tasks from outside the project, from the command line and from Python."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from runners.mad import __main__ as mad
+from runners.mad import study
+from runners.mad.reference import __main__ as reference
+from runners.mad.results import compare
+from runners.report import __main__ as report
+from tests.runners.mad.test_foreign_layers import ROOT
+from tests.tasks.test_outside import Own
+
+SMALL = ["--steps", "2", "--evaluations", "1", "--width", "16", "--mlp-width", "16", "--lr", "1e-3"]
+SMALL += ["--weight-decay", "0", "--batch-size", "16", "--device", "cpu"]
+COUNT_MOD = ["--task", "count_mod:CountMod", "--task.train-examples", "32", "--task.eval-examples", "32"]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The task that CONTRIBUTING.md shows, as a module."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"```python\n# count_mod\.py\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "count_mod.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "count_mod", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("undiagnosed", "wide_terminal")
+def test_the_task_that_the_documentation_shows_compares_layers(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = example / "out"
+    mad.main(["--mixer", "rt", "lstm", *COUNT_MOD, "--task.modulus", "4", *SMALL, "--out", str(out)])
+    text = capsys.readouterr().out
+    assert "count_mod:CountMod · rt · custom" in text
+    assert "chance" in text
+    assert "no reference rows for count_mod:CountMod (custom): no reference result is on a task of your own" in text
+
+    # The studies are found again, and compared without training.
+    compare.main(["--out", str(out)])
+    text = capsys.readouterr().out
+    assert "count_mod:CountMod" in text
+    assert {"rt", "lstm"} <= set(re.findall(r"\w+", text))
+
+    # The pages on the ten tasks have no place for them.
+    with pytest.raises(SystemExit, match="2"):
+        report.main([*map(str, (out / "studies").iterdir()), "--out", str(out)])
+    assert "python -m runners.compare shows them" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        reference.main(["--tasks", "count_mod:CountMod"])
+    assert "is no task of the reference results: choose from in-context-recall" in capsys.readouterr().err
+
+
+def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example / "count_mod.py"
+    module.write_text(module.read_text().replace("inputs_ST = rng", "1 / 0\n        inputs_ST = rng"))
+    with pytest.raises(SystemExit, match="2"):
+        mad.main(["--mixer", "rt", *COUNT_MOD, *SMALL, "--out", str(example / "out")])
+    error = capsys.readouterr().err
+    place = rf"{module}:\d+, in CountMod\.sample"
+    assert re.fullmatch(rf"error: task 'count_mod:CountMod': {place}: ZeroDivisionError: division by zero\n", error)
+    assert not (example / "out").exists()
+
+
+def test_study_takes_a_tasks_class(tmp_path: Path) -> None:
+    settings = {"steps": 2, "evaluations": 1, "width": 16, "mlp_width": 16, "batch_size": 16, "device": "cpu"}
+    result = study(
+        "lstm", Own, lr=[1e-3], weight_decay=[0.0], out=tmp_path, quiet=True, reference="none", **settings
+    )  # fmt: skip
+    assert result.experiment.task == "tests.tasks.test_outside:Own"
+    assert result.data["train"].inputs_ST.shape == (20, 12)
+    assert result.ranking() == []

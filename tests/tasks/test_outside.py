@@ -1,0 +1,131 @@
+"""Tasks from outside the project: how they are found, and what is refused."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks import TASKS, find_task
+from tasks.base import IGNORE, Accuracy, Batch, Task
+from tasks.contract import check_task
+from tasks.parity import Parity
+
+
+class Own(Task):
+    """Bits that are repeated; ``change`` is a fault."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        length: int = 12
+        train_examples: int = 20
+        eval_examples: int = 20
+
+    name = "own"
+    vocab_size = 2
+    answer_count = 2
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        inputs_ST = rng.integers(2, size=(n, self.config.length))
+        return Batch(inputs_ST=inputs_ST, targets_ST=inputs_ST, scored_ST=np.full(inputs_ST.shape, True))
+
+    def ceiling(self, split: str) -> Accuracy:
+        return Accuracy(sequence=1.0, token=1.0)
+
+
+class Lacking(Task):
+    name = "lacking"
+
+
+class WithoutLength(Own):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        size: int = 12
+
+
+class WithoutDefault(Own):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        length: int
+
+
+def test_a_class_and_its_import_path_name_a_task() -> None:
+    assert find_task(f"{__name__}:Own") is Own
+    assert tasks.name_of(Own) == f"{__name__}:Own"
+    assert tasks.name_of(Parity) == tasks.name_of("parity") == "parity"
+    with pytest.raises(ValueError, match="has no Local, or another one by now: give the class that has this name"):
+        tasks.name_of(type("Local", (Own,), {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nope", "no task 'nope': choose from in-context-recall"),
+        ("own_task.Own", "no task 'own_task.Own': write own_task:Own, with a colon before the class"),
+        ("own_task.py", "no task 'own_task.py': give module and class, not the file: own_task:Class"),
+        ("parity,mqar", "no task 'parity,mqar': separate names by spaces"),
+        ("no_such_module:Own", "cannot import task 'no_such_module:Own': ModuleNotFoundError: No module named"),
+        (f"{__name__}:Nope", "AttributeError: module .* has no attribute 'Nope'"),
+        (f"{__name__}:find_task", "is no task: it must be a class derived from tasks.base.Task"),
+        (f"{__name__}:Lacking", "is no whole task: it lacks answer_count, ceiling, sample, vocab_size"),
+        (f"{__name__}:WithoutLength", "lacks length: call the setting so, or state train_length"),
+        (f"{__name__}:WithoutDefault", "needs a Config whose settings all have defaults: .*'length'"),
+    ],
+)
+def test_what_is_no_task_is_refused_in_a_line_that_says_why(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        find_task(name)
+    assert "\n" not in str(error.value)
+
+
+def faulty(**changes: Any) -> Task:
+    """A task that returns other arrays, ceilings or lengths."""
+
+    class Faulty(Own):
+        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+            right = super().sample(np.random.default_rng() if "random" in changes else rng, n, split)
+            return Batch(**{**vars(right), **{k: f(right) for k, f in changes.items() if k.endswith("ST")}})
+
+        def ceiling(self, split: str) -> Accuracy:
+            return Accuracy(**changes.get("ceiling", {"sequence": 1.0, "token": 1.0}))
+
+    return Faulty(Own.Config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"targets_ST": lambda b: b.inputs_ST[:, :5]},
+            r"returned arrays of shapes \(4, 12\), \(4, 5\), \(4, 12\)",
+        ),
+        ({"inputs_ST": lambda b: b.inputs_ST.astype(float)}, "sample returned inputs_ST of float64: it holds integers"),
+        ({"scored_ST": lambda b: b.inputs_ST}, "sample returned scored_ST of int64: it is bool"),
+        ({"scored_ST": lambda b: b.inputs_ST < 0}, "test has sequences without a scored position|train has sequences"),
+        ({"targets_ST": lambda b: b.inputs_ST + 1}, r"train has tokens outside of \[0, 2\)"),
+        ({"targets_ST": lambda b: np.full_like(b.inputs_ST, IGNORE)}, "scores positions without a target"),
+        ({"inputs_ST": lambda b: np.zeros_like(b.inputs_ST)}, "train and validation share 1 examples"),
+        ({"random": True}, "sample draws other sequences from the same rng"),
+        ({"ceiling": {"sequence": 1.0, "token": 0.5}}, "the ceiling of train is"),
+        ({"ceiling": {"sequence": 0.0, "token": 0.5}}, "the ceiling of train is"),
+    ],
+)
+def test_a_task_that_breaks_a_rule_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_task(faulty(**changes))
+
+
+def test_sequences_of_another_length_than_stated_are_refused() -> None:
+    class Longer(Own):
+        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+            return Own(Own.Config(length=14)).sample(rng, n, split)
+
+    with pytest.raises(ValueError, match="training sequences have 14 positions, where Config says 12: correct one"):
+        check_task(Longer(Own.Config()))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_tasks_of_the_project_keep_the_rules(name: str) -> None:
+    kind = TASKS[name]
+    check_task(kind(kind.Config(train_examples=8, eval_examples=8)))
