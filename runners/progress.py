@@ -2,10 +2,18 @@
 
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.table import Column
 
 Item = TypeVar("Item")
@@ -27,16 +35,27 @@ def console_of_call(quiet: bool) -> Console:
     return console
 
 
-def progress_bars(console: Console) -> Progress:
-    """Bars with a description, a field ``figures`` below it, steps done, and time left; a log shows none."""
-    return Progress(
+class Bars(Progress):
+    """Bars for a terminal or a notebook; a log shows none, nor the empty line with which ``Progress`` ends there."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console, **options: Any) -> None:
+        super().__init__(*columns, console=console, disable=not (console.is_terminal or console.is_jupyter), **options)
+
+    def stop(self) -> None:
+        """Stop showing the bars."""
+        if not self.disable:
+            super().stop()
+
+
+def progress_bars(console: Console) -> Bars:
+    """Bars with a description, a field ``figures`` below it, steps done, and time left."""
+    return Bars(
         TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # a column that may wrap
         BarColumn(bar_width=max(8, min(40, console.width - WIDTH_OF_TEXT))),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
         speed_estimate_period=SECONDS_OF_SPEED,
-        disable=not (console.is_terminal or console.is_jupyter),
         auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
 

@@ -160,7 +160,8 @@ def _table(experiments: Sequence[Experiment], costs: Sequence[Forecast], duratio
     """Return a table with one row per experiment, in a section for each task."""
     table = Table(title="would be trained", title_justify="left")
     table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", "time\nhere", "on a\nGPU"):
+    times = ["time\nhere"] + ["on a\nGPU"] * any(duration.recorded is not None for duration in durations)
+    for heading in ("finished\n/ runs", "steps", "para-\nmeters", "state", "FLOPs\n/ step", *times):
         table.add_column(heading, justify="right")
 
     for i, (experiment, cost, duration) in enumerate(zip(experiments, costs, durations, strict=True)):
@@ -168,7 +169,7 @@ def _table(experiments: Sequence[Experiment], costs: Sequence[Forecast], duratio
             table.add_section()
             table.add_row(Text(experiment.setting, "bold"))
         remark = f"\n    {experiment.remark}" if experiment.remark else ""
-        table.add_row(Name(f"  {experiment.label}{remark}"), *cost.cells(), *duration.cells())
+        table.add_row(Name(f"  {experiment.label}{remark}"), *cost.cells(), *duration.cells()[: len(times)])
     return table
 
 

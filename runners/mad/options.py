@@ -71,7 +71,7 @@ class Options:
 
     Attributes:
         mixer: layers to train: registered names, package.module:Class, or all.
-        task: tasks to train on, or all.
+        task: tasks to train on: registered names, package.module:Class, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
         preset: grid is the published grid; full is that of the reference results, the wide grid with five seeds of the
             chosen point; quick trains every task in a small setting, in minutes on a laptop, and is not the published

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from filelock import FileLock, Timeout
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from runners.c4.corpus.packing import ShardContent, encode, pack
 from runners.c4.corpus.shards import Manifest, Part, open_shard, read_manifest, verify, write_manifest, write_shard
 from runners.c4.corpus.sources import ADVICE, SPLITS, DataError, Split, describe, find_files, read
 from runners.c4.corpus.tokenizer import end_of_text, load_tokenizer, tokenizer_hash, vocab_size
 from runners.files import clear_leftovers
+from runners.progress import Bars
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -289,7 +290,7 @@ def _digests(folder: Path, part: Part) -> frozenset[int]:
 
 
 class _Bar:
-    """Progress of tokenising: documents, tokens, tokens per second, time left."""
+    """Progress of tokenising: documents, tokens, tokens per second, time left. A log has one line at the end."""
 
     def __init__(self, console: Console, description: str, documents: int, tokens: int, total: int) -> None:
         columns = (
@@ -298,7 +299,8 @@ class _Bar:
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=console)
+        self._progress = Bars(*columns, console=console)
+        self._description = description
         self._documents = documents
         self._bar = self._progress.add_task(description, total=total, completed=tokens, text="")
 
@@ -308,6 +310,10 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        if self._progress.disable:
+            tokens = self._progress.tasks[0].completed
+            line = f"{self._description}: {self._documents:,} documents, {tokens:,.0f} tokens"
+            self._progress.console.print(line, soft_wrap=True)
 
     def advance(self, documents: int, tokens: int) -> None:
         """Add documents and tokens that were encoded."""

@@ -15,6 +15,8 @@ COLUMNS = (
     ("steps/s", "steps_per_second"),
 )
 """Headings of a study's table, and the figures below them."""
+MANY = 4
+"""Number of grid points from which on the share of those near the best says something."""
 PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
 """Remarks of tables on presets whose figures could be mistaken for those of the published protocol."""
 
@@ -54,7 +56,7 @@ def print_choice(summary: Summary, console: Console) -> None:
     console.print(f"chosen on validation: lr {chosen.lr:g}, weight decay {chosen.weight_decay:g}")
     if summary.edge is not None:
         console.print(edge_advice(summary), soft_wrap=True)
-    if summary.near_best is not None and len(summary.points) > 1:
+    if summary.near_best is not None and len(summary.points) >= MANY:
         console.print(f"{summary.near_best:.0%} of the grid points reach 0.9 of the best validation token accuracy")
 
     for grid, index in summary.other_choices.items():
