@@ -154,6 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         if from_torchrun("WORLD_SIZE", 1) > 1:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
+        if given := [word.partition("=")[0] for word in arguments if word.startswith("--mixer.")]:
+            raise ValueError(
+                f"{given[0]} is no option here: a row has the default options of its layer; for other ones, name a class "
+                "derived from your layer whose defaults they are"
+            )
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out, writes=not options.dry_run)
         check_out(options.folder, "--folder", writes=not options.dry_run)

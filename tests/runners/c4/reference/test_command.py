@@ -425,6 +425,15 @@ def test_a_dry_run_needs_no_folder_that_can_be_written(
     assert "to train: at least 8 runs of 192 tokens" in capsys.readouterr().out
 
 
+def test_an_option_of_a_layer_is_told_how_to_become_a_row(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        reference.main([*command, "--mixer.beta=True"])
+    line = "error: --mixer.beta is no option here: a row has the default options of its layer; for other ones, name a class"
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_torchrun_is_refused_in_one_line(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
