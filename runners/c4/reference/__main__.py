@@ -156,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
         if given := [word.partition("=")[0] for word in arguments if word.startswith("--mixer.")]:
             raise ValueError(
-                f"{given[0]} is no option here: a row has the default options of its layer; for other ones, name a class "
-                "derived from your layer whose defaults they are"
+                f"{given[0]} is no option here: a row has the default options of its layer; for other ones, name a "
+                "class derived from your layer whose defaults they are"
             )
         options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
         check_out(options.out, writes=not options.dry_run)

@@ -430,7 +430,7 @@ def test_an_option_of_a_layer_is_told_how_to_become_a_row(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         reference.main([*command, "--mixer.beta=True"])
-    line = "error: --mixer.beta is no option here: a row has the default options of its layer; for other ones, name a class"
+    line = "error: --mixer.beta is no option here: a row has the default options of its layer; for other ones, name"
     assert capsys.readouterr().err.startswith(line)
 
 
