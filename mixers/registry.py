@@ -67,22 +67,22 @@ SIZES = ("heads",)
 """Settings that follow from the width of the model, and are therefore not part of a layer's name."""
 
 
-def name_of(mixer: str | type[nn.Module]) -> str:
-    """Return the name of a layer that is given by name or as a class.
+def name_of(given: str | type, registry: Mapping[str, type] = MIXERS) -> str:
+    """Return the name of a layer, or of a class in another registry, that is given by name or as a class.
 
     Raises:
         ValueError: no module has the class under its own name, for example because it was defined in a function.
     """
-    if not inspect.isclass(mixer):
-        return mixer
-    if (registered := next((name for name, layer in MIXERS.items() if layer is mixer), None)) is not None:
+    if not inspect.isclass(given):
+        return given
+    if (registered := next((name for name, known in registry.items() if known is given), None)) is not None:
         return registered
-    if getattr(sys.modules.get(mixer.__module__), mixer.__qualname__, None) is not mixer:
+    if getattr(sys.modules.get(given.__module__), given.__qualname__, None) is not given:
         raise ValueError(
-            f"{mixer.__module__} has no {mixer.__qualname__}, or another one by now: give the class that has this name "
+            f"{given.__module__} has no {given.__qualname__}, or another one by now: give the class that has this name "
             "at the top level of its module"
         )
-    return f"{mixer.__module__}:{mixer.__qualname__}"
+    return f"{given.__module__}:{given.__qualname__}"
 
 
 def find_mixer(name: str) -> type[Layer]:

@@ -1,6 +1,5 @@
 """The tasks by name."""
 
-import sys
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import isabstract, isclass
@@ -30,24 +29,6 @@ TASKS: dict[str, type[Task]] = {
     "parity": Parity,
     "s5-permutations": Permutations,
 }
-
-
-def name_of(task: str | type[Task]) -> str:
-    """Return the name of a task that is given by name or as a class.
-
-    Raises:
-        ValueError: no module has the class under its own name, for example because it was defined in a function.
-    """
-    if not isclass(task):
-        return task
-    if (registered := next((name for name, known in TASKS.items() if known is task), None)) is not None:
-        return registered
-    if getattr(sys.modules.get(task.__module__), task.__qualname__, None) is not task:
-        raise ValueError(
-            f"{task.__module__} has no {task.__qualname__}, or another one by now: give the class that has this name "
-            "at the top level of its module"
-        )
-    return f"{task.__module__}:{task.__qualname__}"
 
 
 def find_task(name: str) -> Any:

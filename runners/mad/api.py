@@ -10,7 +10,6 @@ from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
-import tasks
 from mixers.costs import costs
 from mixers.matching import Figure
 from mixers.options import converted
@@ -28,7 +27,7 @@ from runners.mad.studies import train_studies, try_layers
 from runners.progress import console_of_call
 from runners.storage import explaining_database
 from runners.tracking import check_login
-from tasks import find_task
+from tasks import TASKS, find_task
 from tasks.base import Task
 
 P = ParamSpec("P")
@@ -162,7 +161,7 @@ def study(
     if not isinstance(out, str | PathLike):
         raise ValueError(f"out is a folder, such as {str(Options.out)!r}, not {out!r}")
 
-    mixer, task = name_of(mixer), tasks.name_of(task)
+    mixer, task = name_of(mixer), name_of(task, TASKS)
     defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tasks
+from mixers.registry import name_of
 from tasks import TASKS, find_task
 from tasks.base import IGNORE, Accuracy, Batch, Task
 from tasks.contract import check_task
@@ -52,10 +52,10 @@ class WithoutDefault(Own):
 
 def test_a_class_and_its_import_path_name_a_task() -> None:
     assert find_task(f"{__name__}:Own") is Own
-    assert tasks.name_of(Own) == f"{__name__}:Own"
-    assert tasks.name_of(Parity) == tasks.name_of("parity") == "parity"
+    assert name_of(Own, TASKS) == f"{__name__}:Own"
+    assert name_of(Parity, TASKS) == name_of("parity", TASKS) == "parity"
     with pytest.raises(ValueError, match="has no Local, or another one by now: give the class that has this name"):
-        tasks.name_of(type("Local", (Own,), {}))
+        name_of(type("Local", (Own,), {}), TASKS)
 
 
 @pytest.mark.parametrize(
