@@ -73,7 +73,7 @@ def name_of(given: str | type, registry: Mapping[str, type] = MIXERS) -> str:
     Raises:
         ValueError: no module has the class under its own name, for example because it was defined in a function.
     """
-    if not inspect.isclass(given):
+    if not isinstance(given, type):
         return given
     if (registered := next((name for name, known in registry.items() if known is given), None)) is not None:
         return registered
