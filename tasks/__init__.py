@@ -4,9 +4,9 @@ from difflib import get_close_matches
 from importlib import import_module
 from inspect import isabstract, isclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from tasks.base import Task
+from tasks.base import BackboneName, Task
 from tasks.compression import Compression
 from tasks.copying import Copying
 from tasks.fuzzy_recall import FuzzyInContextRecall
@@ -81,6 +81,12 @@ def _imported(name: str) -> type[Task]:
         default = found.Config()
     except TypeError as error:
         raise ValueError(f"{name!r} needs a Config whose settings all have defaults: {error}") from error
+    if found.backbone not in get_args(BackboneName):
+        raise ValueError(
+            f"{name!r} has the backbone {found.backbone!r}: choose from {', '.join(get_args(BackboneName))}"
+        )
+    if unknown := [setting for setting in found.sweeps if setting not in vars(default)]:
+        raise ValueError(f"the sweeps of {name!r} name {unknown[0]!r}, which its Config lacks")
     try:
         default.train_length  # noqa: B018  (which is computed)
     except KeyError as error:

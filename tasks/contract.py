@@ -6,6 +6,9 @@ import numpy as np
 
 from tasks.base import Batch, Split, Task, require
 
+DRAWN = 4
+"""Number of sequences that are drawn twice."""
+
 
 def check_task(task: Task) -> None:
     """Draw all sequences of a task, and check what its training and evaluation rely on.
@@ -14,13 +17,20 @@ def check_task(task: Task) -> None:
         ValueError: the task breaks a rule; the message says which.
         Exception: the task's own error.
     """
-    # Without a seed of its own, a second process would train on other data.
-    first, again = (task.sample(task.stream("test"), 4, "test") for _ in range(2))
-    check_arrays(first)
     require(
-        np.array_equal(first.inputs_ST, again.inputs_ST),
-        "sample draws other sequences from the same rng: take all random numbers from rng alone",
+        isinstance(task.answer_count, int) and task.answer_count >= 1,
+        f"answer_count is {task.answer_count!r}: a whole number, at least 1",
     )
+
+    # Without a seed of its own, a second process would train on other data.
+    first, again = (one.sample(one.stream("test"), DRAWN, "test") for one in (task, type(task)(task.config)))
+    check_arrays(first)
+    require(len(first) == DRAWN, f"sample returned {len(first)} of {DRAWN} sequences")
+    for name, array in vars(first).items():
+        require(
+            np.array_equal(array, vars(again)[name]),
+            f"sample draws other {name} from the same rng: take all random numbers from rng alone, or from self.stream",
+        )
 
     for name in (*get_args(Split), *task.extrapolation_names):
         batch, ceiling = task.batch(name), task.ceiling(name)
@@ -49,5 +59,5 @@ def check_arrays(batch: Batch) -> None:
         f"sample returned arrays of shapes {', '.join(map(str, shapes))}: all three are (sequences, positions)",
     )
     for name, array in (("inputs_ST", batch.inputs_ST), ("targets_ST", batch.targets_ST)):
-        require(np.issubdtype(array.dtype, np.integer), f"sample returned {name} of {array.dtype}: it holds integers")
+        require(array.dtype == np.int64, f"sample returned {name} of {array.dtype}: it holds numbers of int64")
     require(batch.scored_ST.dtype == np.bool_, f"sample returned scored_ST of {batch.scored_ST.dtype}: it is bool")

@@ -49,7 +49,7 @@ from runners.c4.several import of_each_run
 from runners.c4.stored import stored_runs
 from runners.c4.watchers import with_bits
 from runners.cli import print_short_help
-from runners.ending import run_command, user_errors
+from runners.ending import others_continue, run_command, user_errors
 from runners.nested_options import parse
 
 
@@ -94,18 +94,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         with world(first.device) as here:
             console = Console(markup=False, quiet=not here.is_first)
-            for config, options in runs if len(runs) > 1 else ():  # before the first is trained
-                check_users_layer(config, options, here.device)
-            folders = [train(config, options, here, console, alone=len(runs) == 1) for config, options in runs]
-            if here.is_first and len(runs) > 1:
-                say = partial(console.print, soft_wrap=True)
-                compare.compare(stored_runs(filter(None, folders), say), first.out, console)
-        if None in folders:
-            raise SystemExit(1)
+            if len(runs) == 1:
+                train(*runs[0], here, console, alone=True)
+            else:
+                train_several(runs, here, console)
 
 
-def train(config: Config, options: dict[str, Any], here: World, console: Console, alone: bool) -> Path | None:
-    """Train one model, print its result, and return the folder of its run; None if it cannot be trained.
+def train_several(runs: Sequence[tuple[Config, dict[str, Any]]], here: World, console: Console) -> None:
+    """Train several models one after another, and compare those that could be trained.
+
+    Args:
+        runs: the configuration of each, and the options of its layer that were set.
+        here: the processes.
+        console: where to print.
+
+    Raises:
+        ContractError: a layer's outputs are wrong, before a model is trained.
+        Exception: a layer's own error, likewise.
+        SystemExit: a model cannot be trained.
+    """
+    for config, options in runs:
+        check_users_layer(config, options, here.device)
+
+    folders, failed = [], list[str]()
+    for config, options in runs:
+        with others_continue(config.mixer, failed, RunError):
+            folders.append(train(config, options, here, console, alone=False))
+    if here.is_first and folders:
+        say = partial(console.print, soft_wrap=True)
+        compare.compare(stored_runs(dict.fromkeys(folders), say), runs[0][0].out, console)
+    if failed:
+        raise SystemExit(1)
+
+
+def train(config: Config, options: dict[str, Any], here: World, console: Console, alone: bool) -> Path:
+    """Train a model, print its result, and return the folder of its run.
 
     Args:
         config: configuration of the run.
@@ -115,16 +138,19 @@ def train(config: Config, options: dict[str, Any], here: World, console: Console
         alone: whether the command trains no other model.
 
     Raises:
+        RunError: the run cannot go on, if there are others.
         StoppedError: the process was asked to stop.
-        SystemExit: so was another process.
+        SystemExit: so was another process, or the only run cannot go on.
     """
     gc.collect()  # the CUDA graphs of the run before hold their memory in cycles of references
     try:
         result = run(config, options, here, console)
     except RunError as error:
+        if not alone:
+            raise
         if here.is_first:
-            print(f"{'' if alone else f'{config.mixer} '}stopped: {error}", file=sys.stderr)
-        return None
+            print(f"stopped: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
     except StoppedError as error:
         if here.is_first:
             raise

@@ -58,10 +58,12 @@ class Standing:
     def loss(self) -> tuple[float, float] | None:
         """Mean last validation loss in nats per token, and half its 95% interval, which is NaN for one run.
 
-        None if a run diverged, or has no validation loss yet.
+        None if a run diverged or has no validation loss yet, or if the last ones are not of the same step.
         """
-        losses = [run.last_loss for run in self.runs if run.diverged_at is None and run.last_loss is not None]
-        return mean_and_interval(losses) if len(losses) == len(self.runs) else None
+        last = [run.last for run in self.runs if run.diverged_at is None]
+        losses = [row.validation_loss for row in last if row is not None and row.validation_loss is not None]
+        same_step = len({row.step for row in last if row is not None}) == 1
+        return mean_and_interval(losses) if same_step and len(losses) == len(self.runs) else None
 
     @property
     def place(self) -> tuple[bool, float]:
@@ -143,10 +145,7 @@ def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) ->
 
 def print_standings(runs: Sequence[StoredRun], console: Console) -> None:
     """Print a table of runs on one corpus, the lowest loss first."""
-    of_setting: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        of_setting.setdefault(_setting(run.described), []).append(run)
-    standings = sorted((Standing(group) for group in of_setting.values()), key=lambda standing: standing.place)
+    standings = sorted(map(Standing, _that_differ_in_the_seed(runs)), key=lambda standing: standing.place)
     labels = labels_of({s.runs[0].name: s.runs[0].described for s in standings}, ignored=["seed"])
 
     text = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4"
@@ -172,11 +171,23 @@ def _on_each_corpus(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
     return list(groups.values())
 
 
-def _setting(described: dict[str, Any]) -> str:
-    """Return what runs have in common that differ in the seed alone."""
+def _that_differ_in_the_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Group runs whose settings differ in the seed alone, and whose code trains in the same way."""
+    groups: list[list[StoredRun]] = []
+    for run in runs:
+        alike = (g for g in groups if _setting(g[0]) == _setting(run) and any(run.codes & other.codes for other in g))
+        group = next(alike, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(run)
+    return groups
+
+
+def _setting(run: StoredRun) -> str:
+    """Return the settings of a run but for the seed."""
     left_out = {*INCIDENTAL, "seed"}
-    config = {name: value for name, value in described["config"].items() if name not in left_out}
-    return dumps([config, described["mixer_options"], described["code"]], sort_keys=True)
+    config = {name: value for name, value in run.described["config"].items() if name not in left_out}
+    return dumps([config, run.described["mixer_options"]], sort_keys=True)
 
 
 def _parameters(described: dict[str, Any]) -> str:

@@ -8,10 +8,20 @@ from runners.files import read_json, validated
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Settings in ``run.json`` that the programs use without ``Config``."""
+
+    mixer: str
+    seed: int
+    steps: int
+    data: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """Entries of ``run.json`` that the programs use."""
 
-    config: dict[str, Any]
+    config: _Settings
     mixer_options: dict[str, Any]
     corpus: dict[str, Any]
     code: str

@@ -26,8 +26,6 @@ SMALL: dict[str, Any] = {"layers": 2, "batch_size": 4, "steps": 4, "micro_batch_
 """Settings of a rehearsal that replace those of the run."""
 SHORTEST = 20
 """Length of the sequences, unless parts of the layer need longer ones."""
-LONGEST = 512
-"""Largest length for a user's layer."""
 VOCABULARY = 50
 CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
@@ -60,11 +58,11 @@ def length(config: Config, options: dict[str, Any]) -> int:
 
     Parts are the segments, windows, chunks or blocks of some layers. ``Layer.remark`` tells sequences that are no
     longer than one part. Longer sequences than those of the run are not needed. The parts of a user's layer are not
-    known, so it takes sequences as long as the run's, or ``LONGEST``. Arguments are those of ``trajectory``.
+    known, so it takes sequences as long as the run's. Arguments are those of ``trajectory``.
     """
     layer, layer_config = layer_of(config, options)
     if config.mixer not in MIXERS:
-        return min(max(SHORTEST, config.seq_len), LONGEST)
+        return max(SHORTEST, config.seq_len)
     lengths = range(SHORTEST, max(SHORTEST, config.seq_len) + 1)
     return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])
 

@@ -24,8 +24,9 @@ def of_each_run(arguments: Sequence[str]) -> list[list[str]]:
     starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
     parts = [list(arguments[a:b]) for a, b in pairwise([*starts, len(arguments)])]
     values = {flag: words for flag, *words in parts}
-    names, seeds = expand(values.get("--mixer", []), MIXERS), values.get("--seed", [])
-    if max(len(names), len(seeds)) < 2 or len(values) < len(parts):  # an option that is given twice is an error
+    names, seeds = expand(values.get("--mixer", []), MIXERS), [*dict.fromkeys(values.get("--seed", []))]
+    several = any(len(values.get(flag, [])) > 1 for flag in ("--mixer", "--seed")) or len(names) > 1
+    if not several or len(values) < len(parts):  # an option that is given twice is an error
         return [list(arguments)]
 
     kept = _of_each_layer(names, parts) if names else [("", parts)]
@@ -41,13 +42,22 @@ def _of_each_layer(names: Iterable[str], parts: Sequence[Part]) -> list[tuple[st
     """Return each layer with the parts of a command line that apply to it."""
     options = {part[0].partition("=")[0].removeprefix("--"): part for part in parts}
     nested = {option.removeprefix("mixer."): part for option, part in options.items() if option.startswith("mixer.")}
-    of_models = {option: part for option, part in options.items() if option in OF_THE_MODEL}
     configs = {name: find_mixer(name).Config for name in names}
-    own = applicable("mixer", nested, configs, partial(print, file=sys.stderr))
+    say = partial(print, file=sys.stderr)
+    own = applicable("mixer", nested, configs, say)
+    lacking = {
+        name: [part for option, part in nested.items() if option.replace("-", "_") not in own[name]] for name in configs
+    }
 
-    found = []
-    for name, config in configs.items():
-        lacking = [part for option, part in nested.items() if option.replace("-", "_") not in own[name]]
-        lacking += [part for option, part in of_models.items() if option not in defaults_of(config)]
-        found.append((name, [part for part in parts if part not in lacking]))
-    return found
+    # Options of the model that belong to layers.
+    for option in OF_THE_MODEL:
+        without = [name for name, config in configs.items() if option not in defaults_of(config)]
+        if option in options and without:
+            message = f"--{option} does not apply to mixer {', '.join(without)}"
+            if len(without) == len(configs):
+                raise ValueError(f"{message}: leave it out")
+            say(message)
+            for name in without:
+                lacking[name].append(options[option])
+
+    return [(name, [part for part in parts if part not in lacking[name]]) for name in configs]

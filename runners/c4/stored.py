@@ -20,6 +20,7 @@ class StoredRun:
     Attributes:
         folder: folder of its files.
         described: its description (``runners.c4.identity.describe_run``).
+        codes: hashes of code that is known to train as its code did, that one included.
         rows: its curve.
         result: its result; None if it is not finished.
         diverged_at: step at which it diverged; None if it did not.
@@ -27,6 +28,7 @@ class StoredRun:
 
     folder: Path
     described: dict[str, Any]
+    codes: frozenset[str]
     rows: list[Row]
     result: dict[str, Any] | None
     diverged_at: int | None
@@ -42,9 +44,9 @@ class StoredRun:
         return str(self.described["corpus"].get("folder"))
 
     @property
-    def last_loss(self) -> float | None:
-        """Its last validation loss in nats per token; None if there is none yet."""
-        return next((row.validation_loss for row in reversed(self.rows) if row.validation_loss is not None), None)
+    def last(self) -> Row | None:
+        """The last row with a validation loss; None if there is none yet."""
+        return next((row for row in reversed(self.rows) if row.validation_loss is not None), None)
 
 
 def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str | None = None) -> list[StoredRun]:
@@ -61,7 +63,8 @@ def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str
             described = read_record(folder / "run.json")
             if described is None or corpus not in (None, described["corpus"].get("folder")):
                 continue
-            result, diverged = (read_record(folder / name) for name in ("result.json", "diverged.json"))
+            names = "result.json", "diverged.json", "rehearsal.json"
+            result, diverged, rehearsed = (read_record(folder / name) for name in names)
 
             # A finished run has one row per step.
             rows = read_curve(folder, None if result is None else result["step"])
@@ -69,7 +72,16 @@ def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str
             say(f"left out of the comparison: {folder.name}: {error}")
             continue
         diverged_at = None if diverged is None or result is not None else diverged["step"]
-        runs.append(StoredRun(folder=folder, described=described, rows=rows, result=result, diverged_at=diverged_at))
+        runs.append(
+            StoredRun(
+                folder=folder,
+                described=described,
+                codes=frozenset([described["code"], *(rehearsed or {"codes": []})["codes"]]),
+                rows=rows,
+                result=result,
+                diverged_at=diverged_at,
+            )
+        )
     return runs
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from runners.memory import ran_out_of_memory
 
 LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
+WIDEST = 256
+"""Largest width of the model of a run's rehearsal."""
 REHEARSAL = "rehearsal.json"
 """Name of the file with the losses of a run's rehearsal, and the hashes of code that trains as it does."""
 
@@ -144,10 +146,19 @@ def _trajectory(config: Config, options: dict[str, Any]) -> list[float] | None:
     None if they are not finite, or if the layer cannot compute on this CPU in float64.
     """
     try:
-        found = trajectory(config, options)
+        found = trajectory(_narrow(config), options)
     except Exception:  # a user's layer may need a GPU, or memory may be short; the run needs no rehearsal
         return None
     return found if all(map(math.isfinite, found)) else None
+
+
+def _narrow(config: Config) -> Config:
+    """Return the configuration with at most ``WIDEST`` channels: of a wider model a rehearsal would take minutes."""
+    shape = config.shape()
+    if shape.width <= WIDEST:
+        return replace(config, width=shape.width, mlp_width=shape.mlp_width, heads=config.heads)
+    heads = config.heads and max(1, config.heads * WIDEST // shape.width)
+    return replace(config, width=WIDEST, mlp_width=max(1, shape.mlp_width * WIDEST // shape.width), heads=heads)
 
 
 def _downstream(

@@ -10,6 +10,7 @@ from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
+from mixers import MIXERS
 from mixers.costs import costs
 from mixers.matching import Figure
 from mixers.options import converted
@@ -62,9 +63,9 @@ def _advice(name: str, value: object, given: Mapping[str, Any], arguments: Seque
     Raises:
         ValueError: there is no such layer or task.
     """
-    for group, find in (("mixer", find_mixer), ("task", find_task)):
-        if group in given and name in defaults_of(find(given[group]).Config):
-            return f"it is an option of {given[group]}: write {group}_options={{{name!r}: {value!r}}}"
+    for group, find, registry in (("mixer", find_mixer, MIXERS), ("task", find_task, TASKS)):
+        if group in given and name in defaults_of(find(member := name_of(given[group], registry)).Config):
+            return f"it is an option of {member}: write {group}_options={{{name!r}: {value!r}}}"
 
     texts = texts_of(Options)
     flags = {flag_of(argument): argument for argument in arguments}

@@ -1,7 +1,7 @@
 """Tasks from outside the project: how they are found, and what is refused."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -44,6 +44,14 @@ class WithoutLength(Own):
         size: int = 12
 
 
+class OtherBackbone(Own):
+    backbone = "nonsense"  # type: ignore[assignment]
+
+
+class Sweeping(Own):
+    sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"size": (1, 2)}
+
+
 class WithoutDefault(Own):
     @dataclass(frozen=True, kw_only=True)
     class Config(Task.Config):
@@ -70,6 +78,8 @@ def test_a_class_and_its_import_path_name_a_task() -> None:
         (f"{__name__}:find_task", "is no task: it must be a class derived from tasks.base.Task"),
         (f"{__name__}:Lacking", "is no whole task: it lacks answer_count, ceiling, sample, vocab_size"),
         (f"{__name__}:WithoutLength", "lacks length: call the setting so, or state train_length"),
+        (f"{__name__}:OtherBackbone", "has the backbone 'nonsense': choose from language-model, autoencoder"),
+        (f"{__name__}:Sweeping", "the sweeps of .* name 'size', which its Config lacks"),
         (f"{__name__}:WithoutDefault", "needs a Config whose settings all have defaults: .*'length'"),
     ],
 )
@@ -100,13 +110,29 @@ def faulty(**changes: Any) -> Task:
             {"targets_ST": lambda b: b.inputs_ST[:, :5]},
             r"returned arrays of shapes \(4, 12\), \(4, 5\), \(4, 12\)",
         ),
-        ({"inputs_ST": lambda b: b.inputs_ST.astype(float)}, "sample returned inputs_ST of float64: it holds integers"),
+        (
+            {"inputs_ST": lambda b: b.inputs_ST.astype(float)},
+            "sample returned inputs_ST of float64",
+        ),
         ({"scored_ST": lambda b: b.inputs_ST}, "sample returned scored_ST of int64: it is bool"),
         ({"scored_ST": lambda b: b.inputs_ST < 0}, "test has sequences without a scored position|train has sequences"),
         ({"targets_ST": lambda b: b.inputs_ST + 1}, r"train has tokens outside of \[0, 2\)"),
         ({"targets_ST": lambda b: np.full_like(b.inputs_ST, IGNORE)}, "scores positions without a target"),
         ({"inputs_ST": lambda b: np.zeros_like(b.inputs_ST)}, "train and validation share 1 examples"),
-        ({"random": True}, "sample draws other sequences from the same rng"),
+        ({"inputs_ST": lambda b: b.inputs_ST.astype(np.uint8)}, "sample returned inputs_ST of uint8"),
+        (
+            {
+                "inputs_ST": lambda b: b.inputs_ST[:3],
+                "targets_ST": lambda b: b.inputs_ST[:3],
+                "scored_ST": lambda b: b.scored_ST[:3],
+            },
+            "sample returned 3 of 4 sequences",
+        ),
+        ({"random": True}, "sample draws other inputs_ST from the same rng"),
+        (
+            {"targets_ST": lambda b: np.random.default_rng().integers(2, size=b.inputs_ST.shape)},
+            "draws other targets_ST",
+        ),
         ({"ceiling": {"sequence": 1.0, "token": 0.5}}, "the ceiling of train is"),
         ({"ceiling": {"sequence": 0.0, "token": 0.5}}, "the ceiling of train is"),
     ],
@@ -114,6 +140,40 @@ def faulty(**changes: Any) -> Task:
 def test_a_task_that_breaks_a_rule_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_task(faulty(**changes))
+
+
+def test_a_table_that_is_drawn_without_a_seed_is_refused() -> None:
+    """Each process would have another one."""
+
+    class WithTable(Own):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.table = np.random.default_rng().permutation(1000) % 2
+
+        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+            right = super().sample(rng, n, split)
+            return replace(right, targets_ST=self.table[right.inputs_ST + np.arange(self.config.length)])
+
+    with pytest.raises(ValueError, match=r"draws other targets_ST from the same rng: .* or from self\.stream"):
+        check_task(WithTable(Own.Config()))
+
+
+def test_extrapolation_sets_are_checked_too() -> None:
+    class Further(Own):
+        extrapolation_names = ("further",)
+
+        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+            right = super().sample(rng, n, split)
+            return replace(right, scored_ST=right.scored_ST & (split != "further"))
+
+    with pytest.raises(ValueError, match="further has sequences without a scored position"):
+        check_task(Further(Own.Config()))
+
+
+@pytest.mark.parametrize("count", [0, 2.0, None])
+def test_the_number_of_answers_is_a_whole_number(count: Any) -> None:
+    with pytest.raises(ValueError, match=f"answer_count is {count}: a whole number, at least 1"):
+        check_task(type("Counts", (Own,), {"answer_count": count})(Own.Config()))
 
 
 def test_sequences_of_another_length_than_stated_are_refused() -> None:

@@ -102,11 +102,12 @@ def rehearsal_length(experiment: Experiment) -> int:
     """Return the length of a rehearsal's sequences: longer than two parts of the layer.
 
     Parts are the segments, windows, chunks or blocks of some layers. ``Layer.remark`` tells sequences that are no
-    longer than one part. The parts of a user's layer are not known, so it takes sequences as long as the task's.
+    longer than one part. The parts of a user's layer are not known, so it takes sequences as long as the task's
+    longest.
     """
-    longest = max(SHORTEST, experiment.length)
     if experiment.mixer not in MIXERS:
-        return longest
+        return max(SHORTEST, experiment.task_config.longest_length)
+    longest = max(SHORTEST, experiment.length)
     layer, config, lengths = experiment.layer, experiment.mixer_config, range(SHORTEST, longest + 1)
     return next((n for n in lengths if layer.remark(config, (n - 1) // 2) is None), longest)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from scipy.stats import t
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4.__main__ import main  # noqa: E402
-from runners.files import write_json  # noqa: E402
+from runners.c4.curve import read_curve, write_curve  # noqa: E402
+from runners.files import read_json, write_json  # noqa: E402
 from tests.runners.c4.runs import configured, folder_of, run  # noqa: E402
 
 
@@ -65,32 +67,83 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
 def test_runs_without_an_end_are_last_and_say_how_far_they_came(
     texts: Path, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without a mean, because losses of other steps or of some seeds alone are not comparable."""
     stopped, diverged = (
         folder_of(configured(texts, results, lr=0.01, seed=seed, steps=4, evaluations=2)) for seed in (1, 2)
     )
     (stopped / "result.json").unlink()
     lines = (stopped / "curve.csv").read_text().splitlines(keepends=True)
     (stopped / "curve.csv").write_text("".join(lines[:3]))
+    shutil.move(diverged, results / "diverged")
+    main(["compare", "--out", str(results)])
+    first, second, *remark = rows(capsys.readouterr().out)
+    assert (first[0], second[0]) == ("transformer, lr 0.02", "transformer, lr 0.01")
+    assert second[3:5] == ["", ""]
+    assert " ".join(row[0] for row in remark) == "2 seeds, seed 1: step 2 of 4"
+
+    # Alone, it has its last validation loss, and stays behind a finished run with a higher one.
+    finished = folder_of(configured(texts, results, lr=0.02, steps=4, evaluations=2))
+    rows_of_curve = read_curve(finished)
+    write_curve(finished, [*rows_of_curve[:-1], replace(rows_of_curve[-1], validation_loss=99.0)])
+    main(["compare", str(stopped), str(finished), "--out", str(results)])
+    first, second, *_ = rows(capsys.readouterr().out)
+    assert (first[0], first[3]) == ("transformer, lr 0.02", "99.0000")
+    assert second[0] == "transformer, lr 0.01"
+    assert float(second[3]) < 99
+
+    # A diverged seed takes the mean away, too.
+    shutil.move(results / "diverged", diverged)
+    shutil.rmtree(stopped)
     (diverged / "result.json").unlink()
     write_json(diverged / "diverged.json", {"step": 5, "documents": [], "message": "loss nan"})
-
     main(["compare", "--out", str(results)])
-    text = [row[0] for row in rows(capsys.readouterr().out)]
-    assert text[0] == "transformer, lr 0.02"
-    remark = " ".join(text[2:])
-    assert remark == "3 seeds, seed 1: step 2 of 4, seed 2: diverged at step 5"
+    first, second, *remark = rows(capsys.readouterr().out)
+    assert second[3:5] == ["", ""]
+    assert " ".join(row[0] for row in remark) == "2 seeds, seed 2: diverged at step 5"
 
-    # Each of them alone.
-    main(["compare", str(stopped), str(diverged), "--out", str(results)])
-    out = capsys.readouterr().out
-    assert "seed 1: step 2 of 4" in " ".join(row[0] for row in rows(out))
+
+def change(results: Path, seed: int, **entries: object) -> None:
+    """Change the description of the run with a seed at the rate 0.01."""
+    for path in (results / "c4").glob("*/run.json"):
+        described = read_json(path)
+        if (described["config"]["lr"], described["config"]["seed"]) == (0.01, seed):
+            write_json(path, described | entries)
+
+
+def test_runs_of_other_options_or_of_code_that_trains_otherwise_have_rows_of_their_own(
+    texts: Path, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(results, 1, mixer_options={"qk_norm": True})
+    main(["compare", "--out", str(results)])
+    cells = [row[0] for row in rows(capsys.readouterr().out)]
+    assert sorted(cells) == [
+        "2 seeds",
+        "transformer, lr 0.01",
+        "transformer, lr 0.02",
+        "transformer-qk-norm, lr 0.01",
+    ]
+
+    # Code that is known to train in the same way is the same code.
+    change(results, 2, code="another")
+    files = [folder_of(configured(texts, results, lr=0.01, seed=n, steps=4, evaluations=2)) for n in (0, 2)]
+    first, third = (folder / "rehearsal.json" for folder in files)
+    write_json(third, read_json(third) | {"codes": ["another"]})
+    main(["compare", "--out", str(results)])
+    assert "2 seeds" not in capsys.readouterr().out
+    write_json(first, read_json(first) | {"codes": [*read_json(first)["codes"], "another"]})
+    main(["compare", "--out", str(results)])
+    assert "2 seeds" in capsys.readouterr().out
 
 
 def test_a_damaged_run_is_left_out_with_a_line(texts: Path, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(configured(texts, results, lr=0.02, steps=4, evaluations=2))
     (folder / "result.json").write_text("{")
+    strange = results / "c4" / "strange"
+    strange.mkdir()
+    write_json(strange / "run.json", {"config": {}, "mixer_options": {}, "corpus": {}, "code": "x"})
     main(["compare", "--out", str(results)])
     out = capsys.readouterr().out
+    assert "left out of the comparison: strange: " in out
     assert f"left out of the comparison: {folder.name}: {folder / 'result.json'} is damaged" in out
     assert [row[0] for row in rows(out)] == ["transformer", "3 seeds"]
 

@@ -18,6 +18,7 @@ from runners.c4 import checkpoints, identity, rehearsal  # noqa: E402
 from runners.c4 import train as training  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
 from runners.c4.errors import BusyError, DivergedError, RunError  # noqa: E402
+from runners.c4.presets import PRESETS  # noqa: E402
 from runners.c4.train import train  # noqa: E402
 from runners.files import load_tensors  # noqa: E402
 from runners.interrupt import StoppedError  # noqa: E402
@@ -285,3 +286,16 @@ def test_a_second_command_leaves_a_running_one_alone(texts: Path, tmp_path: Path
             run(config)
 
     assert run(config, [At(2, second)])["step"] == 8
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("mixer", ["rt", "lru"])
+def test_every_preset_can_be_rehearsed(preset: str, mixer: str) -> None:
+    """Also that whose widths are the paper's, of which a rehearsal takes a part."""
+    config = replace(PRESETS[preset], mixer=mixer, device="cpu")
+    narrow = training._narrow(config)
+    assert narrow.shape().width == min(config.shape().width, 256)
+    assert narrow.shape().mlp_width == 4 * narrow.shape().width
+    found = training._trajectory(config, {})
+    assert found is not None
+    assert len(found) == 5

@@ -31,10 +31,12 @@ def test_a_command_line_of_one_run_stays_as_it_is() -> None:
         ["--mixer", "rt", "--seed", "3"],
         ["--mixer=rt"],
         ["--seed", "1", "--seed", "2", "--mixer", "rt", "gla"],  # which is an error
-        ["word", "--mixer", "rt", "rt"],
         [],
     ):
         assert of_each_run(line) == [line]
+    assert of_each_run(["word", "--mixer", "rt", "rt", "--seed", "1", "1"]) == [
+        ["word", "--mixer", "rt", "--seed", "1"]
+    ]
 
 
 def test_each_layer_has_the_options_that_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +61,11 @@ def test_each_layer_has_the_options_that_are_its_own(capsys: pytest.CaptureFixtu
     assert found[0] == rt
     assert found[1] == ["1" if word == "0" else word for word in rt]
     assert found[2:] == [["--steps", "3", "--mixer", "lru", "--seed", seed, "--data", "a", "b"] for seed in ("0", "1")]
-    assert capsys.readouterr().err == "--mixer.block does not apply to mixer lru\n"
+    assert capsys.readouterr().err == (
+        "--mixer.block does not apply to mixer lru\n--heads does not apply to mixer lru\n"
+    )
+    with pytest.raises(ValueError, match=r"^--heads does not apply to mixer lru, lstm: leave it out$"):
+        of_each_run(["--mixer", "lru", "lstm", "--heads", "2"])
     with pytest.raises(ValueError, match=r"--mixer\.blok does not apply to mixer rt, gla: the options are --mixer\.h"):
         of_each_run(["--mixer", "rt", "gla", "--mixer.blok", "2"])
     with pytest.raises(ValueError, match="no mixer 'nope'"):
@@ -77,6 +83,10 @@ def test_layers_and_seeds_are_trained_one_after_another_and_compared(
     assert sorted(rows) == ["2 seeds", "2 seeds", "lru", "transformer, heads 2"]
     assert len([*(tmp_path / "figures").glob("c4-comparison-*.png")]) == 1
 
+    # A seed that is given twice is one seed.
+    main([*command, "--mixer", "lru", "--seed", "0", "0"])
+    assert "±" not in capsys.readouterr().out
+
     # The same command trains nothing again.
     before = {path: path.read_bytes() for path in (tmp_path / "c4").glob("*/curve.csv")}
     main([*command, "--mixer", "transformer", "lru", "--seed", "0", "1", "--heads", "2"])
@@ -92,13 +102,18 @@ def test_a_run_that_cannot_go_on_does_not_stop_the_others(
     def fails(config: Config, *rest: Any) -> Any:
         if config.mixer == "transformer":
             raise RunError("loss nan is not finite at step 2")
+        if config.mixer == "lstm":
+            raise ZeroDivisionError("its own error")
         return run(config, *rest)
 
     monkeypatch.setattr(program, "run", fails)
     with pytest.raises(SystemExit, match="1"):
-        main([*command, "--heads", "2", "--mixer", "transformer", "lru"])
+        main([*command, "--heads", "2", "--mixer", "transformer", "lstm", "lru"])
     out, err = capsys.readouterr()
-    assert err == "transformer stopped: loss nan is not finite at step 2\n"
+    _, first, second = err.splitlines()
+    assert first == "transformer stopped: loss nan is not finite at step 2"
+    assert "lstm stopped: " in second
+    assert "ZeroDivisionError: its own error" in second
     assert [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")] == ["lru"]
 
 

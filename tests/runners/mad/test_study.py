@@ -351,8 +351,9 @@ def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_pat
     ],
 )
 def test_an_unknown_argument_is_an_error_that_says_how_to_write_it(argument: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        study("transformer", "mqar", **argument)
+    for mixer, task in (("transformer", "mqar"), (Transformer, MultiQueryRecall)):
+        with pytest.raises(TypeError, match=message):
+            study(mixer, task, **argument)
 
 
 class Plain(torch.nn.Module):
