@@ -27,6 +27,7 @@ from runners.mad.results.summary import Estimate, read_summary, under_grid
 from runners.mad.search import search
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Result
+from tasks.mqar import MultiQueryRecall
 
 SMALL: dict[str, Any] = {
     "lr": [1e-3, 5e-3],
