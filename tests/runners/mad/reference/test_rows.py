@@ -185,6 +185,14 @@ def test_a_study_with_more_points_and_seeds_is_ranked_as_without_them(monkeypatc
     line = "lstm on parity (quick) is ranked with the grid and seeds of the reference rows\n"
     assert line in console.file.getvalue()
 
+    # Neither does a further seed that diverged at the rate that the rows did not have.
+    lost = replace(points[2], values=None, estimates=None, diverged={3: 5})
+    diverged = replace(wide, points=[*points[:2], lost])
+    assert Standing.of(diverged).failure == "1 of 4 diverged"
+    (ranking,) = rankings([diverged], [Standing.of(diverged)], FOLDER)
+    assert ranking.own[0].failure == ""
+    assert ranking.own[0].accuracy("token") == Estimate.of([0.05] * 3)
+
     # Not where the figures of the smaller grid are not known, or something else differs.
     for other in (
         replace(wide, points=points[1:], chosen=1),
