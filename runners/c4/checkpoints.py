@@ -34,6 +34,7 @@ from runners.c4.exported import exported_options, is_exported, load_exported, lo
 from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
+from runners.c4.records import REHEARSAL, read_record
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     """Load a trained model, on the CPU and in evaluation mode, and its tokenizer.
 
     The parameters are the weights as the layers use them; a parametrisation is folded in. A line on standard error
-    says if the code has changed since a checkpoint was written; training would refuse to continue from it.
+    says if the code has changed since a checkpoint was written, unless the run has been continued with this code.
 
     Args:
         path: folder of a run, whose newest intact checkpoint is read; a checkpoint file; or an exported folder.
@@ -211,7 +212,8 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
         fold(model)
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(file) from error
-    if info.get("code") != run_code(config):
+    rehearsed = read_record(file.parent.parent / REHEARSAL) or {"codes": []}
+    if run_code(config) not in (info.get("code"), *rehearsed["codes"]):
         print(
             f"the code of {config.mixer} or of its training has changed since {file} was written: results may differ",
             file=sys.stderr,

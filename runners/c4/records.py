@@ -64,9 +64,11 @@ class _Downstream:
     scores: dict[str, Any]
 
 
+REHEARSAL = "rehearsal.json"
+"""Name of the file with the losses of a run's rehearsal, and the hashes of code that trains as it does."""
 KINDS: dict[str, type] = {
     "run.json": _Run,
-    "rehearsal.json": _Rehearsal,
+    REHEARSAL: _Rehearsal,
     "result.json": _Result,
     "diverged.json": _Diverged,
     "downstream.json": _Downstream,

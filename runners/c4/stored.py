@@ -9,7 +9,7 @@ from typing import Any
 from mixers.registry import variant_label
 from runners.c4.curve import Row, read_curve
 from runners.c4.identity import INCIDENTAL
-from runners.c4.records import read_record
+from runners.c4.records import REHEARSAL, read_record
 from runners.files import DamagedFileError
 
 
@@ -63,7 +63,7 @@ def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str
             described = read_record(folder / "run.json")
             if described is None or corpus not in (None, described["corpus"].get("folder")):
                 continue
-            names = "result.json", "diverged.json", "rehearsal.json"
+            names = "result.json", "diverged.json", REHEARSAL
             result, diverged, rehearsed = (read_record(folder / name) for name in names)
 
             # A finished run has one row per step.

@@ -23,7 +23,7 @@ from runners.c4.errors import BusyError, DiskFullError, DivergedError, Evaluatio
 from runners.c4.evaluation.downstream import Scores, evaluate_items
 from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
-from runners.c4.records import read_record
+from runners.c4.records import REHEARSAL, read_record
 from runners.c4.rehearsal import agree, trajectory, unrehearsed_code
 from runners.c4.watchers import Watcher
 from runners.files import clear_leftovers, write_json
@@ -33,8 +33,6 @@ LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
 WIDEST = 256
 """Largest width of the model of a run's rehearsal."""
-REHEARSAL = "rehearsal.json"
-"""Name of the file with the losses of a run's rehearsal, and the hashes of code that trains as it does."""
 
 
 def train(

@@ -15,7 +15,8 @@ from runners.c4.__main__ import main
 from runners.c4.checkpoints import load_config
 from runners.c4.export import export
 from runners.c4.exported import write_exported
-from runners.files import DamagedFileError
+from runners.c4.records import REHEARSAL
+from runners.files import DamagedFileError, read_json, write_json
 from tests.runners.c4.runs import configured, folder_of, run
 
 
@@ -65,6 +66,17 @@ def test_a_checkpoint_of_other_code_is_loaded_with_one_line(
     assert capsys.readouterr().err == line
     main(["gradients", str(trained), "--device", "cpu", "--sequences", "2", "--targets", "2", "--out", str(tmp_path)])
     assert capsys.readouterr().err == line
+
+
+def test_code_with_which_the_run_was_continued_is_no_other_code(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    known = read_json(run / REHEARSAL)
+    write_json(run / REHEARSAL, known | {"codes": [*known["codes"], "another hash"]})
+    monkeypatch.setattr("runners.c4.checkpoints.run_code", lambda config: "another hash")
+    load_model(run)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_files_are_read_without_this_project(trained: Path, tmp_path: Path) -> None:
