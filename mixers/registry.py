@@ -1,13 +1,9 @@
 """Find and build layers by name: registered layers, and layers of any other module."""
 
-import importlib
 import inspect
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -23,6 +19,7 @@ from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
+from mixers.named import Kind, find_class, name_of
 from mixers.options import override
 from mixers.origin import where
 from mixers.retnet import RetNet
@@ -63,26 +60,10 @@ MIXERS: dict[str, type[Layer]] = {
 """Layers by name, grouped by family."""
 
 
+LAYER = Kind("mixer", "layer", nn.Module, "torch.nn.Module")
+"""What ``find_mixer`` finds."""
 SIZES = ("heads",)
 """Settings that follow from the width of the model, and are therefore not part of a layer's name."""
-
-
-def name_of(given: str | type, registry: Mapping[str, type] = MIXERS) -> str:
-    """Return the name of a layer, or of a class in another registry, that is given by name or as a class.
-
-    Raises:
-        ValueError: no module has the class under its own name, for example because it was defined in a function.
-    """
-    if not isinstance(given, type):
-        return given
-    if (registered := next((name for name, known in registry.items() if known is given), None)) is not None:
-        return registered
-    if getattr(sys.modules.get(given.__module__), given.__qualname__, None) is not given:
-        raise ValueError(
-            f"{given.__module__} has no {given.__qualname__}, or another one by now: give the class that has this name "
-            "at the top level of its module"
-        )
-    return f"{given.__module__}:{given.__qualname__}"
 
 
 def find_mixer(name: str) -> type[Layer]:
@@ -100,22 +81,8 @@ def find_mixer(name: str) -> type[Layer]:
         raise ValueError(f'a layer is given by name: write "{example}" in place of the {found}')
     if name in MIXERS:
         return MIXERS[name]
-    if ":" not in name:
-        raise ValueError(f"no mixer {name!r}: {_name_advice(name)}")
 
-    module_name, _, class_name = name.partition(":")
-    if "," in name:
-        raise ValueError(f"no mixer {name!r}: separate names by spaces")
-    if not module_name or not class_name:
-        raise ValueError(f"no mixer {name!r}: write package.module:Class")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (Exception, SystemExit) as error:  # importing runs a user's code, which may raise anything
-        said = f"{where(error)}{type(error).__name__}: {error}"
-        raise ValueError(f"cannot import mixer {name!r}: {said}{_import_advice(name, error)}") from error
-
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        raise ValueError(f"{name!r} is no mixer: it must be a class derived from torch.nn.Module")
+    found = find_class(name, LAYER, MIXERS)
     if not issubclass(found, Layer):
         try:
             return adapt(found)
@@ -155,7 +122,7 @@ def build(
         ValueError: there is no such layer or option, an option is of another type or no finite number, or the layer
             cannot be built with these options.
     """
-    name = name_of(name)
+    name = name_of(name, MIXERS)
     layer_class = find_mixer(name)
     known = [field.name for field in fields(layer_class.Config)]
     if unknown := [option for option in options if option not in known]:
@@ -181,49 +148,6 @@ def building(mixer: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
         raise
-
-
-def _name_advice(name: str) -> str:
-    """Return how to write a name that is no registered one and has no colon."""
-    if "," in name:
-        return "separate names by spaces"
-    if "/" in name or name.endswith(".py"):
-        return f"give module and class, not the file: {_path_of(name, 'Class')}"
-    module, dot, class_name = name.rpartition(".")
-    if dot:
-        return f"write {module}:{class_name}, with a colon before the class"
-    if Path(f"{name}.py").is_file():
-        return f"write {name}:Class, with the class of your layer"
-    similar = get_close_matches(name.lower(), MIXERS, n=1)
-    meant = f"did you mean {similar[0]}? The layers are" if similar else "choose from"
-    return f"{meant} {', '.join(MIXERS)}, or give package.module:Class"
-
-
-def _path_of(file: str, class_name: str) -> str:
-    """Return the import path of a class in a file, and for a file elsewhere the folder that Python must search."""
-    path = Path(file.removesuffix(".py"))
-    if path.is_absolute() or ".." in path.parts:
-        return f"{path.name}:{class_name}, with PYTHONPATH={path.parent}"
-    return f"{'.'.join(path.parts)}:{class_name}"
-
-
-def _import_advice(name: str, error: BaseException) -> str:
-    """Return advice for a module that cannot be imported; empty if the error arose in its own code."""
-    module, _, class_name = name.partition(":")
-    if "/" in module or module.endswith(".py"):
-        return f"; give the module, not its file: {_path_of(module, class_name)}"
-    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-        return "; modules are found in the current folder, for others set PYTHONPATH"
-    if "relative import" in str(error):
-        return f"; give its package, too: package.{name}, from the folder that holds the package"
-    if isinstance(error, AttributeError) and (found := sys.modules.get(module)) is not None and error.obj is found:
-        classes = [name for name, value in vars(found).items() if _is_defined_there(value, module)]
-        return f"; its layers are {', '.join(classes)}" if classes else "; it defines no nn.Module"
-    return ""
-
-
-def _is_defined_there(value: Any, module: str) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module
 
 
 def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_convolution: int = 0) -> str:

@@ -12,7 +12,8 @@ from mixers import MIXERS
 from mixers.registry import find_mixer
 from runners.cli import defaults_of, expand, parse_known
 from runners.guidance import closest, default_hint, flag_of, in_groups, not_understood, texts_of
-from tasks import TASKS, find_task
+from runners.task_names import find_task
+from tasks import TASKS
 
 FIND: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
     "mixer": (MIXERS, find_mixer),

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from torch import nn
 
+from mixers import MIXERS
 from mixers.models import LanguageModel
-from mixers.registry import find_mixer, name_of
+from mixers.named import name_of
+from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
 from runners.c4.checks import check, check_memory, check_users_layer, deciding
 from runners.c4.config import Config
@@ -119,7 +121,7 @@ def pretrain(
         RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
         StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
-    layer_options, mixer = mixer_options or {}, name_of(mixer)
+    layer_options, mixer = mixer_options or {}, name_of(mixer, MIXERS)
     with naming_arguments({"preset", *(field.name for field in fields(Config))}):
         # Put the caller's options on top of the preset.
         given = {"layers": layers, "data": data, "tokenizer": tokenizer}

@@ -13,8 +13,9 @@ from torch import nn
 from mixers import MIXERS
 from mixers.costs import costs
 from mixers.matching import Figure
+from mixers.named import name_of
 from mixers.options import converted
-from mixers.registry import find_mixer, name_of
+from mixers.registry import find_mixer
 from runners.cli import defaults_of
 from runners.device import find_devices
 from runners.guidance import closest, flag_of, naming_arguments, texts_of
@@ -27,8 +28,9 @@ from runners.mad.results.tables import explain_divergence
 from runners.mad.studies import train_studies, try_layers
 from runners.progress import console_of_call
 from runners.storage import explaining_database
+from runners.task_names import find_task
 from runners.tracking import check_login
-from tasks import TASKS, find_task
+from tasks import TASKS
 from tasks.base import Task
 
 P = ParamSpec("P")
@@ -162,7 +164,7 @@ def study(
     if not isinstance(out, str | PathLike):
         raise ValueError(f"out is a folder, such as {str(Options.out)!r}, not {out!r}")
 
-    mixer, task = name_of(mixer), name_of(task, TASKS)
+    mixer, task = name_of(mixer, MIXERS), name_of(task, TASKS)
     defaults, _ = PRESETS[converted(Options, {"preset": preset})["preset"]]
     if epochs is not None and steps is None:
         defaults = replace(defaults, steps=None)

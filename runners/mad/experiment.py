@@ -21,7 +21,7 @@ from runners.mad.layer_choice import LayerChoice
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.provenance import code_version, sha256_of
-from tasks import find_task
+from runners.task_names import find_task
 from tasks.base import Task
 
 LONGEST_DIFFERENCE = 200

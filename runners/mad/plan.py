@@ -17,7 +17,8 @@ from runners.mad.layers import choose_layers
 from runners.mad.memory import check_memory
 from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol
-from tasks import TASKS, find_task
+from runners.task_names import find_task
+from tasks import TASKS
 from tasks.contract import check_task
 
 Say = Callable[[str], None]

@@ -26,8 +26,9 @@ from runners.c4.evaluation.generate import Options as GenerateOptions
 from runners.mad.options import Options
 from runners.mad.reference.__main__ import ReferenceOptions
 from runners.mad.results.compare import Options as CompareOptions
+from runners.task_names import find_task
 from runners.theory.__main__ import Options as TheoryOptions
-from tasks import TASKS, find_task
+from tasks import TASKS
 from tests.campaigns.ledger import Ledger
 from tests.campaigns.programs import fault, fork
 from tests.campaigns.small import ANY_DIAGNOSTICS, PRETRAINING

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mixers import MIXERS, Shape, build, find_mixer
 from mixers.lru import LRU
-from mixers.registry import name_of
+from mixers.named import name_of
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
@@ -113,7 +113,7 @@ def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(name: st
         ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
         ("whole:Mean", "its layers are Mine, Other"),
-        ("empty:Mean", "it defines no nn.Module"),
+        ("empty:Mean", "it defines no torch.nn.Module"),
     ],
 )
 def test_a_module_that_is_not_found_is_told_how_modules_are_named(
@@ -159,8 +159,8 @@ class Own(nn.Module):
 
 
 def test_a_class_stands_for_its_name() -> None:
-    assert name_of("rt") == name_of(RecurrentTransformer) == "rt"
-    assert name_of(Own) == f"{__name__}:Own"
+    assert name_of("rt", MIXERS) == name_of(RecurrentTransformer, MIXERS) == "rt"
+    assert name_of(Own, MIXERS) == f"{__name__}:Own"
     assert build(Own, 16)(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
     assert type(build(RecurrentTransformer, 16, heads=2)) is RecurrentTransformer
 
@@ -170,5 +170,5 @@ def test_a_class_that_its_name_does_not_find_is_refused(monkeypatch: pytest.Monk
     former = Own
     monkeypatch.setattr(sys.modules[__name__], "Own", type("Own", (nn.Module,), {"__module__": __name__}))
     with pytest.raises(ValueError, match="has no Own, or another one by now: give the class that has this name"):
-        name_of(former)
-    assert name_of(sys.modules[__name__].Own) == f"{__name__}:Own"
+        name_of(former, MIXERS)
+    assert name_of(sys.modules[__name__].Own, MIXERS) == f"{__name__}:Own"

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mixers.registry import name_of
-from tasks import TASKS, find_task
+from mixers.named import name_of
+from runners.task_names import find_task
+from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, Batch, Task
 from tasks.contract import check_task
 from tasks.parity import Parity

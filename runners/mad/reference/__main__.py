@@ -59,7 +59,8 @@ from runners.mad.reference.entries import ENTRIES, Entry
 from runners.mad.reference.forecast import Place, forecast, table_of
 from runners.mad.reference.overview import write_overview
 from runners.mad.reference.staleness import find_stale
-from tasks import TASKS, find_task
+from runners.task_names import find_task
+from tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
