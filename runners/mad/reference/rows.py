@@ -173,8 +173,8 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
     for summary, standing in zip(summaries, standings, strict=True):
         narrow = _narrowed(summary, cells_of[summary.config["task"]])
         if narrow is not None:
-            found_now = Standing.of(narrow)
-            standing = replace(standing, test=found_now.test, seeds=found_now.seeds, diverged=found_now.diverged)
+            named = {name: getattr(standing, name) for name in ("mixer", "difficulty", "place")}
+            standing = replace(Standing.of(narrow), **named)
             narrowed.append(standing)
         shown.append((narrow or summary, standing))
 
