@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from mixers import MIXERS
 from runners.c4 import checkpoints, identity
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
@@ -33,6 +34,8 @@ LOCK = ".lock"
 """Name of the file in a run's folder that a process locks while it uses the folder."""
 WIDEST = 256
 """Largest width of the model of a run's rehearsal."""
+LONGEST = 2048
+"""Largest length of the sequences of a user's layer with which a run is rehearsed."""
 
 
 def train(
@@ -141,8 +144,11 @@ def _trains_as(known: dict[str, Any], config: Config, options: dict[str, Any]) -
 def _trajectory(config: Config, options: dict[str, Any]) -> list[float] | None:
     """Return the losses of a run's rehearsal.
 
-    None if they are not finite, or if the layer cannot compute on this CPU in float64.
+    None if they are not finite, or if the layer cannot compute on this CPU in float64. A user's layer, which is
+    rehearsed over its whole sequences, may need more memory than there is for those above ``LONGEST``.
     """
+    if config.mixer not in MIXERS and config.seq_len > LONGEST:
+        return None
     try:
         found = trajectory(_narrow(config), options)
     except Exception:  # a user's layer may need a GPU, or memory may be short; the run needs no rehearsal
