@@ -85,9 +85,8 @@ def _advice(name: str, kind: Kind, registered: Collection[str]) -> str:
         return f"write {module}:{class_name}, with a colon before the class"
     if Path(f"{name}.py").is_file():
         return f"write {name}:Class, with the class of your {kind.noun}"
-    similar = get_close_matches(name.lower(), registered, n=1) or [
-        known for known in registered if name.lower() in known
-    ]
+    containing = [known for known in registered if name.lower() in known]
+    similar = get_close_matches(name.lower(), registered, n=1) or containing
     meant = f"did you mean {' or '.join(similar)}? The {kind.noun}s are" if similar and name else "choose from"
     return f"{meant} {', '.join(registered)}, or give package.module:Class"
 

@@ -16,7 +16,6 @@ import errno
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +29,7 @@ from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.curve import read_curve
 from runners.c4.errors import DiskFullError
-from runners.c4.exported import exported_options, is_exported, load_exported, load_exported_config
+from runners.c4.exported import exported_description, is_exported, load_exported, load_exported_config
 from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
@@ -235,10 +234,9 @@ def load_description(path: Path | str) -> dict[str, Any]:
 
     Arguments and errors are those of ``load_model``. The entries are named as in ``runners.c4.identity.describe_run``.
     """
-    config = load_config(path)
-    exported = is_exported(Path(path))
-    options = exported_options(Path(path)) if exported else _load(Path(path), load_info)[1]["mixer_options"]
-    return {"config": asdict(config), "mixer_options": changed(options, find_mixer(config.mixer).Config)}
+    info = exported_description(Path(path)) if is_exported(Path(path)) else find_checkpoint(path)[1]
+    config, options = info["config"], info["mixer_options"]
+    return {"config": config, "mixer_options": changed(options, find_mixer(config["mixer"]).Config)}
 
 
 def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:

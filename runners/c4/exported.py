@@ -99,7 +99,7 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
             raise ValueError(f"no {folder / name}: {EXPORT_AGAIN}")
 
     config = replace(load_exported_config(folder), parametrisation="paper")  # exported weights are folded
-    description = read_json(folder / CONFIG, EXPORT_AGAIN)
+    description = exported_description(folder)
     if description.get("tokenizer_checksum") != checksum((folder / TOKENIZER).read_bytes()):
         raise damaged(folder / TOKENIZER, "its checksum does not fit", EXPORT_AGAIN)
 
@@ -123,18 +123,17 @@ def load_exported_config(folder: Path) -> Config:
         ValueError: ``config.json`` is damaged, or belongs to another version of this project or to another program.
     """
     try:
-        return Config(**read_json(folder / CONFIG, EXPORT_AGAIN)["config"])
-    except (KeyError, TypeError) as error:
+        return Config(**exported_description(folder)["config"])
+    except TypeError as error:
         raise _other_version(folder) from error
 
 
-def exported_options(folder: Path) -> dict[str, Any]:
-    """Return all options of the layer of an exported model; errors are those of ``load_exported_config``."""
-    try:
-        options: dict[str, Any] = read_json(folder / CONFIG, EXPORT_AGAIN)["mixer_options"]
-    except KeyError as error:
-        raise _other_version(folder) from error
-    return options
+def exported_description(folder: Path) -> dict[str, Any]:
+    """Return the content of ``config.json`` of an exported model; errors are those of ``load_exported_config``."""
+    description = read_json(folder / CONFIG, EXPORT_AGAIN)
+    if not (isinstance(description, dict) and {"config", "mixer_options"} <= description.keys()):
+        raise _other_version(folder)
+    return description
 
 
 def _other_version(folder: Path) -> ValueError:

@@ -138,15 +138,16 @@ def main(arguments: Sequence[str]) -> None:
     with user_errors(ValueError, OSError):
         options = cli(Options, Options(checkpoints=tyro.MISSING), arguments, "gradients")
         options.check()
+        checkpoints = list(dict.fromkeys(options.checkpoints))
+        labels = labels_of({str(path): load_description(path) for path in checkpoints})
         reaches = []
-        for checkpoint in options.checkpoints:
+        for checkpoint in checkpoints:
             reaches.append(measure(checkpoint, options, console))
             console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats per token", soft_wrap=True)
 
         # Write file and chart, and print the table.
         from runners.c4.charts import plot_gradients  # imports Matplotlib
 
-        labels = labels_of({str(path): load_description(path) for path in options.checkpoints})
         named = dict(zip(labels.values(), reaches, strict=True))
         write_json(options.out / "gradients.json", [asdict(reach) for reach in reaches])
         plot_gradients({name: reach.relative() for name, reach in named.items()}, options.out / "gradients.png")

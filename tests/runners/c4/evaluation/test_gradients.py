@@ -78,7 +78,7 @@ def test_the_command_measures_runs_and_exported_models(
     trained: list[Path], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export(trained[0], tmp_path / "my_model")
-    checkpoints = [*map(str, trained), str(tmp_path / "my_model")]
+    checkpoints = [*map(str, trained), str(tmp_path / "my_model"), str(trained[0])]  # the last is named before
     size = ["--sequences", "5", "--targets", "4", "--batch-size", "2", "--out", str(tmp_path / "out")]
     main(["gradients", *checkpoints, "--data", str(texts), *size, "--device", "cpu"])
     assert (tmp_path / "out" / "gradients.png").stat().st_size > 10_000
@@ -92,7 +92,9 @@ def test_the_command_measures_runs_and_exported_models(
         assert min(found["gradient"]) > 0
 
     # Rows of the table.
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    out = capsys.readouterr().out
+    assert "transformer" in next(line for line in out.splitlines() if "distance" in line and "┃" in line)
+    rows = [line.split("│") for line in out.splitlines() if line.startswith("│")]
     assert [row[1].strip() for row in rows] == ["0", "1", "2", "4", "8", "11"]
     assert float(rows[4][3].split("±")[0]) == pytest.approx(
         transformer["gradient"][8] / transformer["gradient"][0], rel=1e-2
