@@ -54,7 +54,7 @@ def explaining_vmap(model: Backbone) -> Iterator[None]:
         sentence = re.split(r"\. |; | \(see |,? [Pp]lease ", said.removeprefix("vmap: "))[0].rstrip(".")
         raise ContractError(
             f"mixer {layer} cannot be computed for all runs at once: {where(error)}{_advice(said, model)}; "
-            f'see "What a layer may do" in CONTRIBUTING.md (torch.func.vmap: {sentence})'
+            f'see "What a layer may do" in docs/own-layers.md (torch.func.vmap: {sentence})'
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The figures in README.md and results/LOG.md that rest on the reference results follow from their files."""
+"""The figures of the pages and of results/LOG.md that rest on the reference results follow from their files."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
-PAGES = ((ROOT, "README.md"), (REFERENCE, "overview.md"))
+README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 QUANTILE = 2.7764451052
 """Of Student's t with four degrees of freedom, for 95% intervals of five seeds."""
 FIGURE = re.compile(r"(\d\.\d{3,}) ± (\d\.\d{3,})")
@@ -28,6 +28,11 @@ def cells() -> dict[tuple[str, str], dict[str, Any]]:
     """Reference cells of the published protocol, by layer and task."""
     found = [json.loads(path.read_text()) for path in REFERENCE.glob("*/*.json")]
     return {(cell["layer"], cell["task"]): cell for cell in found if "task" in cell}
+
+
+@cache
+def overview() -> str:
+    return (REFERENCE / "overview.md").read_text(encoding="utf-8")
 
 
 def estimates(layer: str, task: str) -> list[tuple[float, float]]:
@@ -45,7 +50,7 @@ def rounds_to(figure: re.Match[str], mean: float, half: float) -> bool:
 
 
 def results_row(layer: str, task: str) -> list[str]:
-    """A layer's part of a row in README.md: accuracies and learning rate, with a star if that is the grid's largest."""
+    """A layer's part of a row of results: accuracies and learning rate, with a star if that is the grid's largest."""
     cell = cells()[layer, task]
     rate = cell["points"][cell["chosen"]]["lr"]
     accuracies = [f"{mean:.4f} ± {half:.4f}" for mean, half in estimates(layer, task)]
@@ -53,23 +58,26 @@ def results_row(layer: str, task: str) -> list[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_results_in_the_readme_follow_from_the_cells(task: str) -> None:
-    expected = [f"`{task}`", *results_row("rt", task), *results_row("transformer", task)]
-    assert f"| {' | '.join(expected)} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_results_in_the_pages_follow_from_the_cells(task: str) -> None:
+    rt, transformer = results_row("rt", task), results_row("transformer", task)
+    assert f"| {' | '.join([f'`{task}`', *rt, *transformer])} |" in RESULTS.read_text(encoding="utf-8")
+
+    [worth] = re.findall(rf"^\| `{task}` \|(?: \d\S* ± \S* \|){{5}} (.*) \|$", overview(), re.MULTILINE)
+    assert f"| `{task}` | {rt[0]} | {transformer[0]} | {worth} |" in README.read_text(encoding="utf-8")
 
 
-def test_every_layer_has_all_tasks_as_the_readme_says() -> None:
+@pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.stem)
+def test_every_layer_has_all_tasks_as_the_pages_say(page: Path) -> None:
     assert [(name, task) for name in MIXERS for task in TASKS if (name, task) not in cells()] == []
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"All {len(MIXERS)} layers have been trained on all ten tasks." in readme
+    assert f"All {len(MIXERS)} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
 
 
-def test_the_tables_of_the_overview_stand_in_the_readme() -> None:
+def test_the_tables_of_the_overview_stand_among_the_results() -> None:
     """The overview itself is tested beside the command that makes it."""
-    readme, overview = ((folder / name).read_text(encoding="utf-8") for folder, name in PAGES)
-    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in overview.split("\n## ")]
+    results = RESULTS.read_text(encoding="utf-8")
+    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in overview().split("\n## ")]
     assert [len(table) for table in tables] == [0, 2 + len(MIXERS), 2 + len(TASKS), 2 + len(TASKS)]
-    assert [table[0] for table in tables[1:] if "\n".join(table) not in readme] == []
+    assert [table[0] for table in tables[1:] if "\n".join(table) not in results] == []
 
 
 def language_models() -> dict[str, dict[str, float]]:
@@ -91,7 +99,7 @@ def mean_ranks() -> dict[str, float]:
     return dict(zip(MIXERS, ranks.tolist(), strict=True))
 
 
-def test_the_language_models_in_the_readme_follow_from_their_files() -> None:
+def test_the_language_models_among_the_results_follow_from_their_files() -> None:
     models, ranks = language_models(), mean_ranks()
     rows = [
         f"| `{layer}` | {model['parameters'] / 1e6:.2f}M | {model['flops'] / 1e6:.1f}M "
@@ -100,10 +108,10 @@ def test_the_language_models_in_the_readme_follow_from_their_files() -> None:
         for layer, model in sorted(models.items(), key=lambda item: item[1]["validation_loss"])
     ]
     assert len(rows) == len(MIXERS)
-    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in RESULTS.read_text(encoding="utf-8")
 
 
-def test_the_correlation_in_the_readme_is_that_of_the_families() -> None:
+def test_the_correlation_among_the_results_is_that_of_the_families() -> None:
     losses, ranks = {layer: model["validation_loss"] for layer, model in language_models().items()}, mean_ranks()
     families = {layer: mixer.family for layer, mixer in MIXERS.items()}
 
@@ -113,8 +121,7 @@ def test_the_correlation_in_the_readme_is_that_of_the_families() -> None:
         return [fmean(y for layer, y in placed.items() if families[layer] == name) for name in names]
 
     rho = spearmanr(by_family(ranks), by_family({layer: losses[layer] for layer in ranks})).statistic
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"ρ is {rho:.2f} between the seven families" in readme
+    assert f"ρ is {rho:.2f} between the seven families" in " ".join(RESULTS.read_text(encoding="utf-8").split())
 
 
 def test_every_interval_in_the_log_is_that_of_a_cell() -> None:

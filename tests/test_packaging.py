@@ -112,15 +112,3 @@ def test_an_issue_template_asks_for_what_is_needed(path: Path) -> None:
         assert len(set(values)) == len(values)
     assert {part["type"] for part in form["body"]} <= {"input", "textarea"}
     assert any(part.get("validations", {}).get("required") for part in form["body"])
-
-
-def test_links_between_the_documents_lead_to_files() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_no_line_of_prose_in_the_documents_is_longer_than_120_characters() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        prose = re.sub(r"^```.*?^ *```$|^ *\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        assert [line for line in prose.splitlines() if len(line) > 120] == [], page.name

@@ -268,8 +268,8 @@ EXAMPLES = {"running_mean": "RunningMean", "decaying_mean": "DecayingMean", "par
 
 
 def save_example(module: str, folder: Path) -> str:
-    """Save an example of CONTRIBUTING.md as a module, and return its name on the command line."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    """Save an example of docs/own-layers.md as a module, and return its name on the command line."""
+    text = (ROOT / "docs" / "own-layers.md").read_text()
     blocks = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, flags=re.DOTALL)
     assert [name for name, _ in blocks] == [*EXAMPLES, "count_mod"]
     (folder / f"{module}.py").write_text(dict(blocks)[module])

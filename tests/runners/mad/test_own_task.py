@@ -21,8 +21,8 @@ COUNT_MOD = ["--task", "count_mod:CountMod", "--task.train-examples", "32", "--t
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The task that CONTRIBUTING.md shows, as a module."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    """The task that docs/own-layers.md shows, as a module."""
+    text = (ROOT / "docs" / "own-layers.md").read_text()
     (code,) = re.findall(r"```python\n# count_mod\.py\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "count_mod.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

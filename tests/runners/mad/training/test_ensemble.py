@@ -163,7 +163,7 @@ def test_a_layer_that_cannot_be_stacked_is_told_the_rule(layer: type[Transformer
     runs = Ensemble(lambda: LanguageModel(layer, config, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu"))
     with pytest.raises(ContractError, match=message) as caught:
         runs.train_step(*batches(len(RUNS))[0])
-    assert "CONTRIBUTING" in str(caught.value)
+    assert "docs/own-layers.md" in str(caught.value)
     assert f"{__file__}:" in str(caught.value)
 
 
@@ -179,7 +179,7 @@ def test_a_backward_pass_that_cannot_be_stacked_is_told_the_rule() -> None:
     config = Recomputed.Config(heads=2)
     model = LanguageModel(Recomputed, config, SHAPE, VOCAB)
     runs = Ensemble(lambda: model, RUNS, Optimizer(), STEPS, torch.device("cpu"))
-    with pytest.raises(ContractError, match=r"recompute nothing by torch.utils.checkpoint; see .* in CONTRIBUTING"):
+    with pytest.raises(ContractError, match=r"recompute nothing by torch.utils.checkpoint; see .* in docs/own-layers"):
         runs.train_step(*batches(len(RUNS))[0])
 
 

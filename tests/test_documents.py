@@ -1,0 +1,115 @@
+"""The Python examples of the documents run, and print what the documents say. Links lead to what they name."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from runners.c4.corpus.convert import main as convert
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+EXAMPLES = (ROOT / "README.md", ROOT / "docs" / "python.md")
+FLOAT = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Example(NamedTuple):
+    page: Path
+    line: int
+    code: str
+    output: str | None
+
+
+def examples() -> list[Example]:
+    """Python blocks of the pages, each with the block of output that follows it."""
+    found = []
+    for page in EXAMPLES:
+        text = page.read_text(encoding="utf-8")
+        for block, following in pairwise([*BLOCK.finditer(text), None]):
+            if block is None or block[1] != "python":
+                continue
+            line = text.count("\n", 0, block.start(2))
+            found.append(Example(page, line, block[2], following[2] if following and not following[1] else None))
+    return found
+
+
+def apart(output: str) -> tuple[str, list[float]]:
+    """The text with every number that has a decimal point replaced, and these numbers, which depend on the machine."""
+    return FLOAT.sub("#", output), [float(found[0]) for found in FLOAT.finditer(output)]
+
+
+def make_texts() -> None:
+    """Run the ``convert`` command of docs/pretraining.md, with the documents of the project, in the current folder."""
+    text = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    [(folder, texts)] = re.findall(r"^python -m runners.c4 convert (\S+) (.*)$", text, re.MULTILINE)
+    convert([folder, *(str(ROOT / text) for text in texts.split())])
+
+
+def test_there_are_examples_with_output() -> None:
+    outputs = [example.output for example in examples()]
+    assert len(outputs) >= 4
+    assert None not in outputs
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One CPU thread, because more of them slow such small models down where processes compete for the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("example", examples(), ids=lambda example: f"{example.page.stem}-{example.line}")
+def test_an_example_prints_its_output(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "my_texts" in example.code:
+        pytest.importorskip("datasets", reason="needs the extra pretraining")
+        pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+        make_texts()
+    capsys.readouterr()
+
+    # Blank lines in front, so that a traceback names the line of the page.
+    exec(compile("\n" * example.line + example.code, str(example.page), "exec"), {"__name__": "example"})
+
+    printed = capsys.readouterr().out
+    if example.output is not None:
+        (text, figures), (said, expected) = apart(printed), apart(example.output)
+        assert text == said
+        assert figures == pytest.approx(expected, rel=0.1, abs=0.1)
+
+
+def anchors(page: Path) -> set[str]:
+    """Addresses of a page's headings, as GitHub makes them: in small letters, spaces as hyphens, no other signs."""
+    prose = re.sub(r"^```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r"[^\w\- ]", "", heading) for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE))
+    return {heading.lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_the_readme_names_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_line_of_prose_is_longer_than_120_characters(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^ *```$|^ *\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 120] == []
