@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from mixers.base import ContractError, Layer, log_once
+from mixers.named import is_path
 from mixers.ops.numerics import product_autocast, product_precision
 from mixers.origin import origin, where
 from mixers.parts import MixerLayer
 
 POSITIONS = 32
+LARGEST = 2**15
+"""Largest number of positions in a call that changes each position of a sequence by itself."""
 STEPS = 8
 """Number of positions that are also decoded one by one. This is checked only on a CPU, because decoding is float32."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -39,7 +42,7 @@ def check_foreign(
     Returns:
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
     """
-    return check_layer(mixer, build(), device, positions()) if ":" in mixer else []
+    return check_layer(mixer, build(), device, positions()) if is_path(mixer) else []
 
 
 def warn_unused(mixer: str, names: Sequence[str]) -> None:
@@ -67,9 +70,10 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
     Raises:
         ContractError: outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
-            depend on later positions, on other sequences, or on the module's mode; ``step`` gives other outputs, or a
-            state that is not a dict of tensors; a parameter is frozen or not float32; the layer cannot be called, or
-            writes into its inputs. Errors in the layer's own code are raised again with a note that names the mixer.
+            depend on later positions, on the number of positions, on other sequences, or on the module's mode; ``step``
+            gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not float32; the
+            layer cannot be called, or writes into its inputs. Errors in the layer's own code are raised again with a
+            note that names the mixer.
     """
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
@@ -112,6 +116,9 @@ class _Outputs(NamedTuple):
         again_BTD: their outputs in a second call.
         evaluated_BTD: their outputs in evaluation mode.
         after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
+        spikes: positions at which ``single`` has another input than the first sequence.
+        single: outputs (P, T, D) of the first sequence with another input at one position, for P positions.
+        ended: outputs (B, t, D) of the first t positions alone, by t; none if the layer does not take these lengths.
         steps: outputs (B, D) of single steps, of the first positions; none if the layer has no step form.
         mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
     """
@@ -121,6 +128,9 @@ class _Outputs(NamedTuple):
     again_BTD: Tensor
     evaluated_BTD: Tensor
     after: dict[int, Tensor]
+    spikes: list[int]
+    single: Tensor
+    ended: dict[int, Tensor]
     steps: list[Tensor]
     mixed: list[Tensor]
 
@@ -142,20 +152,48 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
     x_BTD = torch.randn(2, positions, layer.shape.width, generator=draw).to(device)
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
 
-    after = {}
+    cuts, after = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)}), {}
     with product_autocast(device), _naming(mixer, "was called"):
         z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
         evaluated_BTD = layer.eval()(x_BTD)
         layer.train()
-        for cut in sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)}):
+        for cut in cuts:
             changed_BTD = x_BTD.clone()
             changed_BTD[0, cut:] = other_TD[cut:]
             after[cut] = layer(changed_BTD)
+        spikes, spiked_PTD = _spiked(x_BTD[0])
+        single_PTD = layer(spiked_PTD)
         steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
         inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
         mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]
 
-    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, steps, mixed)
+        ended = _ended(layer, x_BTD, cuts)
+
+    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, spikes, single_PTD, ended, steps, mixed)
+
+
+def _spiked(x_TD: Tensor) -> tuple[list[int], Tensor]:
+    """Return positions P, and a sequence (P, T, D) with a spike in place of the input at each; as many as fit.
+
+    A spike is an input that is zero but for one channel. It has the norm of the others, and a larger maximum, on which
+    a scale of the whole sequence depends.
+    """
+    positions, width = x_TD.shape
+    count = min(positions - 1, max(1, LARGEST // positions))
+    chosen = torch.linspace(1, positions - 1, count).long().unique().tolist()
+    changed_PTD = x_TD.repeat(len(chosen), 1, 1)
+    for changed_TD, position in zip(changed_PTD, chosen, strict=True):
+        changed_TD[position] = 0
+        changed_TD[position, position % width] = width**0.5
+    return chosen, changed_PTD
+
+
+def _ended(layer: Layer, x_BTD: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
+    """Return the outputs of the first positions alone; none if the layer does not take sequences of these lengths."""
+    try:
+        return {length: layer(x_BTD[:, :length].clone()) for length in lengths if length < x_BTD.shape[1]}
+    except Exception:
+        return {}
 
 
 def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -202,7 +240,7 @@ def _check_equal_calls(mixer: str, outputs: _Outputs) -> None:
 
 
 def _check_causal(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose outputs depend on later inputs, or on another sequence."""
+    """Refuse a layer whose outputs depend on later inputs, on the number of positions, or on another sequence."""
     for cut, after_BTD in outputs.after.items():
         if _differ(outputs.z_BTD[0, :cut], after_BTD[0, :cut]):
             raise ContractError(
@@ -210,6 +248,17 @@ def _check_causal(mixer: str, outputs: _Outputs) -> None:
             )
         if _differ(outputs.z_BTD[1], after_BTD[1]):
             raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
+    for position, changed_TD in zip(outputs.spikes, outputs.single, strict=True):
+        if _differ(outputs.z_BTD[0, :position], changed_TD[:position]):
+            raise ContractError(
+                f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input there"
+            )
+    for length, ended_BTD in outputs.ended.items():
+        if _differ(outputs.z_BTD[:, :length], ended_BTD, times=10):
+            raise ContractError(
+                f"mixer {mixer!r}: outputs of the first {length} positions change when the sequence ends there: let "
+                "nothing depend on the number of positions, as a mean over all of them does"
+            )
 
 
 def _check_steps(mixer: str, outputs: _Outputs) -> None:
@@ -254,7 +303,7 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
                 f"mixer {mixer!r}: {where(error)}it writes into its inputs, or into a view of them: make new tensors, "
                 "x = x + 1 in place of x += 1"
             ) from error
-        if ":" in mixer and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
+        if is_path(mixer) and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
         error.add_note(f"while mixer {mixer!r} {doing}")

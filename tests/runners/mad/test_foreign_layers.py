@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
-from mixers.base import ContractError, Shape
+from mixers.adapt import adapt
+from mixers.base import ContractError, Layer, Shape
 from mixers.contract import check_layer, warn_unused
 from mixers.costs import costs
 from mixers.registry import find_mixer
@@ -443,7 +444,7 @@ def of_others(**members: Any) -> Transformer:
     return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
 
 
-def refusal(layer: Transformer, positions: int = 32) -> str:
+def refusal(layer: Layer, positions: int = 32) -> str:
     with pytest.raises(ContractError) as caught:
         check_layer("other", layer, CPU, positions)
     return str(caught.value)
@@ -466,6 +467,61 @@ def test_a_leak_inside_chunks_or_beyond_the_first_is_found_at_the_length_of_trai
 
     check_layer("other", of_others(forward=forward), CPU, 32)
     assert "is not causal" in refusal(of_others(forward=forward), 96)
+
+
+def rounded(x_BTD: Tensor) -> Tensor:
+    """In eight bits, with one scale for all."""
+    scale = x_BTD.abs().amax() / 127
+    return (x_BTD / scale).round() * scale
+
+
+def in_order_from_the_end(x_BTD: Tensor) -> Tensor:
+    count = torch.arange(x_BTD.shape[1], 0, -1, dtype=torch.float32)[:, None]
+    return x_BTD + count.sin()
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x / x.abs().amax((1, 2), keepdim=True), "is not causal"),
+        (lambda x: torch.stack([rounded(x_TD) for x_TD in x]), "is not causal"),
+        (lambda x: x.cumsum(1) / x.shape[1], "change when the sequence ends there"),
+        (in_order_from_the_end, "change when the sequence ends there"),
+    ],
+)
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("positions", [24, 40, 512])
+def test_what_depends_on_all_of_a_sequence_is_refused(
+    forward: Callable[[Tensor], Tensor], message: str, width: int, positions: int
+) -> None:
+    """Behind the norm of the standard layer, wherever the maximum of the inputs lies."""
+
+    class Wrong(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.out = nn.Linear(dim, dim)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(forward(x))
+
+    layer = adapt(Wrong)(adapt(Wrong).Config(), Shape(width=width, mlp_width=32))
+    assert message in refusal(layer, positions)
+
+
+def test_a_leak_between_two_positions_is_found() -> None:
+    """At position 20, which is none of the three from which on all inputs are changed."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, torch.cat([x_BTD[:, :20], x_BTD[:, 21:22], x_BTD[:, 21:]], 1))
+
+    assert "before 21 change with the input there" in refusal(of_others(forward=forward), 128)
+
+
+def test_a_layer_that_takes_some_lengths_alone_is_not_refused() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, x_BTD.unflatten(1, (-1, 16)).flatten(1, 2))
+
+    check_layer("other", of_others(forward=forward, init_state=Layer.init_state), CPU, 32)
 
 
 def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
