@@ -83,14 +83,8 @@ _adapted: dict[type[nn.Module], type[AdaptedLayer]] = {}
 def _layer_class(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     parameters = _parameters(module_class)
     usual = _usual_width(parameters)
-
-    # If no argument has a usual name, the option ``width_argument`` may name the one argument without a default.
-    needed = [name for name, parameter in parameters.items() if parameter.default is Parameter.empty and name != usual]
-    if len(needed) > (usual is None):
-        raise ValueError(
-            f"argument {needed[-1]!r} of {module_class.__name__} has no default: give it one; only the argument that "
-            "takes the model width needs none"
-        )
+    if usual is not None or len(_needed(parameters)) > 1:  # otherwise the option ``width_argument`` names the argument
+        _check_defaults(module_class, parameters, usual)
 
     # ``__module__`` names the module's own file, so that its code belongs to the code version of results.
     members = {
@@ -111,6 +105,11 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     """
     parameters = _parameters(module_class)
     name = config.width_argument or _usual_width(parameters)
+    if name is None and (usual := [name for name in WIDTH_NAMES if name in parameters]):
+        raise ValueError(
+            f"{' and '.join([*_needed(parameters), *usual])} of {module_class.__name__} may both take the model width: "
+            "name one of them by --mixer.width-argument"
+        )
     if name is None:
         raise ValueError(
             f"no argument of {module_class.__name__} takes the model width: call it {', '.join(WIDTH_NAMES[:-1])} or "
@@ -121,6 +120,8 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
         raise ValueError(
             f"width_argument: {module_class.__name__} has no argument {name!r}: choose from {', '.join(parameters)}"
         )
+
+    _check_defaults(module_class, parameters, name)
 
     own = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "width_argument"}
     if own.get(name, parameters[name].default) != parameters[name].default:
@@ -141,7 +142,32 @@ def _parameters(module_class: type[nn.Module]) -> dict[str, Parameter]:
 
 
 def _usual_width(parameters: Mapping[str, Parameter]) -> str | None:
-    return next((name for name in WIDTH_NAMES if name in parameters), None)
+    """Return the argument that takes the model width by its name, if this is clear.
+
+    It is the first usual name among the arguments without a default. If all have one, it is the only usual name.
+    """
+    needed, usual = _needed(parameters), [name for name in WIDTH_NAMES if name in parameters]
+    if needed:
+        return next((name for name in usual if name in needed), None)
+    return usual[0] if len(usual) == 1 else None
+
+
+def _needed(parameters: Mapping[str, Parameter]) -> list[str]:
+    """Return the names of the arguments without a default."""
+    return [name for name, parameter in parameters.items() if parameter.default is Parameter.empty]
+
+
+def _check_defaults(module_class: type[nn.Module], parameters: Mapping[str, Parameter], width: str | None) -> None:
+    """Check that every argument other than ``width`` has a default.
+
+    Raises:
+        ValueError: one has none.
+    """
+    if needed := [name for name in _needed(parameters) if name != width]:
+        raise ValueError(
+            f"argument {needed[-1]!r} of {module_class.__name__} has no default: give it one; only the argument that "
+            "takes the model width needs none"
+        )
 
 
 def _config_class(module_class: type[nn.Module], parameters: Mapping[str, Parameter], usual: str | None) -> type:

@@ -82,6 +82,28 @@ class OwnName(nn.Module):
         return self.out(x)
 
 
+class TwoNames(OwnName):
+    """Two arguments have usual names of a width, and defaults."""
+
+    def __init__(self, embed_dim: int = 8, hidden_size: int = 32) -> None:
+        super().__init__(embed_dim)
+        self.hidden_size = hidden_size
+
+
+class NeedsDim(TwoNames):
+    """The argument without a default is not the first of the usual names."""
+
+    def __init__(self, dim: int, hidden_size: int = 32) -> None:
+        super().__init__(dim, hidden_size)
+
+
+class NeedsChannels(OwnName):
+    """The argument without a default has no usual name, and another one has."""
+
+    def __init__(self, channels: int, dim: int = 8) -> None:
+        super().__init__(channels, dim)
+
+
 class Defaulted(OwnName):
     """Its width has a name of its own, and a default."""
 

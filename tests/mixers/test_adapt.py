@@ -48,7 +48,10 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
         ("OwnName", {}, "no argument of OwnName takes the model width: call it d_model, hidden_size, dim"),
         ("OwnName", {}, "if it takes a configuration object, write a subclass whose __init__ takes the width"),
         ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
-        ("OwnName", {"width_argument": "heads"}, "missing 1 required positional argument: 'size'"),
+        ("OwnName", {"width_argument": "heads"}, "argument 'size' of OwnName has no default: give it one"),
+        ("TwoNames", {}, "hidden_size and embed_dim of TwoNames may both take the model width: name one of them"),
+        ("NeedsChannels", {}, "channels and dim of NeedsChannels may both take the model width: name one of them"),
+        ("NeedsChannels", {"width_argument": "dim"}, "argument 'channels' of NeedsChannels has no default"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
         ("Demanding", {}, "argument 'heads' of Demanding has no default: give it one"),
     ],
@@ -60,9 +63,20 @@ def test_a_module_that_cannot_be_built_says_why_in_one_line(name: str, options: 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["OwnName", "Defaulted"])
-def test_an_option_names_the_argument_for_the_width(name: str) -> None:
-    assert build(f"{NAME}:{name}", width=16, width_argument="size").mixer.out.in_features == 16
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("OwnName", "size"), ("Defaulted", "size"), ("TwoNames", "embed_dim"), ("NeedsChannels", "channels")],
+)
+def test_an_option_names_the_argument_for_the_width(name: str, argument: str) -> None:
+    assert build(f"{NAME}:{name}", width=16, width_argument=argument).mixer.out.in_features == 16
+
+
+@pytest.mark.parametrize("name", ["NeedsDim", "TwoNames"])
+def test_other_arguments_with_usual_names_remain_options(name: str) -> None:
+    """The argument without a default takes the width; ``hidden_size`` comes before it in the list of usual names."""
+    options = {} if name == "NeedsDim" else {"width_argument": "embed_dim"}
+    mixer = build(f"{NAME}:{name}", width=16, hidden_size=24, **options).mixer
+    assert (mixer.out.in_features, mixer.hidden_size) == (16, 24)
 
 
 def test_another_shape_is_refused_and_not_broadcast() -> None:
