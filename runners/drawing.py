@@ -83,14 +83,17 @@ def style_of(label: str) -> Style:
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """Return the style of each label; further labels of one style are paler and have other marks and lines."""
+    """Return the style of each label; further labels of one style are paler and have other marks and lines.
+
+    The styles depend on which labels there are, and not on their order.
+    """
     found: dict[str, Style] = {}
     times: dict[Style, int] = {}
-    for label in dict.fromkeys(labels):
+    for label in sorted(set(labels)):
         style = style_of(label)
         n = times[style] = times.get(style, -1) + 1
         found[label] = style if n == 0 else _variant(style, n)
-    return found
+    return {label: found[label] for label in labels}
 
 
 def _variant(style: Style, n: int) -> Style:

@@ -24,6 +24,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = [read(words) for words in of_each_run(arguments)]
         first, _ = runs[0]
         if first.dry_run:
-            for config, options in runs:
-                print_cost(config, options)
+            print_costs(runs)
             return
 
         with world(first.device) as here:
@@ -177,6 +177,21 @@ def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     given = [option.partition("=")[0].removeprefix("--") for option in options]
     check(config, nested["mixer"], given)
     return with_tokenizer(config, given), nested["mixer"]
+
+
+def print_costs(runs: Sequence[tuple[Config, dict[str, Any]]]) -> None:
+    """Print the cost of each model, and the number of runs if there are more; arguments and errors as ``print_cost``.
+
+    Models that differ in learning rate and seed alone cost the same.
+    """
+    found: list[tuple[Config, dict[str, Any]]] = []
+    for config, options in runs:
+        model = replace(config, lr=runs[0][0].lr, seed=runs[0][0].seed), options
+        if model not in found:
+            found.append(model)
+            print_cost(*model)
+    if len(runs) > len(found):
+        print(f"the command trains {len(runs)} runs, {len(runs) // len(found)} of each model")
 
 
 def print_cost(config: Config, options: dict[str, Any]) -> None:

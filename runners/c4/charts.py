@@ -20,11 +20,12 @@ BINS = 8
 """Number of points of a smoothed curve while the number of steps doubles."""
 
 
-def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
+def plot_curves(curves: Mapping[str, Sequence[Sequence[Row]]], path: Path) -> None:
     """Draw training and validation losses of runs against the tokens read, those of training as ``smoothed``.
 
     Args:
-        curves: rows of each run by its label, which begins with the name of the layer.
+        curves: curves of each model, one for each seed, by its label, which begins with the name of the layer. The
+            lines of one label look alike.
         path: PNG file to write.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -34,22 +35,25 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     validation: dict[str, Any] = {"marker": "o", "markersize": 3}
     lines = []
 
-    for name, rows in curves.items():
+    for name, seeds in curves.items():
         style: dict[str, Any] = {"color": look[name].color, "linestyle": look[name].line}
-        axes.plot(*smoothed(rows), **style, **training)
+        for rows in seeds:
+            axes.plot(*smoothed(rows), **style, **training)
 
-        measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
-        tokens, losses = [tokens for tokens, _ in measured], [loss for _, loss in measured]
-        lines += axes.plot(tokens, losses, **style, **validation)
+            measured = [(row.tokens, row.validation_loss) for row in rows if row.validation_loss is not None]
+            tokens, losses = [tokens for tokens, _ in measured], [loss for _, loss in measured]
+            (line,) = axes.plot(tokens, losses, **style, **validation)
+        lines.append(line)
 
     # The legend explains the two kinds of lines.
     kinds = {"validation": validation, "training, mean of some steps": training}
     for kind in kinds.values():
         lines += axes.plot([], [], color="black", **kind)
 
-    steps = sorted({rows[-1].step for rows in curves.values() if rows})
+    runs = [rows for seeds in curves.values() for rows in seeds]
+    steps = sorted({rows[-1].step for rows in runs if rows})
     length = " to ".join(f"{n:,}" for n in dict.fromkeys((*steps[:1], *steps[-1:])))
-    axes.set_title(f"loss of {len(curves)} run{'s' * (len(curves) > 1)} of {length} steps", fontsize=10)
+    axes.set_title(f"loss of {len(runs)} run{'s' * (len(runs) > 1)} of {length} steps", fontsize=10)
     axes.set_xscale("log")
     axes.set_xlabel("tokens")
     axes.set_ylabel("cross-entropy (nats per token)")
@@ -60,8 +64,12 @@ def plot_curves(curves: Mapping[str, Sequence[Row]], path: Path) -> None:
     place: dict[str, Any] = below if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
     axes.legend(*zip(*shown, strict=True), fontsize=7, **place)
     if few:
-        ends = {name: _last(rows) for name, rows in curves.items() if rows}
-        label_ends(axes, [(f"{name} {loss:.3f}", loss, look[name].color) for name, loss in ends.items()], size=7)
+        ends = []
+        for name, seeds in curves.items():
+            if losses := [_last(rows) for rows in seeds if rows]:
+                of_seeds = f" (mean of {len(losses)})" if len(losses) > 1 else ""
+                ends.append((f"{name} {fmean(losses):.3f}{of_seeds}", fmean(losses), look[name].color))
+        label_ends(axes, ends, size=7)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 

@@ -11,8 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from json import dumps
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -23,10 +22,11 @@ from rich.table import Table
 
 from mixers.costs import short
 from runners.c4.cost import model_parameters
-from runners.c4.identity import INCIDENTAL, config_of
-from runners.c4.stored import StoredRun, curves_of, labels_of, stored_runs
+from runners.c4.identity import config_of
+from runners.c4.stored import StoredRun, curves_of, labels_of, stored_runs, that_differ_in_the_seed
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
+from runners.files import write_table
 from runners.intervals import mean_and_interval
 from runners.tables import Name
 
@@ -82,19 +82,33 @@ class Standing:
                 words.append(f"{of_seed}step {len(run.rows):,} of {run.described['config']['steps']:,}")
         return ", ".join(words)
 
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Its figures, not rounded; None stands for what is not known."""
+        described, loss = self.runs[0].described, self.loss
+        bytes_per_token = described["corpus"].get("bytes_per_token")
+        speeds = [run.result["tokens_per_second"] for run in self.runs if run.result is not None]
+        return {
+            "seeds": len(self.runs),
+            "parameters": _parameters(described),
+            "tokens": min(run.rows[-1].tokens if run.rows else 0 for run in self.runs),
+            "nats_per_token": None if loss is None else loss[0],
+            "half_width": None if loss is None or math.isnan(loss[1]) else loss[1],
+            "bits_per_byte": None if loss is None or not bytes_per_token else loss[0] / math.log(2) / bytes_per_token,
+            "tokens_per_second": mean(speeds) if speeds else None,
+        }
+
     def cells(self) -> list[str]:
         """Return the cells of its row, without the label."""
-        first, loss = self.runs[0], self.loss
-        if loss is None:
-            figures = ["", ""]
-        else:
-            bytes_per_token = first.described["corpus"].get("bytes_per_token")
-            bits = "" if bytes_per_token is None else f"{loss[0] / math.log(2) / bytes_per_token:.4f}"
-            figures = [f"{loss[0]:.4f}" + ("" if math.isnan(loss[1]) else f" ± {loss[1]:.4f}"), bits]
-
-        speeds = [run.result["tokens_per_second"] for run in self.runs if run.result is not None]
-        tokens = min(run.rows[-1].tokens if run.rows else 0 for run in self.runs)
-        return [_parameters(first.described), short(tokens), *figures, f"{mean(speeds):,.0f}" if speeds else ""]
+        known = self.figures
+        half = "" if known["half_width"] is None else f" ± {known['half_width']:.4f}"
+        return [
+            "–" if known["parameters"] is None else short(int(known["parameters"])),
+            short(int(known["tokens"] or 0)),
+            "" if known["nats_per_token"] is None else f"{known['nats_per_token']:.4f}{half}",
+            "" if known["bits_per_byte"] is None else f"{known['bits_per_byte']:.4f}",
+            "" if known["tokens_per_second"] is None else f"{known['tokens_per_second']:,.0f}",
+        ]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -113,13 +127,14 @@ def compare(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
     from runners.c4.charts import plot_curves  # imports Matplotlib
 
     for of_corpus in _on_each_corpus(runs):
-        print_standings(of_corpus, console)
+        rows = print_standings(of_corpus, console)
 
         # The chart's name is a hash of its runs.
         digest = hashlib.sha256("".join(sorted(run.name for run in of_corpus)).encode()).hexdigest()
         chart = out / "figures" / f"c4-comparison-{digest[:8]}.png"
         plot_curves(curves_of(of_corpus), chart)
-        console.print(f"chart: {chart}", soft_wrap=True)
+        table = write_table(chart.with_suffix(".csv"), rows)
+        console.print(f"chart: {chart}\ntable: {table}", soft_wrap=True)
 
 
 def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) -> list[StoredRun]:
@@ -143,9 +158,9 @@ def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) ->
     return runs
 
 
-def print_standings(runs: Sequence[StoredRun], console: Console) -> None:
-    """Print a table of runs on one corpus, the lowest loss first."""
-    standings = sorted(map(Standing, _that_differ_in_the_seed(runs)), key=lambda standing: standing.place)
+def print_standings(runs: Sequence[StoredRun], console: Console) -> list[dict[str, Any]]:
+    """Print a table of runs on one corpus, the lowest loss first; return its rows with figures that are not rounded."""
+    standings = sorted(map(Standing, that_differ_in_the_seed(runs)), key=lambda standing: standing.place)
     labels = labels_of({s.runs[0].name: s.runs[0].described for s in standings}, ignored=["seed"])
 
     text = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4"
@@ -161,6 +176,7 @@ def print_standings(runs: Sequence[StoredRun], console: Console) -> None:
     console.print("parameters: without embedding and readout")
     if any(len(standing.runs) > 1 for standing in standings):
         console.print("±: half the 95% t-interval of the mean over seeds")
+    return [{"model": labels[s.runs[0].name], **s.figures, "remark": s.remark} for s in standings]
 
 
 def _on_each_corpus(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
@@ -171,27 +187,8 @@ def _on_each_corpus(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
     return list(groups.values())
 
 
-def _that_differ_in_the_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
-    """Group runs whose settings differ in the seed alone, and whose code trains in the same way."""
-    groups: list[list[StoredRun]] = []
-    for run in runs:
-        alike = (g for g in groups if _setting(g[0]) == _setting(run) and any(run.codes & other.codes for other in g))
-        group = next(alike, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(run)
-    return groups
-
-
-def _setting(run: StoredRun) -> str:
-    """Return the settings of a run but for the seed."""
-    left_out = {*INCIDENTAL, "seed"}
-    config = {name: value for name, value in run.described["config"].items() if name not in left_out}
-    return dumps([config, run.described["mixer_options"]], sort_keys=True)
-
-
-def _parameters(described: dict[str, Any]) -> str:
-    """Return the number of a model's parameters without embeddings; "–" if this code cannot build the model."""
+def _parameters(described: dict[str, Any]) -> int | None:
+    """Return the number of a model's parameters without embeddings; None if this code cannot build the model."""
     try:
         config, options, vocab_size = (
             config_of(described),
@@ -200,5 +197,5 @@ def _parameters(described: dict[str, Any]) -> str:
         )
         parameters, tables = model_parameters(config, options, vocab_size)
     except Exception:  # the run may be of another version, and a user's layer may raise anything
-        return "–"
-    return short(parameters - tables)
+        return None
+    return parameters - tables

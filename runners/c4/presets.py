@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from numbers import Integral
+from os import PathLike
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from mixers.options import converted
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import file_beside
 from runners.guidance import closest, flag_of, texts_of
@@ -59,8 +60,7 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: there is no such preset or option.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"--preset {preset} must be one of {', '.join(PRESETS)}")
+    base = PRESETS[converted(Config, {"preset": preset})["preset"]]
     known = [field.name for field in fields(Config) if field.name not in ("preset", "dry_run")]
     if unknown := [name for name in values if name not in known]:
         flags, texts = {flag_of(name): name for name in known}, texts_of(Config)
@@ -68,7 +68,7 @@ def configure(preset: str, values: Mapping[str, Any]) -> Config:
         meant = f"did you mean {flags[found]}? The options are" if found else "the options are preset, mixer_options,"
         raise ValueError(f"unknown option {unknown[0]}: {meant} {', '.join(known)}")
 
-    return replace(PRESETS[preset], **{name: _convert(name, value) for name, value in values.items()})
+    return replace(base, **converted(Config, {name: _plain(name, value) for name, value in values.items()}))
 
 
 def with_tokenizer(config: Config, given: Collection[str]) -> Config:
@@ -94,23 +94,16 @@ def with_tokenizer(config: Config, given: Collection[str]) -> Config:
     return replace(config, tokenizer=str(next(iter(found.values())))) if found else config
 
 
-def _convert(name: str, value: Any) -> Any:
-    """Return the value of an option in the type of its field.
-
-    Raises:
-        ValueError: it is no number, and the field is a real number.
-    """
-    if name == "data":
-        return (str(value),) if isinstance(value, str | Path) else tuple(map(str, value))
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of an option with paths and lists in the form of its field."""
     if name == "out":
-        return Path(value)
-    if isinstance(value, Path):
-        return str(value)
-    if get_type_hints(Config)[name] is not float:
-        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        return int(value) if is_whole else value  # NumPy has whole numbers of its own
+        return Path(value) if isinstance(value, str | PathLike) else value
+    if isinstance(value, PathLike):
+        value = str(value)
+    if name == "data" and isinstance(value, str):
+        return (value,)
+    return tuple(map(_text, value)) if name in ("data", "wandb_tags") and isinstance(value, list | tuple) else value
 
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{flag_of(name)} {value!r} must be a number") from error
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, PathLike) else value

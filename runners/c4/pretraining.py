@@ -122,7 +122,8 @@ def pretrain(
         StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
     layer_options, mixer = mixer_options or {}, name_of(mixer, MIXERS)
-    with naming_arguments({"preset", *(field.name for field in fields(Config))}):
+    arguments = {"preset", *(field.name for field in fields(Config))}
+    with naming_arguments(arguments):
         # Put the caller's options on top of the preset.
         given = {"layers": layers, "data": data, "tokenizer": tokenizer}
         values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
@@ -133,7 +134,7 @@ def pretrain(
         check(config, layer_options, options)
 
         with world(config.device) as here:
-            return run(config, layer_options, here, console_of_call(quiet=not (progress and here.is_first)))
+            return run(config, layer_options, here, console_of_call(arguments, quiet=not (progress and here.is_first)))
 
 
 def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:

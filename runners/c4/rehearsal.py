@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mixers import MIXERS
+from mixers.named import is_path
 from runners.c4.config import Config
 from runners.c4.distributed import World
 from runners.c4.identity import DECIDING, run_code
@@ -61,7 +61,7 @@ def length(config: Config, options: dict[str, Any]) -> int:
     known, so it takes sequences as long as the run's. Arguments are those of ``trajectory``.
     """
     layer, layer_config = layer_of(config, options)
-    if config.mixer not in MIXERS:
+    if is_path(config.mixer):
         return max(SHORTEST, config.seq_len)
     lengths = range(SHORTEST, max(SHORTEST, config.seq_len) + 1)
     return next((n for n in lengths if layer.remark(layer_config, (n - 1) // 2) is None), lengths[-1])

@@ -1,4 +1,4 @@
-"""A command line that names several layers or seeds, as the command lines of its runs."""
+"""A command line that names several layers, learning rates or seeds, as the command lines of its runs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ Part = list[str]
 
 
 def of_each_run(arguments: Sequence[str]) -> list[list[str]]:
-    """Return the command line of each layer and seed, if ``--mixer`` or ``--seed`` has several values.
+    """Return the command line of each layer, learning rate and seed, if one of these options has several values.
 
     Each has those of the layers' options that its layer has.
 
@@ -24,15 +24,16 @@ def of_each_run(arguments: Sequence[str]) -> list[list[str]]:
     starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
     parts = [list(arguments[a:b]) for a, b in pairwise([*starts, len(arguments)])]
     values = {flag: words for flag, *words in parts}
-    names, seeds = expand(values.get("--mixer", []), MIXERS), [*dict.fromkeys(values.get("--seed", []))]
-    several = any(len(values.get(flag, [])) > 1 for flag in ("--mixer", "--seed")) or len(names) > 1
+    names = expand(values.get("--mixer", []), MIXERS)
+    lrs, seeds = ([*dict.fromkeys(values.get(flag, []))] for flag in ("--lr", "--seed"))
+    several = any(len(values.get(flag, [])) > 1 for flag in ("--mixer", "--lr", "--seed")) or len(names) > 1
     if not several or len(values) < len(parts):  # an option that is given twice is an error
         return [list(arguments)]
 
     kept = _of_each_layer(names, parts) if names else [("", parts)]
     lines = []
-    for (name, own), seed in product(kept, seeds or [""]):
-        chosen = {"--mixer": name, "--seed": seed}
+    for (name, own), lr, seed in product(kept, lrs or [""], seeds or [""]):
+        chosen = {"--mixer": name, "--lr": lr, "--seed": seed}
         words = ([flag, chosen[flag]] if chosen.get(flag) else [flag, *rest] for flag, *rest in own)
         lines.append([*arguments[: starts[0]], *chain(*words)])
     return lines

@@ -1,8 +1,9 @@
 """The runs in a results folder: their descriptions, curves and ends, and labels that tell them apart."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,30 @@ def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str
     return runs
 
 
-def curves_of(runs: Sequence[StoredRun]) -> dict[str, list[Row]]:
-    """Return the curves of runs by their labels."""
-    labels = labels_of({run.name: run.described for run in runs})
-    return {labels[run.name]: run.rows for run in runs}
+def curves_of(runs: Iterable[StoredRun]) -> dict[str, list[list[Row]]]:
+    """Return the curves of runs by their labels; those that differ in the seed alone share one."""
+    groups = that_differ_in_the_seed(runs)
+    labels = labels_of({group[0].name: group[0].described for group in groups}, ignored=["seed"])
+    return {labels[group[0].name]: [run.rows for run in group] for group in groups}
+
+
+def that_differ_in_the_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Group runs whose settings differ in the seed alone, and whose code trains in the same way."""
+    groups: list[list[StoredRun]] = []
+    for run in runs:
+        alike = (g for g in groups if _setting(g[0]) == _setting(run) and any(run.codes & other.codes for other in g))
+        group = next(alike, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(run)
+    return groups
+
+
+def _setting(run: StoredRun) -> str:
+    """Return the settings of a run but for the seed."""
+    left_out = {*INCIDENTAL, "seed"}
+    config = {name: value for name, value in run.described["config"].items() if name not in left_out}
+    return dumps([config, run.described["mixer_options"]], sort_keys=True)
 
 
 def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = ()) -> dict[str, str]:

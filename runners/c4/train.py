@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from mixers import MIXERS
+from mixers.named import is_path
 from runners.c4 import checkpoints, identity
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
@@ -147,7 +147,7 @@ def _trajectory(config: Config, options: dict[str, Any]) -> list[float] | None:
     None if they are not finite, or if the layer cannot compute on this CPU in float64. A user's layer, which is
     rehearsed over its whole sequences, may need more memory than there is for those above ``LONGEST``.
     """
-    if config.mixer not in MIXERS and config.seq_len > LONGEST:
+    if is_path(config.mixer) and config.seq_len > LONGEST:
         return None
     try:
         found = trajectory(_narrow(config), options)

@@ -157,7 +157,9 @@ def divided_texts(files: Sequence[Path]) -> Documents:
 
     if faults:
         more = [f"{len(faults) - NAMED:,} more files"] if len(faults) > NAMED else []
-        raise ValueError(f"{'; '.join([*faults[:NAMED], *more])}: save as UTF-8, or name other texts")
+        raise ValueError(
+            f"{'; '.join([*faults[:NAMED], *more])}: save as UTF-8, name other texts, or leave these out by --clean"
+        )
     if not documents["validation"]:
         raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
     return documents
@@ -277,9 +279,13 @@ def read_files(names: Sequence[Path]) -> str:
 
 
 def divide(text: str) -> tuple[str, str]:
-    """Return the first nine tenths of a text, up to the next white space, and the rest."""
-    space = re.compile(r"\s").search(text, len(text) - len(text) // VALIDATION)
-    start = space.end() if space else len(text)
+    """Return the first nine tenths of a text, up to the next white space, and the rest.
+
+    A text without any white space, such as one in Chinese, is cut at nine tenths.
+    """
+    tenths, space = len(text) - len(text) // VALIDATION, re.compile(r"\s")
+    found = space.search(text, tenths)
+    start = tenths if space.search(text) is None else found.end() if found else len(text)
     return text[:start], text[start:]
 
 

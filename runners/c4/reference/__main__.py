@@ -273,9 +273,12 @@ def train_models(
     config = models[0].config  # all models read the same text
     with user_errors(ValueError, OSError), world("auto") as here:
         corpus = corpus_of(config, console)
-        console.print(corpus.shortage(config.seq_len), soft_wrap=True)
+        if shortage := corpus.shortage(config.seq_len):
+            console.print(shortage, soft_wrap=True)
         windows = Windows(corpus, "validation", config.seq_len, None)
         split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+        if split.share == 0:
+            console.print("the validation text has no recall tokens: a recall loss of 0 says nothing")
 
         for model in models:
             with others_continue(model.name, failed, RunError, ValueError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mixers import MIXERS
+from mixers.named import is_path
 from runners.c4.config import Config, Parametrisation
 from runners.c4.presets import PRESETS
 from runners.guidance import row_of
@@ -59,9 +60,9 @@ class Experiment:
         Raises:
             ValueError: there is none; the message names the one that was probably meant.
         """
-        if ":" in name and self.takes_own:
+        if is_path(name) and self.takes_own:
             return Row(mixer=name)
-        if ":" in name:
+        if is_path(name):
             raise ValueError(f"no row {name!r}: a layer of your own is a row of --experiment ranking alone")
         if "." in name and self.takes_own:
             raise ValueError(f"no row {name!r}: write a layer of your own as package.module:Class, with a colon")

@@ -266,7 +266,10 @@ def test_a_layer_that_sees_later_positions_is_refused_before_data_are_prepared(
         (["--layers", "7"], "6, 12"),
         (["--steps", "0"], "steps"),
         (["--mixer", "nope"], "no mixer 'nope'"),
-        (["--mixer", "rt", "--steps", "3", "4"], "no option takes 4: see --help"),
+        (
+            ["--mixer", "rt", "--steps", "3", "4"],
+            "no option takes 4: --steps takes one value, so run the command once for each",
+        ),
         (["--mixer"], "Missing value for argument '--mixer'"),
         (["--preset"], "Missing value for argument '--preset'"),
         (["--mixer", "transformer", "--mixer.block", "3"], "does not apply"),

@@ -1,5 +1,6 @@
 """The comparison of runs: means over seeds, runs without an end, and what is refused."""
 
+import csv
 import json
 import math
 import shutil
@@ -61,7 +62,14 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
     assert seeds[2] == str(4 * 4 * 12)
     assert "3 seeds" in cells
     (chart,) = (results / "figures").glob("c4-comparison-*.png")
-    assert f"chart: {chart}\n" in out
+    assert f"chart: {chart}\ntable: {chart.with_suffix('.csv')}\n" in out
+
+    with chart.with_suffix(".csv").open() as file:
+        first, second = sorted(csv.DictReader(file), key=lambda row: row["model"])
+    assert (first["model"], first["seeds"], second["seeds"]) == ("transformer, lr 0.01", "3", "1")
+    assert float(first["nats_per_token"]) == pytest.approx(mean, rel=1e-12)
+    assert float(first["half_width"]) == pytest.approx(half, rel=1e-6)
+    assert (float(second["nats_per_token"]), second["half_width"]) == (losses[0.02][0], "")
 
 
 def test_runs_without_an_end_are_last_and_say_how_far_they_came(

@@ -48,7 +48,7 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
               seconds=1.0)  # fmt: skip
     curves = {
-        f"__main__:L-{i:02}": [row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)]
+        f"__main__:L-{i:02}": [[row, replace(row, step=2, tokens=96, validation_loss=2.0 if i else None)]]
         for i in range(12)
     }
     figures = []
@@ -63,6 +63,19 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
     drawn_thin, drawn_thick = figures[0].axes[0].get_lines()[:2]
     for shown, drawn in ((thick, drawn_thick), (thin, drawn_thin)):
         assert (shown.get_linewidth(), shown.get_marker()) == (drawn.get_linewidth(), drawn.get_marker())
+
+
+def test_seeds_of_a_model_look_alike_and_its_end_is_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row(step=1, tokens=48, loss=3.0, lr=1.0, grad_norm=1.0, tokens_per_second=1.0, mfu=None, memory_gib=0.0,
+              seconds=1.0)  # fmt: skip
+    seeds = [[replace(row, validation_loss=loss)] for loss in (2.0, 2.5)]
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    plot_curves({"rt": seeds, "mine:L": seeds[:1], "waiting": [[]]}, tmp_path / "chart.png")
+    axes = figures[0].axes[0]
+    assert [text.get_text() for text in axes.texts] == ["rt 2.250 (mean of 2)", "mine:L 2.000"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()[:4]}) == 1
+    assert axes.get_title() == "loss of 4 runs of 1 steps"
 
 
 def test_training_losses_of_a_chart_are_means_over_steps_of_nearly_equal_numbers() -> None:

@@ -1,5 +1,6 @@
 """A command that names several layers and seeds trains each, and ends with their comparison."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,15 @@ def test_each_layer_has_the_options_that_are_its_own(capsys: pytest.CaptureFixtu
 
 
 def test_layers_and_seeds_are_trained_one_after_another_and_compared(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from runners.c4 import charts as drawing
+
+    charts: list[Mapping[str, Any]] = []
+    plot, comparison = drawing.plot_curves, "c4-comparison"
+    monkeypatch.setattr(
+        drawing, "plot_curves", lambda c, path: (plot(c, path), charts.append(c) if comparison in path.name else None)
+    )
     main([*command, "--mixer", "transformer", "lru", "--seed", "0", "1", "--heads", "2"])
     out = capsys.readouterr().out
     assert out.count("validation cross-entropy") == 4
@@ -82,6 +90,10 @@ def test_layers_and_seeds_are_trained_one_after_another_and_compared(
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
     assert sorted(rows) == ["2 seeds", "2 seeds", "lru", "transformer, heads 2"]
     assert len([*(tmp_path / "figures").glob("c4-comparison-*.png")]) == 1
+
+    # The seeds of a model share a line of the legend.
+    (look,) = charts
+    assert {label: len(seeds) for label, seeds in look.items()} == {"lru": 2, "transformer, heads 2": 2}
 
     # A seed that is given twice is one seed.
     main([*command, "--mixer", "lru", "--seed", "0", "0"])
@@ -92,6 +104,22 @@ def test_layers_and_seeds_are_trained_one_after_another_and_compared(
     main([*command, "--mixer", "transformer", "lru", "--seed", "0", "1", "--heads", "2"])
     assert {path: path.read_bytes() for path in before} == before
     assert len(before) == 4
+
+
+def test_rates_are_trained_like_seeds(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    line = [*command, "--mixer", "lru", "--lr", "0.01", "0.02", "--seed", "0", "1"]
+    main([*line, "--dry-run"])
+    out = capsys.readouterr().out
+    assert out.count("lru, 2 layers") == 1
+    assert out.endswith("the command trains 4 runs, 4 of each model\n")
+
+    main(line)
+    out = capsys.readouterr().out
+    rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+    assert sorted(rows) == ["2 seeds", "2 seeds", "lru, lr 0.01", "lru, lr 0.02"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*line, "--search"])
+    assert "leave lr and beta2 out" in capsys.readouterr().err.replace("--", "")
 
 
 def test_a_run_that_cannot_go_on_does_not_stop_the_others(

@@ -408,6 +408,7 @@ def test_a_layer_has_one_color_under_every_label() -> None:
     assert style_of("transformer").marker != style_of("transformer-xl").marker
     assert style_of("rtx").color == style_of("mine:Layer").color != rt.color
     many = styles([f"rt-{n}" for n in range(16)])
+    assert styles(["mine:B", "mine:A"]) == styles(["mine:A", "mine:B"])
     assert len({(style.color, style.line) for style in many.values()}) == 16
     assert {style_of(name).color for name in ("rt", "transformer", "gla", "mine")} <= DARK.keys()
 

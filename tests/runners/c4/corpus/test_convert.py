@@ -107,7 +107,8 @@ def test_the_same_texts_give_the_same_bytes(texts: Path, tmp_path: Path) -> None
 
 
 def test_a_text_is_divided_at_white_space() -> None:
-    assert divide("x" * 100) == ("x" * 100, "")
+    assert divide("x" * 40 + " " + "y" * 59) == ("x" * 40 + " " + "y" * 59, "")
+    assert divide("文" * 100) == ("文" * 90, "文" * 10)
     assert divide("x" * 92 + " " + "y" * 7) == ("x" * 92 + " ", "y" * 7)
     assert divide("") == ("", "")
 
@@ -119,7 +120,7 @@ def test_a_text_is_divided_at_white_space() -> None:
         (
             ["texts/picture.png"],
             "error: texts/picture.png is no text in UTF-8 (invalid start byte at byte 0): save as UTF-8, "
-            "or name other texts",
+            "name other texts, or leave these out by --clean",
         ),
         (
             ["empty"],
@@ -168,7 +169,8 @@ def test_all_texts_that_are_not_utf_8_are_one_error(
     faults = [f"{n}.txt is no text in UTF-8 (unexpected end of data at byte 3)" for n in range(min(count, 5))]
     with pytest.raises(ValueError, match="UTF-8") as error:
         convert([Path()], tmp_path / "made")
-    assert str(error.value) == f"{'; '.join(faults)}{rest}: save as UTF-8, or name other texts"
+    advice = "save as UTF-8, name other texts, or leave these out by --clean"
+    assert str(error.value) == f"{'; '.join(faults)}{rest}: {advice}"
 
 
 def test_texts_in_a_folder_have_any_case_and_are_not_hidden(texts: Path) -> None:
