@@ -112,12 +112,12 @@ class Layer(nn.Module, ABC):
         """Return ``forward`` of a whole sequence; hooks run as in any module.
 
         Raises:
-            ValueError: the input is not of the shape (B, T, D).
+            ValueError: the input is not of the shape (B, T, D), or has no position.
         """
-        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.shape.width:
+        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.shape.width or x_BTD.shape[1] == 0:
             raise ValueError(
                 f"{type(self).__name__} maps inputs of the shape (batch, time, width {self.shape.width}), "
-                f"not {tuple(x_BTD.shape)}"
+                f"with at least one position, not {tuple(x_BTD.shape)}"
             )
         z_BTD: Tensor = super().__call__(x_BTD)
         return z_BTD

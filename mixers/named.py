@@ -47,6 +47,11 @@ def name_of(given: str | type, registry: Mapping[str, type]) -> str:
     return f"{given.__module__}:{given.__qualname__}"
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name is an import path ``package.module:Class``, and not that of a registered class."""
+    return ":" in name
+
+
 def find_class(name: str, kind: Kind, registered: Collection[str]) -> Any:
     """Return the class of an import path, which is derived from ``kind.base``.
 
@@ -58,7 +63,7 @@ def find_class(name: str, kind: Kind, registered: Collection[str]) -> Any:
     Raises:
         ValueError: it is no import path, there is no such class, or it is of another kind.
     """
-    if ":" not in name or "," in name:
+    if not is_path(name) or "," in name:
         raise ValueError(f"no {kind.option} {name!r}: {_advice(name, kind, registered)}")
     module, _, class_name = name.partition(":")
     if not module or not class_name:

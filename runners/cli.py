@@ -142,7 +142,9 @@ def cli(options_class: type, default: Any, arguments: Sequence[str], subcommand:
     options, unknown = parse_known(options_class, default, arguments, subcommand)
     if unknown:
         flags = {flag_of(name): text for name, text in texts_of(options_class).items()}
-        raise ValueError(not_understood(unknown[0], {f: text for f, text in flags.items() if f not in unnamed}))
+        raise ValueError(
+            not_understood(unknown[0], {f: text for f, text in flags.items() if f not in unnamed}, arguments)
+        )
     return options
 
 

@@ -3,7 +3,7 @@
 import difflib
 import re
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -72,15 +72,19 @@ def short_help(documentation: str, options_class: type | None) -> str:
     return "\n".join([purpose, "", examples, "", *groups, "", more])
 
 
-def not_understood(argument: str, known: Mapping[str, str]) -> str:
+def not_understood(argument: str, known: Mapping[str, str], arguments: Sequence[str]) -> str:
     """Return the message on an argument that no option takes.
 
     Args:
         argument: word of the command line.
         known: the command's options, as the command line spells them, with their help.
+        arguments: the whole command line.
     """
     if not argument.startswith("-"):
-        return f"no option takes {argument}: see --help"
+        flag, value = ["", "", *arguments][arguments.index(argument) :][:2]
+        has_value = flag.startswith("--") and "=" not in flag and not value.startswith("--")
+        advice = f"{flag} takes one value, so run the command once for each" if has_value else "see --help"
+        return f"no option takes {argument}: {advice}"
 
     option = argument.partition("=")[0]
     found = closest(option, known)
@@ -151,12 +155,12 @@ def naming_arguments(arguments: Container[str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        error.args = tuple(_in_python(part, arguments) for part in error.args)
+        error.args = tuple(in_python(part, arguments) for part in error.args)
         raise
 
 
-def _in_python(message: Any, arguments: Container[str]) -> Any:
-    """Return an error's message with options of the command as ``arguments``; whole commands and paths stay."""
+def in_python(message: Any, arguments: Container[str]) -> Any:
+    """Return a message with options of the command as ``arguments``; whole commands and paths stay."""
 
     def spell(option: re.Match[str]) -> str:
         if option[0].startswith("python"):

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
@@ -23,7 +24,11 @@ FIND: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
 
 
 def parse(
-    base: Any, preset: Any, arguments: Sequence[str], own: Collection[str] = ()
+    base: Any,
+    preset: Any,
+    arguments: Sequence[str],
+    own: Collection[str] = (),
+    of_preset: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
     """Parse ``arguments`` into an instance of ``base`` and the nested ``--mixer.*`` and ``--task.*`` options.
 
@@ -32,6 +37,7 @@ def parse(
         preset: instance of ``base`` with the defaults.
         arguments: words of the command line.
         own: fields of ``base`` that the program hands to layers and tasks, so that they are no nested options.
+        of_preset: settings that the preset gives to mixers or tasks, by their names; the help shows them as defaults.
 
     Returns:
         The options; and the nested options that were given, by name, for each of the fields ``mixer`` and ``task`` that
@@ -41,10 +47,10 @@ def parse(
         ValueError: an unknown name, or an option that applies to none of the chosen mixers or tasks.
     """
     configs = _chosen_configs(base, preset, arguments)
-    made = _with_nested(base, preset, configs, own)
+    made = _with_nested(base, preset, configs, own, of_preset)
     options, unknown = parse_known(made, made(), arguments)
     if unknown:
-        raise ValueError(_explain_unknown(unknown[0], configs, own, _helps(made)))
+        raise ValueError(_explain_unknown(unknown[0], configs, own, _helps(made), arguments))
 
     parts = {title: getattr(options, title) for title in in_groups(base)}
     plain = base(**{name: getattr(parts[title], name) for title, names in in_groups(base).items() for name in names})
@@ -76,7 +82,13 @@ def _chosen_configs(base: type, preset: Any, arguments: Sequence[str]) -> dict[s
     }
 
 
-def _with_nested(base: Any, preset: Any, configs: Mapping[str, dict[str, type]], own: Collection[str]) -> type:
+def _with_nested(
+    base: Any,
+    preset: Any,
+    configs: Mapping[str, dict[str, type]],
+    own: Collection[str],
+    of_preset: Mapping[str, Mapping[str, Any]],
+) -> type:
     """Make a dataclass with a part for each group of ``base``, and a part of nested options for each registry."""
     hints, texts = get_type_hints(base), texts_of(base)
     names_of = {group: f" Names: {', '.join(FIND[group][0])}." for group in configs}
@@ -98,7 +110,7 @@ def _with_nested(base: Any, preset: Any, configs: Mapping[str, dict[str, type]],
 
     # Nested options.
     for group, classes in configs.items():
-        part = _nested_options(group, classes, own)
+        part = _nested_options(group, classes, own, of_preset)
         about = tyro.conf.arg(name=group, help="")
         parts.append((f"{group}_options", Annotated[part, about], field(default_factory=part)))
 
@@ -113,7 +125,9 @@ def _metavar(kind: Any) -> str | None:
     return kinds[0].__name__.upper() if kinds[1:] == (type(None),) and isinstance(kinds[0], type) else None
 
 
-def _nested_options(group: str, classes: dict[str, type], own: Collection[str]) -> type:
+def _nested_options(
+    group: str, classes: dict[str, type], own: Collection[str], of_preset: Mapping[str, Mapping[str, Any]]
+) -> type:
     """Make a dataclass of the options that any of ``classes`` has, except ``own`` and those whose types differ.
 
     The default is that of the first class that has the option.
@@ -127,7 +141,8 @@ def _nested_options(group: str, classes: dict[str, type], own: Collection[str]) 
             continue
 
         # Help: the defaults of all owners, and the owners unless all have the option.
-        defaults = ", ".join(dict.fromkeys(str(defaults_of(config)[name]) for config in owners.values()))
+        values = [(defaults_of(config) | dict(of_preset.get(member, {})))[name] for member, config in owners.items()]
+        defaults = ", ".join(dict.fromkeys(map(str, values)))
         whose = "" if len(owners) == len(classes) else f"; {group} {', '.join(owners)} alone"
         hint = f"(default: {defaults}{whose})"
         about = tyro.conf.arg(help=texts_of(first).get(name, ""), help_behavior_hint=hint)
@@ -148,12 +163,16 @@ def _helps(made: type) -> dict[str, str]:
 
 
 def _explain_unknown(
-    option: str, configs: dict[str, dict[str, type]], own: Collection[str], known: Mapping[str, str]
+    option: str,
+    configs: dict[str, dict[str, type]],
+    own: Collection[str],
+    known: Mapping[str, str],
+    arguments: Sequence[str],
 ) -> str:
     """Return the message on an option that is unknown or does not apply."""
     group, _, name = option.removeprefix("--").partition("=")[0].partition(".")
     if group not in configs or not name:
-        return not_understood(option, known)
+        return not_understood(option, known, arguments)
     if not configs[group]:
         return f"--{group} has no value: name one"
 

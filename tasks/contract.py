@@ -1,5 +1,6 @@
 """What every task must do, checked on a task from outside before anything is trained on it."""
 
+from numbers import Integral
 from typing import get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ def check_task(task: Task) -> None:
         Exception: the task's own error.
     """
     require(
-        isinstance(task.answer_count, int) and task.answer_count >= 1,
+        isinstance(task.answer_count, Integral) and task.answer_count >= 1,
         f"answer_count is {task.answer_count!r}: a whole number, at least 1",
     )
 
@@ -39,8 +40,8 @@ def check_task(task: Task) -> None:
             bool(batch.scored_ST.any(axis=1).all()), f"{name} has sequences without a scored position: correct sample"
         )
         require(
-            0 < ceiling.sequence <= ceiling.token <= 1,
-            f"the ceiling of {name} is {ceiling}: shares of 0 to 1, that of sequences at most that of tokens",
+            0 < ceiling.sequence <= 1 and 0 < ceiling.token <= 1,
+            f"the ceiling of {name} is {ceiling}: both are shares, above 0 and at most 1",
         )
 
     stated, found = task.config.train_length, task.batch("train").inputs_ST.shape[1]

@@ -36,7 +36,7 @@ from mixers.base import ContractError
 from runners.cli import print_short_help
 from runners.device import find_devices
 from runners.ending import run_command, user_errors
-from runners.files import DamagedFileError
+from runners.files import DamagedFileError, write_table
 from runners.mad.dry_run import print_forecast
 from runners.mad.duration import Clock, sentence, work_left
 from runners.mad.experiment import Experiment, study_folder
@@ -161,7 +161,8 @@ def print_end(
 
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         plot_comparison(own, beside, figure)
-        say(f"chart: {figure}")
+        table = write_table(figure.with_suffix(".csv"), [standing.row() for standing in (*own, *beside)])
+        say(f"chart: {figure}\ntable: {table}")
     if following is not None and not beside:
         say(f"to compare: {following}")
     storage = options.settings.storage

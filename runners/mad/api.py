@@ -29,7 +29,7 @@ from runners.mad.studies import train_studies, try_layers
 from runners.progress import console_of_call
 from runners.storage import explaining_database
 from runners.task_names import find_task
-from runners.tracking import check_login
+from runners.tracking import Mode, check_login
 from tasks import TASKS
 from tasks.base import Task
 
@@ -80,7 +80,7 @@ def study(
     mixer: str | type[nn.Module],
     task: str | type[Task],
     *,
-    preset: Literal["grid", "full", "quick"] = "grid",
+    preset: Literal["grid", "full", "quick", "demo"] = "grid",
     grid: GridName | None = None,
     lr: Sequence[float] | None = None,
     weight_decay: Sequence[float] | None = None,
@@ -104,6 +104,10 @@ def study(
     storage: str | None = None,
     rebuild: bool = False,
     keep: Keep = Options.keep,
+    wandb: Mode = Options.wandb,
+    wandb_project: str | None = None,
+    wandb_entity: str | None = None,
+    wandb_tags: Sequence[str] = (),
     reference: str | Path = Options.reference,
     quiet: bool = False,
 ) -> Study:
@@ -117,7 +121,7 @@ def study(
         mixer: registered name, ``package.module:Class``, or a class, also one that a notebook defines.
         task: registered name, ``package.module:Class``, or a class derived from ``tasks.base.Task``.
         preset: ``grid`` is the published grid; ``full`` is that of the reference results, the wide grid with five seeds
-            of the chosen point; ``quick`` is a small setting of each task.
+            of the chosen point; ``quick`` is a small setting of each task; ``demo`` is that of ``make demo``.
         grid: ``paper`` or ``wide``, in place of the preset's; excludes ``lr`` and the preset ``quick``, which have
             their own rates.
         lr: peak learning rates, in place of the grid's.
@@ -144,6 +148,10 @@ def study(
         rebuild: first add finished runs that the storage lacks, from their folders.
         keep: which models are kept after the study has its result: ``all``; ``best``, those of the chosen point;
             ``none``.
+        wandb: Weights & Biases mode: ``disabled``, ``offline`` or ``online``.
+        wandb_project: W&B project, as in the command.
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
         reference: reference rows beside the layer, as in the command: ``shipped``, ``none``, or a folder of them.
         quiet: show no progress, no ranking, and no line on a cost that cannot be counted or a grid that diverged;
             ``Study.ranking`` returns the ranking. Warnings remain.
@@ -157,6 +165,10 @@ def study(
     for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
         if isinstance(numbers, float | int | str):
             raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
+        if numbers is not None and len(numbers) == 0:
+            raise ValueError(f"{name} is empty: give at least one value, or leave it out")
+    if isinstance(wandb_tags, str):
+        raise ValueError(f"wandb_tags is a list: write wandb_tags=[{wandb_tags!r}]")
     if "all" in (mixer, task, difficulty):
         raise ValueError('study trains one layer on one task: call it once for each in place of "all"')
     if isinstance(task, tuple | list):
@@ -195,6 +207,10 @@ def study(
         "storage": storage,
         "rebuild": rebuild,
         "keep": keep,
+        "wandb": wandb,
+        "wandb_project": wandb_project,
+        "wandb_entity": wandb_entity,
+        "wandb_tags": tuple(wandb_tags),
         "reference": str(reference),
         **{name: value for name, value in given.items() if value is not None},
     }
@@ -212,7 +228,7 @@ def study(
         for planned in experiments:
             costs(planned.layer, planned.mixer_config, planned.shape, say=lambda line: None)
 
-    console = console_of_call(quiet)
+    console = console_of_call(inspect.signature(study).parameters, quiet)
     with explaining_database(options.settings.storage):
         found = train_studies(experiments, options.runs, options.settings, console, options.more_seeds)
         ((experiment, summary),) = found

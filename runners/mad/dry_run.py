@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mixers import MIXERS
 from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
+from mixers.named import is_path
 from runners.mad.duration import Clock, Duration, sentence, work_left
 from runners.mad.experiment import Experiment
 from runners.mad.search.identity import identify
@@ -186,7 +186,7 @@ def _try_layers(experiments: Sequence[Experiment], device: torch.device) -> None
 
 def _setting(experiment: Experiment) -> tuple[Any, ...]:
     """Return the settings that decide whether a layer can be trained; the task counts for a layer from outside."""
-    task = experiment.task if experiment.mixer not in MIXERS else experiment.instance.backbone
+    task = experiment.task if is_path(experiment.mixer) else experiment.instance.backbone
     return *experiment.layer_choice.key, task
 
 

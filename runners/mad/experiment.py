@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from mixers import MIXERS
 from mixers.base import Layer, Shape, switch, switched_off
 from mixers.models import BACKBONES, Backbone
+from mixers.named import is_path
 from mixers.registry import building, find_mixer
 from mixers.short_convolution import mixer_label
 from mixers.vmap_errors import explaining_vmap
@@ -208,7 +208,7 @@ def call_as_in_training(
         ContractError: the model's buffers depend on the seed, or it cannot be computed for several runs at once.
         Exception: errors of the layer's own code, with a note that names the mixer.
     """
-    foreign = experiment.mixer not in MIXERS
+    foreign = is_path(experiment.mixer)
     two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
     ensemble = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
 

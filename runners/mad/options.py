@@ -251,13 +251,13 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
     # The preset, and options that exclude its defaults, decide how the rest is read.
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--preset", nargs="?", default="grid")
-    preset, _ = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
+    preset, of_tasks = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["grid"])
     if "--list" in flags:
         preset = replace(preset, mixer=("all",))
     if "--epochs" in flags:
         preset = replace(preset, steps=None)
 
-    options, nested = parse(Options, preset, arguments)
+    options, nested = parse(Options, preset, arguments, of_preset=of_tasks)
     check_options(options, grid_given="--grid" in flags)
     if options.list:
         _check_list(flags)

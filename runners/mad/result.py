@@ -104,11 +104,8 @@ class Study:
         rows = []
         for found in self.rankings:
             for rank, standing in ranked([*found.own, *found.rows]):
-                figures = {f"{name}_accuracy": standing.accuracy(name) for name in ("sequence", "token")}
-                means = {name: estimate and estimate.mean for name, estimate in figures.items()}
-                widths = {f"{name}_half_width": estimate and estimate.half_width for name, estimate in figures.items()}
                 own = {"layer": standing.mixer, "own": standing in found.own}
-                rows.append({"rank": rank, **own, "seeds": standing.seeds, **means, **widths})
+                rows.append({"rank": rank, **own, "seeds": standing.seeds, **standing.figures()})
         return rows
 
     def curves(self) -> Table:

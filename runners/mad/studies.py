@@ -24,6 +24,7 @@ from rich.console import Console
 
 from mixers.contract import POSITIONS, check_foreign, warn_unused
 from mixers.models import Backbone
+from mixers.named import is_path
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
@@ -91,7 +92,7 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
     for experiment in experiments:
         positions = partial(_positions, experiment)
         unused.append(check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions))
-        length = positions() if ":" in experiment.mixer else min(POSITIONS, positions())
+        length = positions() if is_path(experiment.mixer) else min(POSITIONS, positions())
         call_as_in_training(experiment, experiment.build, length, device)
 
     for experiment, names in zip(experiments, unused, strict=True):

@@ -1,9 +1,9 @@
 """The main questions and their answers at the top of the page, from the same results as the sections below."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from runners.mad.results.ranking import ordinal
+from runners.mad.results.ranking import ordinal, places
 from runners.report.language import LanguageModel
 from runners.report.ranks import Ranks
 from runners.report.speed import Anchor
@@ -37,11 +37,13 @@ class Own:
         title: title of the protocol.
         ranks: mean ranks by token accuracy; None without any.
         counts: number of tasks on which each of the user's layers is ranked.
+        of_some: for layers that lack tasks, mean ranks over those that they have; None where nothing else has them.
     """
 
     title: str
     ranks: Ranks | None
     counts: Mapping[str, int]
+    of_some: Mapping[str, Ranks | None] = field(default_factory=dict)
 
 
 def glance(
@@ -75,17 +77,17 @@ def glance(
 
 
 def _own_layers(own: Sequence[Own]) -> str:
-    """Return the place and the mean rank of each layer, or the number of its tasks where it lacks some."""
+    """Return the place and the mean rank of each layer, over its tasks where it lacks some."""
     found = []
     for protocol in own:
-        means = protocol.ranks.means if protocol.ranks else {}
         for row, count in protocol.counts.items():
+            ranks = protocol.ranks if count == len(TASKS) else protocol.of_some.get(row)
+            means = ranks.means if ranks else {}
+            words = [] if count == len(TASKS) else [f"{count} of {len(TASKS)} tasks"]
             if row in means:
-                place = 1 + sum(other < means[row] for other in means.values())
-                words = f"{ordinal(place)} of {len(means)}, with a mean rank of {means[row]:.1f}"
-            else:
-                words = f"{count} of {len(TASKS)} tasks"
-            found += [f"{row}: {words} ({protocol.title})"] if count else []
+                place = f"{ordinal(places(means)[row])} of {len(means)}, with a mean rank of {means[row]:.1f}"
+                words = [" over ".join([place, *words])]
+            found += [f"{row}: {''.join(words)} ({protocol.title})"] if count else []
     return f"{'; '.join(found)}." if found else ""
 
 
@@ -117,9 +119,9 @@ def _leaders(values: Mapping[str, float], texts: Mapping[str, str]) -> str:
 
     Rows of equal values share the smaller place.
     """
-    places = {row: 1 + sum(other < value for other in values.values()) for row, value in values.items()}
-    named = [row for row in sorted(places, key=places.__getitem__) if places[row] <= LEADERS or row in PAIR]
-    return "; ".join(f"{places[row]}. {texts[row]}" for row in named)
+    place_of = places(values)
+    named = [row for row in sorted(place_of, key=place_of.__getitem__) if place_of[row] <= LEADERS or row in PAIR]
+    return "; ".join(f"{place_of[row]}. {texts[row]}" for row in named)
 
 
 def _speed(anchors: Sequence[Anchor]) -> str:

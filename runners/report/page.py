@@ -67,6 +67,18 @@ class Shown:
         return {row: self.counts.get(row, 0) for row in self.rows if self.board.rows[row][0] == "own"}
 
     @property
+    def own(self) -> Own:
+        """The rows of the user's own, with their places."""
+        tasks = {row: [task for task in TASKS if (row, task) in self.board.cells] for row in self.own_counts}
+        some = [row for row, count in self.own_counts.items() if 0 < count < len(TASKS)]
+        return Own(
+            title=self.board.title,
+            ranks=self.ranks["token"],
+            counts=self.own_counts,
+            of_some={row: mean_ranks(self.board, "token", tasks[row]) for row in some},
+        )
+
+    @property
     def families(self) -> list[str]:
         """Families of the rows that have cells."""
         return sorted({self.board.rows[row][1] for row in self.rows})
@@ -174,10 +186,15 @@ def write_page(
     verdicts = Counter(claim.verdict for claim in claims)
     predictions = language.boards.get(boards[0].board.name)
     within = what_orders_families(predictions.correlations["token"]) if predictions else ""
-    own = [Own(title=shown.board.title, ranks=shown.ranks["token"], counts=shown.own_counts) for shown in boards]
     text = environment.get_template("index.html").render(
         boards=boards,
-        answers=glance(own, boards[0].ranks["token"], language.models, f"{language.answer} {within}".strip(), anchors),
+        answers=glance(
+            [shown.own for shown in boards],
+            boards[0].ranks["token"],
+            language.models,
+            f"{language.answer} {within}".strip(),
+            anchors,
+        ),
         start=max(boards, key=lambda shown: (sum(shown.own_counts.values()), len(shown.own_counts))).board.name,
         tasks=list(TASKS),
         metrics=METRICS,

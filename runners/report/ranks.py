@@ -11,7 +11,9 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
+from runners.mad.results.ranking import places
 from runners.report.cells import Board, Cell
 from tasks import TASKS
 
@@ -35,7 +37,7 @@ class Ranks:
     intervals: dict[str, tuple[float, float]]
 
 
-def mean_ranks(board: Board, metric: str) -> Ranks | None:
+def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) -> Ranks | None:
     """Rank the layers of a board that have all tasks; return None if fewer than two have.
 
     Variants, and cells that differ from the board's protocol, are not ranked. Layers with equal means share the smaller
@@ -44,9 +46,10 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
     Args:
         board: the cells.
         metric: ``sequence`` or ``token``.
+        tasks: the tasks over which ranks are averaged; all unless given.
     """
     cells = {place: cell for place, cell in board.cells.items() if cell.kind != "variant" and not cell.differs}
-    tasks = list(TASKS)
+    tasks = list(TASKS) if tasks is None else tasks
     rows = [row for row in dict.fromkeys(row for row, _ in cells) if all((row, task) in cells for task in tasks)]
     if len(rows) < 2:
         return None
@@ -74,10 +77,10 @@ def mean_ranks(board: Board, metric: str) -> Ranks | None:
 
 def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:
     """Return the rank of each row among the cells of a task."""
-    means = {cell.row: fmean(cell.values(metric) or [-np.inf]) for cell in cells}
-    return {row: 1 + sum(other > mean for other in means.values()) for row, mean in means.items()}
+    return places({cell.row: -fmean(cell.values(metric) or [-np.inf]) for cell in cells})
 
 
 def _ranks(means_BLT: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the ranks among the layers, shape (B, L, T)."""
-    return 1 + (means_BLT[:, None] > means_BLT[:, :, None]).sum(axis=2)
+    ranks_BLT: NDArray[np.int64] = rankdata(-means_BLT, method="min", axis=1).astype(np.int64)
+    return ranks_BLT

@@ -4,6 +4,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from mixers.named import is_path
 from runners.c4.reference.cells import Cell, cell_files, read_cell
 from runners.c4.reference.experiments import EXPERIMENTS
 from runners.c4.reference.staleness import is_stale
@@ -38,7 +39,7 @@ def is_stale_model(name: str, cell: Cell) -> bool:
     for experiment in EXPERIMENTS.values():
         if name in experiment.rows:
             return is_stale(cell, experiment.config(name), dict(experiment.rows[name].options))
-        if experiment.takes_own and ":" in cell.layer:
+        if experiment.takes_own and is_path(cell.layer):
             with suppress(ValueError):
                 return is_stale(cell, experiment.config(cell.layer), {})
     return False

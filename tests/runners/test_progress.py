@@ -11,7 +11,7 @@ def test_a_notebook_has_bars_only_with_widgets(has_widgets: bool, monkeypatch: p
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(progress, "find_spec", lambda name: "found" if has_widgets else None)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = progress.console_of_call(quiet=False)
+    console = progress.console_of_call((), quiet=False)
     assert (console.is_jupyter, console.is_terminal) == (has_widgets, False)
 
 
@@ -24,3 +24,10 @@ def test_a_bar_shows_what_is_done_on_a_terminal_alone(
     assert list(progress.bar(iter("abc"), "reading", total=3)) == ["a", "b", "c"]
     written = capsys.readouterr()
     assert ("reading" in written.err, written.out) == (on_terminal, "")
+
+
+def test_lines_of_a_function_name_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    console = progress.console_of_call({"steps", "mlp_width"}, quiet=False)
+    console.print("give --steps 20 --mlp-width 64, or --other; python -m runners.mad --steps 3", soft_wrap=True)
+    console.print(3)
+    assert capsys.readouterr().out == "give steps 20 mlp_width 64, or --other; python -m runners.mad --steps 3\n3\n"

@@ -134,7 +134,7 @@ def faulty(**changes: Any) -> Task:
             {"targets_ST": lambda b: np.random.default_rng().integers(2, size=b.inputs_ST.shape)},
             "draws other targets_ST",
         ),
-        ({"ceiling": {"sequence": 1.0, "token": 0.5}}, "the ceiling of train is"),
+        ({"ceiling": {"sequence": 1.0, "token": 1.5}}, "the ceiling of train is"),
         ({"ceiling": {"sequence": 0.0, "token": 0.5}}, "the ceiling of train is"),
     ],
 )
@@ -169,6 +169,11 @@ def test_extrapolation_sets_are_checked_too() -> None:
 
     with pytest.raises(ValueError, match="further has sequences without a scored position"):
         check_task(Further(Own.Config()))
+
+
+def test_sequences_may_be_solved_more_often_than_tokens() -> None:
+    """Half of the sequences ask one thing that can be answered, the others nine things of which few can."""
+    check_task(faulty(ceiling={"sequence": 0.5, "token": 0.2}))
 
 
 @pytest.mark.parametrize("count", [0, 2.0, None])

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
+from runners.files import write_table
 from runners.mad.reference.rows import print_rankings, rankings, reference_folder, shown_together, terms_of
 from runners.mad.results.charts import plot_comparison
 from runners.mad.results.standings import in_order, print_comparison, told_apart
@@ -66,9 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         named = [*(summary.study for summary in summaries), options.reference]
         digest = hashlib.sha256("".join(named).encode()).hexdigest()
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
-        plot_comparison(*shown_together(standings, found), figure)
+        own, rows = shown_together(standings, found)
+        plot_comparison(own, rows, figure)
+        table = write_table(figure.with_suffix(".csv"), [standing.row() for standing in (*own, *rows)])
 
-    say(f"chart: {figure}")
+    say(f"chart: {figure}\ntable: {table}")
 
 
 def comparable_studies(folder: Path, say: Callable[[str], None]) -> list[Path]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -27,13 +28,18 @@ MARK = " (stale)"
 """End of the label of a stale reference row."""
 
 Interval = tuple[float, float]
+Key = TypeVar("Key")
 
 
 def ranked(standings: Sequence[Standing]) -> list[tuple[int, Standing]]:
     """Sort standings from the best to the worst, each with its rank; equal means share the smaller rank."""
-    means = [_mean(s) for s in standings]
-    ranks = [1 + sum(other > mean for other in means) for mean in means]
+    ranks = places({number: -_mean(s) for number, s in enumerate(standings)}).values()
     return sorted(zip(ranks, standings, strict=True), key=lambda pair: pair[0])
+
+
+def places(values: Mapping[Key, float]) -> dict[Key, int]:
+    """Return the place of each value: the least is first, and equal values share the smaller place."""
+    return {key: 1 + sum(other < value for other in values.values()) for key, value in values.items()}
 
 
 def interval(standing: Standing) -> Interval:
@@ -138,16 +144,16 @@ def _print_overall(found: Sequence[tuple[Sequence[Standing], Collection[Standing
     # Ranks in each setting, then places by their sums.
     orders = [ranked([of_setting[label] for label in complete]) for of_setting in settings]
     ranks = {label: [rank for order in orders for rank, s in order if s.mixer == label] for label in complete}
-    places = {label: 1 + sum(sum(other) < sum(ranks[label]) for other in ranks.values()) for label in complete}
+    place_of = places({label: sum(ranks[label]) for label in complete})
     means = {label: f"{fmean(ranks[label]):.1f}" for label in complete}
 
-    order = sorted(complete, key=places.__getitem__)
-    rows = [(f"{'→' if label in mine else ' '} {label}", str(places[label]), means[label]) for label in order]
+    order = sorted(complete, key=place_of.__getitem__)
+    rows = [(f"{'→' if label in mine else ' '} {label}", str(place_of[label]), means[label]) for label in order]
     console.print(f"all {len(settings)} settings together, by mean rank", style="table.title", soft_wrap=True)
     console.print(_table(("", "mean rank"), rows))
     for label in mine:
         each = ", ".join(f"{order[0][1].setting} {rank}" for order, rank in zip(orders, ranks[label], strict=True))
-        place = f"{ordinal(places[label])} of {len(complete)}, with a mean rank of {means[label]}"
+        place = f"{ordinal(place_of[label])} of {len(complete)}, with a mean rank of {means[label]}"
         console.print(f"{label} is {place} over {len(settings)} settings: {each}", soft_wrap=True)
 
 

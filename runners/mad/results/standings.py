@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers import MIXERS
-from mixers.costs import FOOTNOTE, HEADINGS, Costs, short
+from mixers.costs import FOOTNOTE, HEADINGS, LENGTHS, Costs, short
 from mixers.registry import changed, variant_label
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import print_intervals, print_protocols
@@ -92,6 +92,34 @@ class Standing:
         """Return the accuracy on the test split; ``metric`` is ``sequence`` or ``token``."""
         return None if self.test is None else self.test.get(f"test_{metric}_accuracy")
 
+    def figures(self) -> dict[str, Any]:
+        """Return both accuracies, and half the width of the 95% interval of each, None for a single seed."""
+        estimates = {f"{name}_accuracy": self.accuracy(name) for name in ("sequence", "token")}
+        means = {name: estimate and estimate.mean for name, estimate in estimates.items()}
+        return means | {f"{name}_half_width": estimate and estimate.half_width for name, estimate in estimates.items()}
+
+    def row(self) -> dict[str, Any]:
+        """Return what tables show of it, with figures that are not rounded."""
+        state, flops = self.costs.state_floats or {}, self.costs.flops_per_token or {}
+        return {
+            "task": self.task,
+            "difficulty": self.difficulty,
+            "layer": self.mixer,
+            "family": self.family,
+            **self.figures(),
+            "seeds": self.seeds,
+            "diverged": self.seeds if self.test is None else self.diverged,
+            "ceiling_sequence": self.ceiling.sequence,
+            "ceiling_token": self.ceiling.token,
+            "chance_sequence": self.chance.sequence,
+            "chance_token": self.chance.token,
+            "steps": self.steps,
+            "preset": self.preset,
+            "parameters": self.costs.parameters,
+            **{f"state_{length}": state.get(length) for length in LENGTHS},
+            f"flops_per_token_{LENGTHS[0]}": flops.get(LENGTHS[0]),
+        }
+
     @property
     def failure(self) -> str:
         """Which runs diverged, if there are no accuracies for that reason; else empty."""
@@ -135,6 +163,8 @@ def told_apart(summaries: Sequence[Summary], usual: Sequence[dict[str, Any]] | N
         _differences(names, [of(config) for config in configs], [of(config) for config in usual or ()])
         for names, of in ((labels, _of_layer), (everyone, _of_widths), (everyone, _of_training))
     ]
+    if usual is None:  # a table that states settings marks the rows of other grids, too
+        words.append(_differences(everyone, [_of_grid(summary) for summary in summaries]))
     mixers = [", ".join(filter(None, found)) for found in zip(*words, strict=True)]
 
     # The same for tasks of one name and difficulty.
@@ -188,6 +218,15 @@ def _of_training(config: dict[str, Any]) -> dict[str, Any]:
     idle = "steps" if config["protocol"]["steps"] is None else "epochs"
     settings = _leaves({**config["protocol"], "precision": config["precision"]})
     return {name: value for name, value in settings if name != idle}
+
+
+def _of_grid(summary: Summary) -> dict[str, Any]:
+    """Return the learning rates and weight decays among which a study has chosen."""
+    grid = {
+        "lr": [point.lr for point in summary.points],
+        "weight-decay": [point.weight_decay for point in summary.points],
+    }
+    return {name: " or ".join(f"{value:g}" for value in sorted(set(values))) for name, values in grid.items()}
 
 
 def _of_task(config: dict[str, Any]) -> dict[str, Any]:

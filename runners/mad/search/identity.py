@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from optuna.storages import BaseStorage
 
-from mixers import MIXERS
+from mixers.named import is_path
 from runners.interrupt import StoppedError
 from runners.mad.experiment import Experiment
 from runners.mad.search.study import load_study, open_study, stored_name, study_names
@@ -105,7 +105,7 @@ def rehearsal_length(experiment: Experiment) -> int:
     longer than one part. The parts of a user's layer are not known, so it takes sequences as long as the task's
     longest.
     """
-    if experiment.mixer not in MIXERS:
+    if is_path(experiment.mixer):
         return max(SHORTEST, experiment.task_config.longest_length)
     longest = max(SHORTEST, experiment.length)
     layer, config, lengths = experiment.layer, experiment.mixer_config, range(SHORTEST, longest + 1)
@@ -134,7 +134,7 @@ def _trajectory(experiment: Experiment, positions: int) -> Trajectory | None:
     except StoppedError:
         raise
     except Exception:
-        if experiment.mixer in MIXERS:
+        if not is_path(experiment.mixer):
             raise
         return None  # it may need a GPU, or another dtype
 

@@ -9,6 +9,7 @@ from matplotlib import rc_context
 from matplotlib.ticker import LogLocator
 
 from mixers import MIXERS
+from mixers.named import is_path
 from runners.c4.reference.cells import Cell, ConvergedRun
 from runners.drawing import Style, styles
 from runners.report.pictures import LONGEST, Picture
@@ -65,7 +66,7 @@ def panels_of_families(models: Models) -> Panels:
     for layer in filter(models.__contains__, MIXERS):
         families.setdefault(MIXERS[layer].family, []).append(layer)
     of_families = {family: [(layer, layer) for layer in layers] for family, layers in families.items()}
-    own = _short([name for name, cell in models.items() if ":" in cell.layer])
+    own = _short([name for name, cell in models.items() if is_path(cell.layer)])
     beside = ("transformer", "transformer")
     panels = {**of_families, **({"yours": own} if own else {})}
     return _with_models({title: list(dict.fromkeys([*pairs, beside])) for title, pairs in panels.items()}, models)

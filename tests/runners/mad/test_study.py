@@ -186,8 +186,8 @@ def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
     assert reference["token_accuracy"] == pytest.approx(np.mean(cell.test.token_accuracy))
 
 
-def test_it_takes_each_option_of_the_command_that_is_not_about_printing_or_tracking() -> None:
-    command_alone = {"list", "dry_run", "wandb", "wandb_project", "wandb_entity", "wandb_tags"}
+def test_it_takes_each_option_of_the_command_that_is_not_about_printing() -> None:
+    command_alone = {"list", "dry_run"}
     own = {"mixer_options", "task_options", "quiet"}
     assert {*inspect.signature(study).parameters} - own == {field.name for field in fields(Options)} - command_alone
 
@@ -308,6 +308,10 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),
         ({"seeds": [0, 1]}, r"seeds: Input should be a valid integer, not \[0, 1\]"),
         ({"lr": "1e-3"}, r"lr is a list: write lr=\[1e-3\]"),
+        ({"lr": []}, "^lr is empty: give at least one value, or leave it out"),
+        ({"weight_decay": ()}, "^weight_decay is empty: give at least one value"),
+        ({"wandb_tags": "mine"}, r"wandb_tags is a list: write wandb_tags=\['mine'\]"),
+        ({"wandb_project": "mine"}, "^wandb_project has no effect without wandb online or wandb offline: give one"),
         ({"lr": ["a"]}, "lr: Input should be a valid number, not 'a'"),
         ({"mixer_options": {"heads": "2"}}, "heads: Input should be a valid integer, not '2'"),
         ({"task_options": {"length": 16.0}}, "length: Input should be a valid integer, not 16.0"),
@@ -348,7 +352,7 @@ def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_pat
         ({"heads": 4}, r"no argument 'heads': it is an option of transformer: write mixer_options=\{'heads': 4\}"),
         ({"length": 8}, r"no argument 'length': it is an option of mqar: write task_options=\{'length': 8\}"),
         ({"learning_rate": 1e-3}, "no argument 'learning_rate': did you mean 'lr'"),
-        ({"wandb": "offline"}, r"no argument 'wandb': help\(study\) lists the arguments"),
+        ({"dry_run": True}, r"no argument 'dry_run': help\(study\) lists the arguments"),
     ],
 )
 def test_an_unknown_argument_is_an_error_that_says_how_to_write_it(argument: dict[str, Any], message: str) -> None:

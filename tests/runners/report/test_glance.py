@@ -60,11 +60,13 @@ def test_questions_without_results_are_left_out() -> None:
 
 def test_ones_own_layers_come_first() -> None:
     ranks = Ranks(means={"a": 2.0, "mine": 3.25, "b": 5.0}, intervals=dict.fromkeys(("a", "mine", "b"), (1.0, 9.0)))
+    some = Ranks(means={"a": 2.0, "third": 1.5}, intervals=dict.fromkeys(("a", "third"), (1.0, 2.0)))
     own = [
         Own(title="published protocol", ranks=None, counts={"mine": 0}),
-        Own(title="quick preset", ranks=ranks, counts={"mine": 10, "other": 2}),
+        Own(title="quick preset", ranks=ranks, counts={"mine": 10, "other": 2, "third": 3}, of_some={"third": some}),
     ]
     first, _ = glance(own, ranks, [], "", [])
     assert first.text == (
-        "mine: 2nd of 3, with a mean rank of 3.2 (quick preset); other: 2 of 10 tasks (quick preset)."
+        "mine: 2nd of 3, with a mean rank of 3.2 (quick preset); other: 2 of 10 tasks (quick preset); "
+        "third: 1st of 2, with a mean rank of 1.5 over 3 of 10 tasks (quick preset)."
     )

@@ -1,6 +1,7 @@
 """Finished studies beside one another: which, and what their rows are called."""
 
 import copy
+import csv
 import io
 import json
 import random
@@ -86,6 +87,14 @@ def test_rows_of_several_layers_name_the_training_in_which_they_differ() -> None
         ]
     )
     assert [s.mixer for s in standings] == ["rt (epochs 200)", "rt (steps 500)", "transformer (steps 500)"]
+
+
+def test_rows_name_the_grids_in_which_they_differ() -> None:
+    """A layer that was tried at more learning rates has an advantage."""
+    one, two = summary_of(*RT), summary_of("--mixer", "transformer", "--task", "parity")
+    more = replace(two, points=[*two.points, replace(two.points[0], lr=5e-3)])
+    assert [s.mixer for s in told_apart([one, two])] == ["rt", "transformer"]
+    assert [s.mixer for s in told_apart([one, more])] == ["rt (lr 0.001)", "transformer (lr 0.001 or 0.005)"]
 
 
 def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
@@ -244,7 +253,20 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
     assert sorted(rows) == sorted(["parity (custom)", "rt", "rt-block-2", "ceiling", "chance"])
     assert "mean over 2 seeds" in text
-    assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 1
+    (chart,) = (tmp_path / "figures").glob("comparison-*.png")
+    assert text.endswith(f"chart: {chart}\ntable: {chart.with_suffix('.csv')}\n")
+
+    # The table as a file: figures that are not rounded, and an interval for several seeds alone.
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("studies/*/summary.json")]
+    known = {s["label"]: s["points"][s["chosen"]]["estimates"]["test_token_accuracy"] for s in summaries}
+    with chart.with_suffix(".csv").open() as file:
+        found = {row["layer"]: row for row in csv.DictReader(file)}
+    assert {layer: float(row["token_accuracy"]) for layer, row in found.items()} == {
+        layer: estimate["mean"] for layer, estimate in known.items()
+    }
+    assert found["rt"]["token_accuracy_half_width"] == ""
+    assert float(found["rt-block-2"]["token_accuracy_half_width"]) == known["rt-block-2"]["half_width"]
+    assert (found["rt"]["seeds"], found["rt-block-2"]["seeds"]) == ("1", "2")
     compare.main(["--out", str(tmp_path), "--reference", "none"])
     assert len(list((tmp_path / "figures").glob("comparison-*.png"))) == 2
     capsys.readouterr()
