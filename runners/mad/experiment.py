@@ -17,6 +17,7 @@ from mixers.named import is_path
 from mixers.registry import building, find_mixer
 from mixers.short_convolution import mixer_label
 from mixers.vmap_errors import explaining_vmap
+from runners.files import typed
 from runners.mad.layer_choice import LayerChoice
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -26,6 +27,25 @@ from tasks.base import Task
 
 LONGEST_DIFFERENCE = 200
 """Largest number of characters for changed settings in a study's title; SQL storages allow 512 in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The settings of an experiment as a file keeps them: layer and task by name, their settings as JSON values.
+
+    The attributes are those of ``Experiment``. Of a user's layer or task, the code may be gone.
+    """
+
+    mixer: str
+    mixer_config: dict[str, Any]
+    task: str
+    task_config: dict[str, Any]
+    difficulty: str
+    shape: Shape
+    protocol: Protocol
+    precision: str
+    short_convolution: int = 0
+    preset: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +113,11 @@ class Experiment:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
+
+    @property
+    def described(self) -> "Described":
+        """The settings as a file keeps them."""
+        return typed(Described, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that decide the result, as JSON-able values, without switches that are off."""

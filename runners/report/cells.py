@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixers.registry import find_mixer
+from runners.mad.experiment import Described
 from runners.mad.plan import plan_experiments
 from runners.mad.reference.cells import Cell as StoredCell
 from runners.mad.reference.cells import CellPoint, Content, ProtocolName, options_of, protocol_folder, read_cells
@@ -130,10 +131,10 @@ def reference_board(folder: Path, protocol: ProtocolName, own: Sequence[Cell]) -
 
 
 @cache
-def protocol_settings(task: str, protocol: ProtocolName) -> dict[str, Any]:
+def protocol_settings(task: str, protocol: ProtocolName) -> Described:
     """Return the settings of a protocol's cells of a task, those of the Transformer for a layer."""
     (experiment,) = plan_experiments(options_of(ENTRIES["transformer"], task, protocol), {}, {})
-    return experiment.to_dict()
+    return experiment.described
 
 
 @cache

@@ -7,10 +7,10 @@ from typing import Any
 
 from mixers.registry import find_mixer
 from runners.files import read_json
-from runners.mad.experiment import run_id
+from runners.mad.experiment import Described, run_id
 from runners.mad.options import GRIDS, PRESETS
 from runners.mad.reference.cells import PROTOCOLS, Content, ProtocolName, cell_point, curve_rows, test_of
-from runners.mad.reference.rows import protocol_of, terms_of
+from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary, under_grid
@@ -75,7 +75,7 @@ def _under_protocol(summary: Summary) -> Summary:
     """Return what a study shows with the grid and the seeds of the protocol that has its task settings."""
     if (protocol := _protocol(summary)) is None:
         return summary
-    terms, own = protocol_terms(summary.config["task"], protocol), terms_of(summary)
+    terms, own = protocol_terms(summary.config.task, protocol), terms_of(summary)
     if (own.points, own.seeds) == (terms.points, terms.seeds):
         return summary
     return under_grid(summary, terms.points, terms.seeds) or summary
@@ -90,7 +90,7 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         protocol: protocol whose task settings it has.
         folder: folder of the study.
     """
-    label, terms, own = standing.mixer + YOURS, protocol_terms(summary.config["task"], protocol), terms_of(summary)
+    label, terms, own = standing.mixer + YOURS, protocol_terms(summary.config.task, protocol), terms_of(summary)
     if summary.chosen is None and own.seeds < terms.seeds:  # no point was repeated with more seeds
         own = replace(own, seeds=terms.seeds)
 
@@ -100,24 +100,24 @@ def _cell(summary: Summary, standing: Standing, protocol: ProtocolName, folder: 
         standing=replace(standing, mixer=label, difficulty="baseline"),
         content=_content(summary, folder),
         differs=tuple(terms.missing_options(own)),
-        command="" if summary.config["mixer"].startswith("__main__:") else command_of(summary, protocol),
+        command="" if summary.config.mixer.startswith("__main__:") else command_of(summary, protocol),
         record=folder / "summary.json",
         diagnosis=read_json(folder / "diagnosis.json"),
     )
 
 
-def _usual(summary: Summary, protocol: ProtocolName) -> dict[str, Any]:
+def _usual(summary: Summary, protocol: ProtocolName) -> Described:
     """Return the settings that the table of a protocol states, with the default settings of a study's layer."""
-    defaults = _defaults(summary.config["mixer"])
-    return {**protocol_settings(summary.config["task"], protocol), "mixer_config": defaults, "precision": None}
+    known = protocol_settings(summary.config.task, protocol)
+    return replace(known, mixer_config=_defaults(summary.config.mixer), precision="not stated")
 
 
 def _protocol(summary: Summary) -> ProtocolName | None:
     """Return the protocol with a study's task settings, or None."""
-    if summary.config["task"] not in TASKS:
+    if summary.config.task not in TASKS:
         return None
     for protocol in PROTOCOLS:
-        if protocol_terms(summary.config["task"], protocol).task_config == terms_of(summary).task_config:
+        if protocol_terms(summary.config.task, protocol).task_config == terms_of(summary).task_config:
             return protocol
     return None
 
@@ -128,9 +128,9 @@ def _content(summary: Summary, folder: Path) -> Content:
     names = [run_id(summary.study, summary.fingerprint, run) for run in (chosen.runs if chosen else [])]
     records = [read_json(folder.parent.parent / "runs" / name / "config.json") for name in names]
     return Content(
-        task=summary.config["task"],
-        task_config=summary.config["task_config"],
-        protocol=protocol_of(summary.config),
+        task=summary.config.task,
+        task_config=summary.config.task_config,
+        protocol=summary.config.protocol,
         steps=terms_of(summary).steps,
         points=[cell_point(point) for point in summary.points],
         chosen=summary.chosen,
@@ -163,10 +163,10 @@ def command_of(summary: Summary, protocol: ProtocolName) -> str:
     words = [
         "python -m runners.mad",
         f"--preset {name}" if name != "grid" else "",
-        f"--mixer {config['mixer']} --task {config['task']}",
-        *_changed("--mixer.", config["mixer_config"], usual["mixer_config"]),
-        *_changed("--task.", config["task_config"], usual["task_config"]),
-        *_changed("--", config["shape"], usual["shape"]),
+        f"--mixer {config.mixer} --task {config.task}",
+        *_changed("--mixer.", config.mixer_config, usual.mixer_config),
+        *_changed("--task.", config.task_config, usual.task_config),
+        *_changed("--", vars(config.shape), vars(usual.shape)),
         *_changed("--", _training(config), _training(usual)),
         *(
             f"{name} {' '.join(f'{v:g}' for v in sorted(tried))}"
@@ -175,15 +175,15 @@ def command_of(summary: Summary, protocol: ProtocolName) -> str:
         ),
         f"--seeds {seeds}" if seeds != preset.seeds else "",
         repeats,
-        f"--short-convolution {config['short_convolution']}" if config.get("short_convolution") else "",
+        f"--short-convolution {config.short_convolution}" if config.short_convolution else "",
     ]
     return " ".join(filter(None, words))
 
 
-def _training(config: Mapping[str, Any]) -> dict[str, Any]:
+def _training(config: Described) -> dict[str, Any]:
     """Return the options of a study's training, with its length in steps or in epochs, whichever applies."""
-    idle = "epochs" if config["protocol"]["steps"] is not None else "steps"
-    return {name: value for name, value in config["protocol"].items() if name not in ("optimizer", idle)}
+    idle = "epochs" if config.protocol.steps is not None else "steps"
+    return {name: value for name, value in vars(config.protocol).items() if name not in ("optimizer", idle)}
 
 
 def _defaults(mixer: str) -> dict[str, Any]:

@@ -182,16 +182,6 @@ class Cell(Content):
     sharp_trajectory: Trajectory | None = None
     rehearsed_positions: int = FIRST.positions
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that decide what it can be compared with, named as in ``Experiment.to_dict``."""
-        return {
-            "task": self.task,
-            "task_config": self.task_config,
-            "shape": asdict(self.shape),
-            "protocol": asdict(self.protocol),
-        }
-
 
 def protocol_folder(folder: Path, protocol: ProtocolName) -> Path:
     """Return the folder of a protocol's cells, given the folder of all cells."""
@@ -244,8 +234,8 @@ def to_cell(entry: Entry, experiment: Experiment, summary: Summary, out: Path) -
         family=summary.family,
         remark=summary.remark,
         task=experiment.task,
-        task_config=summary.config["task_config"],
-        preset=summary.config.get("preset"),
+        task_config=summary.config.task_config,
+        preset=summary.config.preset,
         protocol=experiment.protocol,
         precision=experiment.precision,
         steps=experiment.protocol.total_steps(experiment.task_config.train_examples),

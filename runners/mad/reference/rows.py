@@ -5,9 +5,8 @@ batch, evaluations, optimizer), grid and number of seeds. Precision may differ, 
 reference rows, too.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from mixers import MIXERS
 from runners.guidance import flag_of
+from runners.mad.experiment import Described
 from runners.mad.options import GRIDS, PRESETS, Options
 from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, protocol_folder, read_cells
 from runners.mad.reference.entries import LAYERS
@@ -23,7 +23,6 @@ from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import MARK, print_ranks
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import Estimate, Point, Summary, under_grid
-from runners.mad.training.protocol import Optimizer, Protocol
 from tasks import TASKS
 
 STALE = "stale: trained on other data, or by code that trains differently from today's"
@@ -54,20 +53,20 @@ class Terms:
     seeds: int
 
     @staticmethod
-    def of(settings: Mapping[str, Any], points: Sequence[Point | CellPoint]) -> "Terms":
+    def of(settings: Described | Cell, points: Sequence[Point | CellPoint]) -> "Terms":
         """Return the terms of a study or a cell.
 
         Args:
-            settings: ``config`` of the study, or ``settings`` of the cell.
+            settings: ``config`` of the study, or the cell.
             points: the grid points.
         """
-        training = {name: value for name, value in settings["protocol"].items() if name not in ("epochs", "steps")}
+        training = asdict(settings.protocol)
         return Terms(
-            task=settings["task"],
-            task_config=json.loads(json.dumps(settings["task_config"])),
-            shape=dict(settings["shape"]),
-            steps=protocol_of(settings).total_steps(settings["task_config"]["train_examples"]),
-            training=training,
+            task=settings.task,
+            task_config=settings.task_config,
+            shape=asdict(settings.shape),
+            steps=settings.protocol.total_steps(settings.task_config["train_examples"]),
+            training={name: value for name, value in training.items() if name not in ("epochs", "steps")},
             points=sorted((point.lr, point.weight_decay) for point in points),
             seeds=max((len(point.seeds) for point in points), default=0),
         )
@@ -89,11 +88,6 @@ class Terms:
         found += [_option("weight_decay", _words(decays))] if decays != other_decays else []
         found += [f"--seeds {self.seeds} --seeds-of chosen"] if self.seeds != other.seeds else []
         return found
-
-
-def protocol_of(settings: Mapping[str, Any]) -> Protocol:
-    """Return length and settings of training from the ``config`` of a study."""
-    return Protocol(**{**settings["protocol"], "optimizer": Optimizer(**settings["protocol"]["optimizer"])})
 
 
 def _points_of(options: Options) -> list[tuple[float, float]]:
@@ -168,10 +162,10 @@ def rankings(summaries: Sequence[Summary], standings: Sequence[Standing], folder
         standings: as what each of them is shown.
         folder: of the reference results.
     """
-    cells_of = {summary.config["task"]: _cells(folder, summary.config["task"]) for summary in summaries}
+    cells_of = {summary.config.task: _cells(folder, summary.config.task) for summary in summaries}
     shown, narrowed = [], []
     for summary, standing in zip(summaries, standings, strict=True):
-        narrow = _narrowed(summary, cells_of[summary.config["task"]])
+        narrow = _narrowed(summary, cells_of[summary.config.task])
         if narrow is not None:
             named = {name: getattr(standing, name) for name in ("mixer", "difficulty", "place")}
             standing = replace(Standing.of(narrow), **named)
@@ -214,7 +208,7 @@ def _narrowed(summary: Summary, cells: Sequence[Sequence[Cell]]) -> Summary | No
     It is None, too, if the study has these, or if rows differ from it in more than grid and seeds.
     """
     own = terms_of(summary)
-    known = [Terms.of(cell.settings, cell.points) for of_protocol in cells for cell in of_protocol[:1]]
+    known = [Terms.of(cell, cell.points) for of_protocol in cells for cell in of_protocol[:1]]
     if own in known:
         return None
     alike = (terms for terms in known if replace(terms, points=own.points, seeds=own.seeds) == own)
@@ -239,7 +233,7 @@ def _comparable(
     diverged = all(summary.chosen is None for summary, _ in members)
 
     def of_cell(cell: Cell) -> Terms:
-        found = Terms.of(cell.settings, cell.points)
+        found = Terms.of(cell, cell.points)
         return replace(found, seeds=terms.seeds) if diverged else found
 
     if cells := [cell for cell in (*full, *quick) if of_cell(cell) == terms]:
@@ -251,7 +245,7 @@ def _comparable(
         return [], "no reference result is on a task of your own; layers that a command names together are compared"
 
     # Nothing of the protocol is trained.
-    preset = members[0][0].config.get("preset")
+    preset = members[0][0].config.preset
     if not full or (preset == "quick" and not quick):
         wanted = " --preset quick" if preset == "quick" else ""
         return [], f"python -m runners.mad.reference{wanted} --tasks {terms.task} trains them"

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from rich.text import Text
 from mixers import MIXERS
 from mixers.costs import FOOTNOTE, HEADINGS, LENGTHS, Costs, short
 from mixers.registry import changed, variant_label
+from runners.mad.experiment import Described
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import print_intervals, print_protocols
 from runners.tables import Name, fits
@@ -71,15 +72,15 @@ class Standing:
             mixer=_label(summary),
             family=summary.family,
             remark=summary.remark,
-            task=config["task"],
-            difficulty=config["difficulty"],
+            task=config.task,
+            difficulty=config.difficulty,
             test=None if chosen is None else {n: estimates[n] for n in TEST_METRICS if n in estimates},
             seeds=0 if chosen is None else len(chosen.seeds),
             diverged=0 if chosen is None else len(chosen.diverged),
             ceiling=summary.ceiling,
             chance=summary.chance,
             costs=summary.costs,
-            preset=config.get("preset"),
+            preset=config.preset,
             steps=summary.steps,
         )
 
@@ -140,14 +141,14 @@ def in_order(summaries: Iterable[Summary]) -> list[Summary]:
 
     def key(summary: Summary) -> tuple[Any, ...]:
         config = summary.config
-        task, difficulty = _registered(config["task"], TASKS), config["difficulty"]
+        task, difficulty = _registered(config.task, TASKS), config.difficulty
         setting = (difficulty != "baseline", _sortable(_of_task(config)), difficulty)
         return task, setting, _place(config), summary.study + summary.fingerprint
 
     return sorted(summaries, key=key)
 
 
-def told_apart(summaries: Sequence[Summary], usual: Sequence[dict[str, Any]] | None = None) -> list[Standing]:
+def told_apart(summaries: Sequence[Summary], usual: Sequence[Described] | None = None) -> list[Standing]:
     """Return standings whose labels name the settings in which layers, tasks and training differ.
 
     Args:
@@ -168,14 +169,14 @@ def told_apart(summaries: Sequence[Summary], usual: Sequence[dict[str, Any]] | N
     mixers = [", ".join(filter(None, found)) for found in zip(*words, strict=True)]
 
     # The same for tasks of one name and difficulty.
-    settings = [(config["task"], config["difficulty"]) for config in configs]
+    settings = [(config.task, config.difficulty) for config in configs]
     tasks = _differences(settings, [_of_task(config) for config in configs])
 
     standings = [
         replace(
             Standing.of(summary),
             mixer=f"{layer} ({mixer})" if mixer else layer,
-            difficulty=", ".join(filter(None, (config["difficulty"], task))),
+            difficulty=", ".join(filter(None, (config.difficulty, task))),
             place=_place(config),
         )
         for summary, config, layer, mixer, task in zip(summaries, configs, labels, mixers, tasks, strict=True)
@@ -198,25 +199,25 @@ def _label(summary: Summary) -> str:
     """Return the name of a study's layer in tables; summaries of earlier versions lack it."""
     if summary.label is not None:
         return summary.label
-    config, mixer = summary.config, summary.config["mixer"]
-    settings = changed(config["mixer_config"], MIXERS[mixer].Config) if mixer in MIXERS else {}
-    return variant_label(mixer, settings, config["shape"]["layers"], config.get("short_convolution", 0))
+    config, mixer = summary.config, summary.config.mixer
+    settings = changed(config.mixer_config, MIXERS[mixer].Config) if mixer in MIXERS else {}
+    return variant_label(mixer, settings, config.shape.layers, config.short_convolution)
 
 
-def _of_layer(config: dict[str, Any]) -> dict[str, Any]:
+def _of_layer(config: Described) -> dict[str, Any]:
     """Return the options of an experiment's layer, and their number."""
-    return dict(_leaves({"mixer_config": config["mixer_config"], "layers": config["shape"]["layers"]}))
+    return dict(_leaves({"mixer_config": config.mixer_config, "layers": config.shape.layers}))
 
 
-def _of_widths(config: dict[str, Any]) -> dict[str, Any]:
+def _of_widths(config: Described) -> dict[str, Any]:
     """Return the widths of its layer and MLP."""
-    return {name.replace("_", "-"): value for name, value in config["shape"].items() if name != "layers"}
+    return {name.replace("_", "-"): value for name, value in vars(config.shape).items() if name != "layers"}
 
 
-def _of_training(config: dict[str, Any]) -> dict[str, Any]:
+def _of_training(config: Described) -> dict[str, Any]:
     """Return the settings of its training, with its length in steps or in epochs, whichever applies."""
-    idle = "steps" if config["protocol"]["steps"] is None else "epochs"
-    settings = _leaves({**config["protocol"], "precision": config["precision"]})
+    idle = "steps" if config.protocol.steps is None else "epochs"
+    settings = _leaves({**asdict(config.protocol), "precision": config.precision})
     return {name: value for name, value in settings if name != idle}
 
 
@@ -229,14 +230,14 @@ def _of_grid(summary: Summary) -> dict[str, Any]:
     return {name: " or ".join(f"{value:g}" for value in sorted(set(values))) for name, values in grid.items()}
 
 
-def _of_task(config: dict[str, Any]) -> dict[str, Any]:
+def _of_task(config: Described) -> dict[str, Any]:
     """Return the settings of its task."""
-    return dict(_leaves(config["task_config"]))
+    return dict(_leaves(config.task_config))
 
 
-def _place(config: dict[str, Any]) -> tuple[Any, ...]:
+def _place(config: Described) -> tuple[Any, ...]:
     """Return the sort key of an experiment's layer and training."""
-    layer = _registered(config["mixer"], MIXERS), config.get("short_convolution", 0)
+    layer = _registered(config.mixer, MIXERS), config.short_convolution
     return *layer, *(_sortable(of(config)) for of in (_of_layer, _of_widths, _of_training))
 
 

@@ -14,11 +14,11 @@ from mixers.costs import Costs, costs
 from mixers.short_convolution import mixer_label
 from runners.files import first_fault, read_json, typed, write_json
 from runners.intervals import mean_and_interval
-from runners.mad.experiment import Experiment
+from runners.mad.experiment import Described, Experiment
 from runners.mad.results.choice import Edge, GridPoint, by_point, diverged_seeds, edge_of, near_best
 from runners.mad.results.held_out import Reading
 from runners.mad.search.study import run_of
-from runners.mad.training.protocol import Protocol, Run
+from runners.mad.training.protocol import Run
 from tasks.base import Accuracy
 
 METRICS = (
@@ -91,7 +91,7 @@ class Summary:
 
     Attributes:
         study: name of the study.
-        config: settings of the experiment (``Experiment.to_dict``).
+        config: settings of the experiment.
         fingerprint: fingerprint of settings and data.
         family: kind of layer.
         remark: remark in tables, for example that the layer has no recurrence on sequences this short.
@@ -112,7 +112,7 @@ class Summary:
     """
 
     study: str
-    config: dict[str, Any]
+    config: Described
     fingerprint: str
     family: str
     remark: str | None
@@ -133,7 +133,7 @@ class Summary:
     @property
     def heading(self) -> str:
         """Name of the study above tables, with the label of the layer."""
-        plain = mixer_label(self.config["mixer"], self.config.get("short_convolution", 0))
+        plain = mixer_label(self.config.mixer, self.config.short_convolution)
         return (self.label or plain) + self.study.removeprefix(plain)
 
     @property
@@ -163,8 +163,7 @@ class Summary:
     @property
     def steps(self) -> int:
         """Optimizer steps of a run."""
-        settings = {name: self.config["protocol"][name] for name in ("batch_size", "epochs", "steps")}
-        return int(Protocol(**settings).total_steps(self.config["task_config"]["train_examples"]))
+        return self.config.protocol.total_steps(self.config.task_config["train_examples"])
 
     @property
     def seeds(self) -> int:
@@ -213,7 +212,7 @@ def summarise(
 
     return Summary(
         study=experiment.name,
-        config=experiment.to_dict(),
+        config=experiment.described,
         fingerprint=experiment.fingerprint,
         family=experiment.layer.family,
         remark=experiment.remark,

@@ -36,11 +36,11 @@ def print_summary(summary: Summary, console: Console) -> None:
             console.print("test of the chosen point, and speed", style="table.title")
             console.print(_points(summary, finite, COLUMNS[3:]))
     print_intervals([summary.seeds], console)
-    print_protocols([summary.config.get("preset")], console)
+    print_protocols([summary.config.preset], console)
 
     print_choice(summary, console)
     if summary.remark:
-        console.print(f"{summary.config['mixer']}: {summary.remark}")
+        console.print(f"{summary.config.mixer}: {summary.remark}")
     ceiling, chance = summary.ceiling, summary.chance
     console.print(
         f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from mixers.base import Shape
 from mixers.transformer import Transformer
 from runners.files import read_json
 from runners.mad import Study, api, study
@@ -22,7 +21,6 @@ from runners.mad.options import Options, read_options
 from runners.mad.reference import rows
 from runners.mad.reference.cells import FOLDER, cell_file, cell_point, read_cell, write_cell
 from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.rows import protocol_of
 from runners.mad.results.summary import Estimate, read_summary, under_grid
 from runners.mad.search import search
 from runners.mad.training.protocol import Run
@@ -175,8 +173,8 @@ def test_reference_rows_of_equal_terms_are_ranked_beside_the_layer(
     # A cell with the study's settings.
     config, points = result.summary.config, [cell_point(point) for point in result.summary.points]
     cell = read_cell(cell_file(FOLDER, ENTRIES["rt"], "in-context-recall"))
-    settings = {"shape": Shape(**config["shape"]), "protocol": protocol_of(config)}
-    like = replace(cell, **settings, task_config=config["task_config"], points=points, chosen=0)
+    settings = {"shape": config.shape, "protocol": config.protocol}
+    like = replace(cell, **settings, task_config=config.task_config, points=points, chosen=0)
     write_cell(tmp_path, ENTRIES["rt"], "in-context-recall", like)
     reference, own = replace(result, reference=tmp_path).ranking()
     assert [(row["rank"], row["layer"], row["own"]) for row in (reference, own)] == [

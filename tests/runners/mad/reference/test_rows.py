@@ -151,7 +151,7 @@ def test_a_layer_whose_runs_diverged_shares_the_ranking_of_one_whose_runs_did_no
     diverged = diverged_of(summary)
     summaries = [diverged, trained] if diverged_first else [trained, diverged]
     (ranking,) = rankings(summaries, [Standing.of(summary) for summary in summaries], FOLDER)
-    assert [standing.mixer for standing in ranking.own] == [summary.config["mixer"] for summary in summaries]
+    assert [standing.mixer for standing in ranking.own] == [summary.config.mixer for summary in summaries]
     assert [row.mixer for row in ranking.rows][:2] == ["rt", "transformer"]
 
 
@@ -197,7 +197,7 @@ def test_a_study_with_more_points_and_seeds_is_ranked_as_without_them(monkeypatc
     for other in (
         replace(wide, points=points[1:], chosen=1),
         replace(wide, points=[with_values(first, 0.5, 1), *points[1:]]),
-        replace(wide, config={**wide.config, "shape": {**wide.config["shape"], "width": 32}}),
+        replace(wide, config=replace(wide.config, shape=replace(wide.config.shape, width=32))),
     ):
         (ranking,) = rankings([other], [Standing.of(other)], FOLDER)
         assert (ranking.rows, ranking.narrowed) == ([], [])

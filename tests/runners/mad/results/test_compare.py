@@ -122,7 +122,7 @@ def test_a_layer_has_its_variant_s_name_also_in_summaries_of_earlier_versions() 
 def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings() -> None:
     memorization = ("--task", "memorization", "--width", "16", "--mlp-width", "16", "--mixer.heads", "2")
     foreign = summary_of("--mixer", "transformer", "--task", "parity")
-    foreign.config["mixer"] = "my_layer:Mine"
+    foreign = replace(foreign, config=replace(foreign.config, mixer="my_layer:Mine"))
     summaries = [
         summary_of("--mixer", "transformer", *memorization),
         summary_of("--mixer", "rt", *memorization),
@@ -187,7 +187,7 @@ def test_a_layer_that_is_plain_attention_on_so_short_sequences_has_a_remark_in_f
         console = Console(width=200, file=io.StringIO())
         print_summary(summary, console)
         assert isinstance(console.file, io.StringIO)
-        assert (f"{summary.config['mixer']}: {remark}" in console.file.getvalue()) == (remark is not None)
+        assert (f"{summary.config.mixer}: {remark}" in console.file.getvalue()) == (remark is not None)
 
 
 def test_a_mean_is_over_the_seeds_of_the_chosen_point() -> None:
