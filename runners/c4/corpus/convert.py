@@ -298,7 +298,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> "Toke
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ValueError("tokenising needs the package tokenizers: pip install '.[pretraining]'") from error
+        raise ValueError("tokenising needs the package tokenizers: pip install -e '.[pretraining]'") from error
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -33,7 +33,7 @@ def load_tokenizer(name: str) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ValueError("tokenising needs the package tokenizers: pip install '.[pretraining]'") from error
+        raise ValueError("tokenising needs the package tokenizers: pip install -e '.[pretraining]'") from error
 
     # Do not look up on the hub a name that can only be a file.
     is_file = Path(name).is_file()

@@ -114,7 +114,7 @@ def _read_hub(name: str, hub_set: HubSet) -> list[Item]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError("the hub needs the package datasets: pip install '.[pretraining]'") from error
+        raise ValueError("the hub needs the package datasets: pip install -e '.[pretraining]'") from error
 
     try:
         with hub():

@@ -12,7 +12,7 @@ and ``lm_eval --model rt-c4`` does the same. From Python:
     register()
     simple_evaluate("rt-c4", model_args={"checkpoint": "results/c4/<run>"}, tasks=["piqa", "hellaswag"])
 
-The extra ``eval`` installs the harness: ``pip install '.[eval]'``.
+The extra ``eval`` installs the harness: ``pip install -e '.[eval]'``.
 """
 
 import sys
@@ -42,4 +42,4 @@ def register() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "lm_eval":
             raise
-        raise ValueError("lm-evaluation-harness is not installed: pip install '.[eval]'") from error
+        raise ValueError("lm-evaluation-harness is not installed: pip install -e '.[eval]'") from error

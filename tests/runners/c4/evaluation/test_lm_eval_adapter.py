@@ -298,4 +298,4 @@ def test_without_the_harness_the_error_names_the_extra(
     with pytest.raises(SystemExit) as stop:
         main(["--tasks", "piqa"])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: lm-evaluation-harness is not installed: pip install '.[eval]'\n"
+    assert capsys.readouterr().err == "error: lm-evaluation-harness is not installed: pip install -e '.[eval]'\n"
