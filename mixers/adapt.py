@@ -105,10 +105,16 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     """
     parameters = _parameters(module_class)
     name = config.width_argument or _usual_width(parameters)
-    if name is None and (usual := [name for name in WIDTH_NAMES if name in parameters]):
+    usual = [name for name in WIDTH_NAMES if name in parameters]
+    if name is None and usual and (needed := _needed(parameters)):
         raise ValueError(
-            f"{' and '.join([*_needed(parameters), *usual])} of {module_class.__name__} may both take the model width: "
-            "name one of them by --mixer.width-argument"
+            f"argument {needed[0]!r} of {module_class.__name__} has no default: give it one, or name it by "
+            "--mixer.width-argument if it takes the model width"
+        )
+    if name is None and usual:
+        raise ValueError(
+            f"{' and '.join(usual)} of {module_class.__name__} may both take the model width: name one of them by "
+            "--mixer.width-argument"
         )
     if name is None:
         raise ValueError(

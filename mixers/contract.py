@@ -5,7 +5,7 @@ steps that differ from the parallel form, and parameters that are not trained.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ from mixers.origin import origin, where
 from mixers.parts import MixerLayer
 
 POSITIONS = 32
-LARGEST = 2**15
-"""Largest number of positions in a call that changes each position of a sequence by itself."""
+SPIKED, TOGETHER = 2**14, 2**11
+"""Largest numbers of positions in sequences of which one position is changed: of all together, and of one call."""
 STEPS = 8
 """Number of positions that are also decoded one by one. This is checked only on a CPU, because decoding is float32."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -116,9 +116,7 @@ class _Outputs(NamedTuple):
         again_BTD: their outputs in a second call.
         evaluated_BTD: their outputs in evaluation mode.
         after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
-        spikes: positions at which ``single`` has another input than the first sequence.
-        single: outputs (P, T, D) of the first sequence with another input at one position, for P positions.
-        ended: outputs (B, t, D) of the first t positions alone, by t; none if the layer does not take these lengths.
+        ended: outputs (B, t, D) of the first t positions alone, by t, for lengths that the layer takes.
         steps: outputs (B, D) of single steps, of the first positions; none if the layer has no step form.
         mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
     """
@@ -128,8 +126,6 @@ class _Outputs(NamedTuple):
     again_BTD: Tensor
     evaluated_BTD: Tensor
     after: dict[int, Tensor]
-    spikes: list[int]
-    single: Tensor
     ended: dict[int, Tensor]
     steps: list[Tensor]
     mixed: list[Tensor]
@@ -144,6 +140,8 @@ def _check_outputs(
         _check_finite(mixer, outputs)
     _check_equal_calls(mixer, outputs)
     _check_causal(mixer, outputs)
+    _check_each_position(mixer, layer, outputs.x_BTD[0])
+    _check_ends(mixer, outputs)
     _check_steps(mixer, outputs)
 
 
@@ -153,47 +151,24 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
     other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
 
     cuts, after = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)}), {}
+    ended = {}
     with product_autocast(device), _naming(mixer, "was called"):
         z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
         evaluated_BTD = layer.eval()(x_BTD)
         layer.train()
-        for cut in cuts:
+        for cut in (0, *cuts):
             changed_BTD = x_BTD.clone()
             changed_BTD[0, cut:] = other_TD[cut:]
             after[cut] = layer(changed_BTD)
-        spikes, spiked_PTD = _spiked(x_BTD[0])
-        single_PTD = layer(spiked_PTD)
         steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
         inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
         mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]
 
-        ended = _ended(layer, x_BTD, cuts)
+        for length in cuts:
+            with suppress(Exception):  # a layer may take some lengths alone
+                ended[length] = layer(x_BTD[:, :length].clone())
 
-    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, spikes, single_PTD, ended, steps, mixed)
-
-
-def _spiked(x_TD: Tensor) -> tuple[list[int], Tensor]:
-    """Return positions P, and a sequence (P, T, D) with a spike in place of the input at each; as many as fit.
-
-    A spike is an input that is zero but for one channel. It has the norm of the others, and a larger maximum, on which
-    a scale of the whole sequence depends.
-    """
-    positions, width = x_TD.shape
-    count = min(positions - 1, max(1, LARGEST // positions))
-    chosen = torch.linspace(1, positions - 1, count).long().unique().tolist()
-    changed_PTD = x_TD.repeat(len(chosen), 1, 1)
-    for changed_TD, position in zip(changed_PTD, chosen, strict=True):
-        changed_TD[position] = 0
-        changed_TD[position, position % width] = width**0.5
-    return chosen, changed_PTD
-
-
-def _ended(layer: Layer, x_BTD: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
-    """Return the outputs of the first positions alone; none if the layer does not take sequences of these lengths."""
-    try:
-        return {length: layer(x_BTD[:, :length].clone()) for length in lengths if length < x_BTD.shape[1]}
-    except Exception:
-        return {}
+    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, steps, mixed)
 
 
 def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -240,7 +215,7 @@ def _check_equal_calls(mixer: str, outputs: _Outputs) -> None:
 
 
 def _check_causal(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose outputs depend on later inputs, on the number of positions, or on another sequence."""
+    """Refuse a layer whose outputs depend on later inputs, or on another sequence."""
     for cut, after_BTD in outputs.after.items():
         if _differ(outputs.z_BTD[0, :cut], after_BTD[0, :cut]):
             raise ContractError(
@@ -248,11 +223,38 @@ def _check_causal(mixer: str, outputs: _Outputs) -> None:
             )
         if _differ(outputs.z_BTD[1], after_BTD[1]):
             raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
-    for position, changed_TD in zip(outputs.spikes, outputs.single, strict=True):
-        if _differ(outputs.z_BTD[0, :position], changed_TD[:position]):
-            raise ContractError(
-                f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input there"
-            )
+
+
+def _check_each_position(mixer: str, layer: Layer, x_TD: Tensor) -> None:
+    """Refuse a layer whose outputs before a position change with the input there alone, for as many positions as fit.
+
+    The other input is a spike: zero but for one channel. It has the norm of the others, and a larger maximum, on which
+    a scale of the whole sequence depends. All calls have the same shape, so that even chaotic layers round alike.
+    """
+    positions, width = x_TD.shape
+    if positions == 1:
+        return
+    count = min(positions - 1, max(1, SPIKED // positions))
+    chosen = torch.linspace(1, positions - 1, count).long().unique()
+    together = min(len(chosen), max(2, TOGETHER // positions))
+
+    with product_autocast(x_TD.device), _naming(mixer, "was called"):
+        plain_BTD = layer(x_TD.repeat(together, 1, 1))
+        for at in chosen.split(together):
+            changed_BTD = x_TD.repeat(together, 1, 1)
+            for changed_TD, position in zip(changed_BTD, at.tolist(), strict=False):
+                changed_TD[position] = 0
+                changed_TD[position, position % width] = width**0.5
+            for z_TD, changed_TD, position in zip(plain_BTD, layer(changed_BTD), at.tolist(), strict=False):
+                if _differ(z_TD[:position], changed_TD[:position]):
+                    raise ContractError(
+                        f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input "
+                        "there"
+                    )
+
+
+def _check_ends(mixer: str, outputs: _Outputs) -> None:
+    """Refuse a layer whose outputs depend on the number of positions."""
     for length, ended_BTD in outputs.ended.items():
         if _differ(outputs.z_BTD[:, :length], ended_BTD, times=10):
             raise ContractError(
@@ -274,15 +276,23 @@ def _check_steps(mixer: str, outputs: _Outputs) -> None:
 
 @torch.enable_grad()
 def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
-    """Return the names of parameters that get no gradient from the outputs."""
+    """Return the names of parameters that get no gradient from the outputs.
+
+    Raises:
+        ContractError: the outputs are others than without gradients.
+    """
     names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
     anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # so that some output always needs a gradient
 
     with _naming(mixer, "was called, and its gradients computed"):
         with product_autocast(x_BTD.device):
             z_BTD = layer(x_BTD + anchor)
+            with torch.no_grad():
+                plain_BTD = layer(x_BTD)
         _, *gradients = torch.autograd.grad(z_BTD.sum() + anchor, [anchor, *parameters], allow_unused=True)
 
+    if _differ(plain_BTD, z_BTD.detach(), times=10):
+        raise ContractError(f"mixer {mixer!r}: outputs differ when gradients are computed: let nothing depend on that")
     return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 

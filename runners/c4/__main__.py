@@ -191,7 +191,8 @@ def print_costs(runs: Sequence[tuple[Config, dict[str, Any]]]) -> None:
             found.append(model)
             print_cost(*model)
     if len(runs) > len(found):
-        print(f"the command trains {len(runs)} runs, {len(runs) // len(found)} of each model")
+        what = "searches" if runs[0][0].search else "runs"
+        print(f"the command makes {len(runs)} {what}, {len(runs) // len(found)} of each model")
 
 
 def print_cost(config: Config, options: dict[str, Any]) -> None:

@@ -9,6 +9,9 @@ from mixers import MIXERS, find_mixer
 from runners.c4.config import OF_THE_MODEL
 from runners.cli import applicable, defaults_of, expand
 
+SEVERAL = ("--mixer", "--lr", "--seed")
+"""Options that may have several values."""
+
 Part = list[str]
 """An option with its values."""
 
@@ -19,24 +22,45 @@ def of_each_run(arguments: Sequence[str]) -> list[list[str]]:
     Each has those of the layers' options that its layer has.
 
     Raises:
-        ValueError: there is no such layer, or none of several has an option.
+        ValueError: there is no such layer, none of several has an option, or one of the three is given twice.
     """
     starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
     parts = [list(arguments[a:b]) for a, b in pairwise([*starts, len(arguments)])]
-    values = {flag: words for flag, *words in parts}
+    flags = [part[0].partition("=")[0] for part in parts]
+    if repeated := [flag for flag in SEVERAL if flags.count(flag) > 1]:
+        raise ValueError(f"{repeated[0]} is given more than once: give it once, with all values")
+    values = dict(zip(flags, map(_words, parts), strict=True))
     names = expand(values.get("--mixer", []), MIXERS)
-    lrs, seeds = ([*dict.fromkeys(values.get(flag, []))] for flag in ("--lr", "--seed"))
-    several = any(len(values.get(flag, [])) > 1 for flag in ("--mixer", "--lr", "--seed")) or len(names) > 1
-    if not several or len(values) < len(parts):  # an option that is given twice is an error
+    lrs, seeds = (_unique(values.get(flag, [])) for flag in ("--lr", "--seed"))
+    if len(names) < 2 and all(len(values.get(flag, [])) < 2 for flag in SEVERAL):
         return [list(arguments)]
 
     kept = _of_each_layer(names, parts) if names else [("", parts)]
     lines = []
     for (name, own), lr, seed in product(kept, lrs or [""], seeds or [""]):
         chosen = {"--mixer": name, "--lr": lr, "--seed": seed}
-        words = ([flag, chosen[flag]] if chosen.get(flag) else [flag, *rest] for flag, *rest in own)
+        flags = [part[0].partition("=")[0] for part in own]
+        words = ([flag, chosen[flag]] if chosen.get(flag) else part for flag, part in zip(flags, own, strict=True))
         lines.append([*arguments[: starts[0]], *chain(*words)])
     return lines
+
+
+def _words(part: Part) -> list[str]:
+    """Return the values of an option, also of one that is written with an equals sign."""
+    flag, *words = part
+    _, equals, value = flag.partition("=")
+    return [value, *words] if equals else words
+
+
+def _unique(words: Iterable[str]) -> list[str]:
+    """Return each number once, in order; 1e-3 and 0.001 are one."""
+    found: dict[float | str, str] = {}
+    for word in words:
+        try:
+            found.setdefault(float(word), word)
+        except ValueError:  # an error of its run
+            found.setdefault(word, word)
+    return [*found.values()]
 
 
 def _of_each_layer(names: Iterable[str], parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:

@@ -210,7 +210,7 @@ def study(
         "wandb": wandb,
         "wandb_project": wandb_project,
         "wandb_entity": wandb_entity,
-        "wandb_tags": tuple(wandb_tags),
+        "wandb_tags": tuple(wandb_tags or ()),
         "reference": str(reference),
         **{name: value for name, value in given.items() if value is not None},
     }

@@ -69,7 +69,8 @@ class Shown:
     @property
     def own(self) -> Own:
         """The rows of the user's own, with their places."""
-        tasks = {row: [task for task in TASKS if (row, task) in self.board.cells] for row in self.own_counts}
+        cells = {place for place, cell in self.board.cells.items() if not cell.differs}
+        tasks = {row: [task for task in TASKS if (row, task) in cells] for row in self.own_counts}
         some = [row for row, count in self.own_counts.items() if 0 < count < len(TASKS)]
         return Own(
             title=self.board.title,

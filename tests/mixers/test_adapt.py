@@ -50,7 +50,7 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
         ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
         ("OwnName", {"width_argument": "heads"}, "argument 'size' of OwnName has no default: give it one"),
         ("TwoNames", {}, "hidden_size and embed_dim of TwoNames may both take the model width: name one of them"),
-        ("NeedsChannels", {}, "channels and dim of NeedsChannels may both take the model width: name one of them"),
+        ("NeedsChannels", {}, "argument 'channels' of NeedsChannels has no default: give it one, or name it by"),
         ("NeedsChannels", {"width_argument": "dim"}, "argument 'channels' of NeedsChannels has no default"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
         ("Demanding", {}, "argument 'heads' of Demanding has no default: give it one"),

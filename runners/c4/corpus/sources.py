@@ -171,7 +171,9 @@ def _hub_lines(file: str, skip: int) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"reading C4 needs the package datasets: pip install -e '.[pretraining]', or {ADVICE}") from error
+        raise ValueError(
+            f"reading C4 needs the package datasets: pip install -e '.[pretraining]', or {ADVICE}"
+        ) from error
 
     try:
         # Read plain lines, because the JSON reader infers types from the first lines, and casts or fails at others.

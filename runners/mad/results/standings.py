@@ -165,7 +165,8 @@ def told_apart(summaries: Sequence[Summary], usual: Sequence[Described] | None =
         for names, of in ((labels, _of_layer), (everyone, _of_widths), (everyone, _of_training))
     ]
     if usual is None:  # a table that states settings marks the rows of other grids, too
-        words.append(_differences(everyone, [_of_grid(summary) for summary in summaries]))
+        of_task = [(config.task, config.difficulty) for config in configs]
+        words.append(_differences(of_task, [_of_grid(summary) for summary in summaries]))
     mixers = [", ".join(filter(None, found)) for found in zip(*words, strict=True)]
 
     # The same for tasks of one name and difficulty.
@@ -227,7 +228,7 @@ def _of_grid(summary: Summary) -> dict[str, Any]:
         "lr": [point.lr for point in summary.points],
         "weight-decay": [point.weight_decay for point in summary.points],
     }
-    return {name: " or ".join(f"{value:g}" for value in sorted(set(values))) for name, values in grid.items()}
+    return {name: " or ".join(map(str, sorted(set(values)))) for name, values in grid.items()}
 
 
 def _of_task(config: Described) -> dict[str, Any]:

@@ -31,13 +31,32 @@ def test_a_command_line_of_one_run_stays_as_it_is() -> None:
     for line in (
         ["--mixer", "rt", "--seed", "3"],
         ["--mixer=rt"],
-        ["--seed", "1", "--seed", "2", "--mixer", "rt", "gla"],  # which is an error
+        ["--steps", "4", "--steps", "2", "--seed", "1"],
         [],
     ):
         assert of_each_run(line) == [line]
     assert of_each_run(["word", "--mixer", "rt", "rt", "--seed", "1", "1"]) == [
         ["word", "--mixer", "rt", "--seed", "1"]
     ]
+
+
+def test_values_are_read_with_an_equals_sign_and_equal_numbers_are_one() -> None:
+    assert of_each_run(["--mixer=rt", "--seed", "0", "1"]) == [["--mixer", "rt", "--seed", seed] for seed in "01"]
+    assert of_each_run(["--lr", "1e-3", "0.001", "2e-3"]) == [["--lr", "1e-3"], ["--lr", "2e-3"]]
+    assert of_each_run(["--lr", "1e-3", "0.001"]) == [["--lr", "1e-3"]]
+
+
+@pytest.mark.parametrize(
+    "line", [["--seed", "1", "--seed", "2", "--mixer", "rt", "gla"], ["--lr=1e-3", "--lr", "2e-3", "3e-3"]]
+)
+def test_an_option_of_several_values_is_given_once(line: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^--(seed|lr) is given more than once: give it once, with all values$"):
+        of_each_run(line)
+
+
+def test_the_last_of_other_options_counts_as_for_a_single_run() -> None:
+    line = ["--steps", "4", "--steps", "2", "--seed"]
+    assert of_each_run([*line, "0", "1"]) == [[*line, "0"], [*line, "1"]]
 
 
 def test_each_layer_has_the_options_that_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +130,7 @@ def test_rates_are_trained_like_seeds(command: list[str], capsys: pytest.Capture
     main([*line, "--dry-run"])
     out = capsys.readouterr().out
     assert out.count("lru, 2 layers") == 1
-    assert out.endswith("the command trains 4 runs, 4 of each model\n")
+    assert out.endswith("the command makes 4 runs, 4 of each model\n")
 
     main(line)
     out = capsys.readouterr().out

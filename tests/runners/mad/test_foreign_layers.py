@@ -440,8 +440,8 @@ def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
         check(1e-3)
 
 
-def of_others(**members: Any) -> Transformer:
-    return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
+def of_others(width: int = 16, **members: Any) -> Transformer:
+    return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=width, mlp_width=32))
 
 
 def refusal(layer: Layer, positions: int = 32) -> str:
@@ -517,11 +517,55 @@ def test_a_leak_between_two_positions_is_found() -> None:
     assert "before 21 change with the input there" in refusal(of_others(forward=forward), 128)
 
 
+def test_a_leak_from_the_first_position_of_another_sequence_is_found() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + x[0, 0])
+    assert "of a sequence change with the inputs of another one" in refusal(layer)
+
+
+def test_outputs_with_and_without_gradients_are_the_same() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        z_BTD = Transformer.forward(self, x_BTD)
+        return z_BTD + x_BTD.mean(1, keepdim=True) if x_BTD.requires_grad else z_BTD
+
+    assert "outputs differ when gradients are computed" in refusal(of_others(forward=forward))
+
+
+def test_a_chaotic_layer_is_not_refused() -> None:
+    """It enlarges rounding, which differs between calls of different shapes."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in self.mlp(x_BTD).unbind(1):
+            h = torch.tanh(h @ self.weight + x_BD)
+            states.append(h)
+        return torch.stack(states, 1)
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer = of_others(64, forward=forward, init_state=Layer.init_state)
+        layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
+        check_layer("other", layer, CPU, 128)
+
+
+def test_one_position_is_a_sequence() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        batch, positions, _ = x_BTD.shape
+        return Transformer.forward(self, x_BTD.view(batch, positions, 4, -1).flatten(2))
+
+    check_layer("other", of_others(forward=forward), CPU, 1)
+
+
 def test_a_layer_that_takes_some_lengths_alone_is_not_refused() -> None:
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return Transformer.forward(self, x_BTD.unflatten(1, (-1, 16)).flatten(1, 2))
 
     check_layer("other", of_others(forward=forward, init_state=Layer.init_state), CPU, 32)
+
+    def mean(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(1, (-1, 16)).flatten(1, 2).cumsum(1) / x_BTD.shape[1]
+
+    message = refusal(of_others(forward=mean, init_state=Layer.init_state))
+    assert "outputs of the first 16 positions change when the sequence ends there" in message
 
 
 def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:

@@ -84,7 +84,7 @@ def test_results_of_the_convolution_stand_in_record_costs_and_label(trained: tup
     assert plain.costs.state_floats is not None
     assert convolved.costs.state_floats == {n: y + 2 * 16 for n, y in plain.costs.state_floats.items()}
     (path,) = out.glob("studies/linear-attention+conv3-*")
-    assert read_summary(path).config["short_convolution"] == 3
+    assert read_summary(path).config.short_convolution == 3
     records = [json.loads(path.read_text()) for path in out.glob("runs/*/config.json")]
     assert len(records) == 3
     labels = [standing.mixer for standing in told_apart(in_order([*reversed(summaries)]))]

@@ -582,8 +582,8 @@ def test_a_missing_library_names_the_extra(source: Source, tmp_path: Path, monke
     """Local files need the tokenizer's library alone."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     source.prepare(tmp_path / "local")
-    with pytest.raises(ValueError, match=r"needs the package datasets: pip install '.\[pretraining\]', or give --data"):
+    with pytest.raises(ValueError, match=r"datasets: pip install -e '.\[pretraining\]', or give --data"):
         prepare(tmp_path / "out", (), str(source.tokenizer), 1, 1, Console(file=io.StringIO()))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match=r"needs the package tokenizers: pip install '.\[pretraining\]'"):
+    with pytest.raises(ValueError, match=r"needs the package tokenizers: pip install -e '.\[pretraining\]'"):
         source.prepare(tmp_path / "out")

@@ -349,7 +349,7 @@ def test_no_network_and_no_package_are_one_line(monkeypatch: pytest.MonkeyPatch)
         read_items("hub")
     assert "\n" not in str(raised.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[pretraining\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[pretraining\]'"):
         read_items("hub")
 
 
