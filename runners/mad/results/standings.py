@@ -109,7 +109,7 @@ class Standing:
             "family": self.family,
             **self.figures(),
             "seeds": self.seeds,
-            "diverged": self.seeds if self.test is None else self.diverged,
+            "failure": self.failure,
             "ceiling_sequence": self.ceiling.sequence,
             "ceiling_token": self.ceiling.token,
             "chance_sequence": self.chance.sequence,
