@@ -81,7 +81,8 @@ def not_understood(argument: str, known: Mapping[str, str], arguments: Sequence[
         arguments: the whole command line.
     """
     if not argument.startswith("-"):
-        flag, value = ["", "", *arguments][arguments.index(argument) :][:2]
+        place = max(at for at, word in enumerate(arguments) if word == argument)
+        flag, value = ["", "", *arguments][place : place + 2]
         has_value = flag.startswith("--") and "=" not in flag and not value.startswith("--")
         advice = f"{flag} takes one value, so run the command once for each" if has_value else "see --help"
         return f"no option takes {argument}: {advice}"

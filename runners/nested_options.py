@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -61,12 +61,15 @@ def _chosen_configs(base: type, preset: Any, arguments: Sequence[str]) -> dict[s
     """Return the ``Config`` classes of the chosen mixers and tasks by name, for each field that ``base`` has.
 
     Raises:
-        ValueError: ``--mixer`` or ``--task`` is given twice, or names what does not exist.
+        ValueError: an option that takes several values is given twice, or ``--mixer`` or ``--task`` names what does not
+            exist.
     """
     groups = [f.name for f in fields(base) if f.name in FIND]
     given = [argument.partition("=")[0] for argument in arguments]
-    if repeated := [group for group in groups if given.count(f"--{group}") > 1]:
-        raise ValueError(f"--{repeated[0]} is given more than once: give it once, with all names")
+    several = [name for name, hint in get_type_hints(base).items() if get_origin(hint) is tuple]
+    if repeated := [name for name in dict.fromkeys([*groups, *several]) if given.count(flag_of(name)) > 1]:
+        what = "names" if repeated[0] in groups else "values"
+        raise ValueError(f"{flag_of(repeated[0])} is given more than once: give it once, with all {what}")
 
     # A first look at the arguments, for the names alone.
     names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -62,7 +62,7 @@ def plot_curves(curves: Mapping[str, Sequence[Sequence[Row]]], path: Path) -> No
     shown = [pair for pair in named if not few or pair[1] not in curves]
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": 2}
     place: dict[str, Any] = below if few else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
-    axes.legend(*zip(*shown, strict=True), fontsize=7, **place)
+    axes.legend(*zip(*shown, strict=True), fontsize=7, handlelength=4, **place)  # long enough for a dash and a dot
     if few:
         ends = []
         for name, seeds in curves.items():

@@ -148,8 +148,10 @@ def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) ->
             raise ValueError(f"no run at {folder}: give the folder of a run (results/c4/...)")
 
     runs = stored_runs(dict.fromkeys(folders or sorted((out / "c4").glob("*"))), say)
+    if not runs and folders:
+        raise ValueError("none of the runs can be read: name others")
     if not runs:
-        raise ValueError(f"{out / 'c4'} has no run: train with python -m runners.c4, or name folders")
+        raise ValueError(f"{out / 'c4'} has no run that can be read: train with python -m runners.c4, or name folders")
 
     known: dict[str, StoredRun] = {}
     for run in runs:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,11 @@ def _plain(name: str, value: Any) -> Any:
     if name == "out":
         return Path(value) if isinstance(value, str | PathLike) else value
     if isinstance(value, PathLike):
-        value = str(value)
+        value = fspath(value)
     if name == "data" and isinstance(value, str):
         return (value,)
     return tuple(map(_text, value)) if name in ("data", "wandb_tags") and isinstance(value, list | tuple) else value
 
 
 def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, PathLike) else value
+    return fspath(value) if isinstance(value, PathLike) else value

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import chain, pairwise, product
 
@@ -54,10 +55,10 @@ def _words(part: Part) -> list[str]:
 
 def _unique(words: Iterable[str]) -> list[str]:
     """Return each number once, in order; 1e-3 and 0.001 are one."""
-    found: dict[float | str, str] = {}
+    found: dict[Fraction | str, str] = {}
     for word in words:
         try:
-            found.setdefault(float(word), word)
+            found.setdefault(Fraction(word), word)
         except ValueError:  # an error of its run
             found.setdefault(word, word)
     return [*found.values()]

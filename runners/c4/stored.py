@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,15 @@ def that_differ_in_the_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
     """Group runs whose settings differ in the seed alone, and whose code trains in the same way."""
     groups: list[list[StoredRun]] = []
     for run in runs:
-        alike = (g for g in groups if _setting(g[0]) == _setting(run) and any(run.codes & other.codes for other in g))
-        group = next(alike, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(run)
+        alike = [g for g in groups if _setting(g[0]) == _setting(run) and any(run.codes & other.codes for other in g)]
+        if not alike:
+            groups.append([run])
+            continue
+
+        # A run may be known to train as the runs of several groups do.
+        first, *others = alike
+        first += [*chain(*others), run]
+        groups = [group for group in groups if all(group is not other for other in others)]
     return groups
 
 

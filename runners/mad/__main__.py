@@ -117,7 +117,7 @@ def train(options: Options, experiments: Sequence[Experiment], console: Console)
             announce(options, experiments, say)
             for experiment, summary in train_studies(experiments, options.runs, settings, console, options.more_seeds):
                 print_summary(summary, console)
-                look_into(experiment, summary, settings, say)
+                look_into(experiment, settings, say)
                 delete_models(experiment, summary, settings.out, settings.keep)
                 stored = study_folder(settings.out.resolve(), experiment)
                 say(f"stored in {stored}: {disk_use(experiment, summary, settings.out)}\n")
@@ -209,13 +209,14 @@ def announce(options: Options, experiments: Sequence[Experiment], say: Callable[
 
 
 def _figure_name(options: Options, experiments: Sequence[Experiment]) -> str:
-    """Return a file name from the options, cut to the limit of file systems, and a digest of all settings."""
+    """Return a file name from the options, cut to the limit of file systems, and a digest of all settings and runs."""
     found = list(dict.fromkeys(experiment.difficulty for experiment in experiments))
     difficulties = options.difficulty if "all" in options.difficulty else found
     layers = options.mixer if "all" in options.mixer else dict.fromkeys(e.label for e in experiments)
     words = [options.preset] if options.preset == "demo" else [*layers, *options.task, *difficulties]
     readable = re.sub(r"[^\w.+-]+", "-", "-".join(words))[:LONGEST_NAME]
-    digest = hashlib.sha256("".join(experiment.name for experiment in experiments).encode()).hexdigest()
+    of_all = [*(experiment.name for experiment in experiments), *options.runs, *options.more_seeds, options.reference]
+    digest = hashlib.sha256("".join(map(str, of_all)).encode()).hexdigest()
     return f"{readable}-{digest[:8]}"
 
 

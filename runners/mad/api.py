@@ -1,7 +1,7 @@
 """The Python function behind ``runners.mad.study``."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from os import PathLike
@@ -162,11 +162,7 @@ def study(
         ContractError: a layer from outside breaks a rule that the trainer relies on.
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
-    for name, numbers in {"lr": lr, "weight_decay": weight_decay}.items():
-        if isinstance(numbers, float | int | str):
-            raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
-        if numbers is not None and len(numbers) == 0:
-            raise ValueError(f"{name} is empty: give at least one value, or leave it out")
+    lrs, decays = _listed("lr", lr), _listed("weight_decay", weight_decay)
     if isinstance(wandb_tags, str):
         raise ValueError(f"wandb_tags is a list: write wandb_tags=[{wandb_tags!r}]")
     if "all" in (mixer, task, difficulty):
@@ -183,8 +179,8 @@ def study(
 
     given: dict[str, Any] = {
         "grid": grid,
-        "lr": None if lr is None else tuple(lr),
-        "weight_decay": None if weight_decay is None else tuple(weight_decay),
+        "lr": lrs,
+        "weight_decay": decays,
         "seeds": seeds,
         "seeds_of": seeds_of,
         "steps": steps,
@@ -240,3 +236,18 @@ def study(
             console.print(explain_divergence(summary), soft_wrap=True)
         print_rankings(result.rankings, console)
     return result
+
+
+def _listed(name: str, numbers: Iterable[float] | None) -> tuple[float, ...] | None:
+    """Return the values of an argument that takes several; None if it is not given.
+
+    Raises:
+        ValueError: it is no list, or an empty one.
+    """
+    if numbers is None:
+        return None
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+        raise ValueError(f"{name} is a list: write {name}=[{numbers}]")
+    if not (values := tuple(numbers)):
+        raise ValueError(f"{name} is empty: give at least one value, or leave it out")
+    return values

@@ -31,6 +31,7 @@ from runners.mad.experiment import Experiment, call_as_in_training, first_layer,
 from runners.mad.memory import runs_at_once
 from runners.mad.results.choice import (
     GridPoint,
+    choose_among,
     choose_in_other_grids,
     choose_point,
     diverged_seeds,
@@ -159,7 +160,7 @@ def train_studies(
                 chosen, repeats, unstable = _choose_and_repeat(of_grid, more_seeds, train_more)
                 trials = [*of_grid, *repeats]
 
-                # The study may hold more points and seeds than this grid; the choice is that of this grid.
+                # The study may hold more points and seeds than this grid.
                 done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
                 selected = {chosen, *others.values()}
                 finished = [run_of(trial) for trial in done]
@@ -167,13 +168,17 @@ def train_studies(
                 readings = _read_test(experiment, runs, store, devices[0], together, say_once)
                 mine.close({run: asdict(reading) for run, reading in readings.items()})
 
-                # Points that smaller grids have chosen before keep their test figures.
+                # Points that other commands have chosen keep their test figures; the study's choice is the best of all.
                 before = _stored_test(experiment, [run for run in finished if run not in readings], store)
-                chosen_before = {*map(_point_of, before)}
-                whole = summarise(experiment, done, chosen, {**before, **readings}, others, chosen_before)
+                choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
+                best = choose_among(done, choices) or chosen
+                if best is not None and best != chosen:
+                    better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
+                    say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
+                whole = summarise(experiment, done, best, {**before, **readings}, others, choices)
                 summary = summarise(experiment, trials, chosen, readings, others)
                 write_summary(whole, study_folder(store.folder, experiment))
-                flag_study(experiment, summary, store)
+                flag_study(experiment, whole, store)
                 yield experiment, summary
 
 
@@ -218,9 +223,11 @@ def _say_lost(experiment: Experiment, unknown: Sequence[Run], folder: Path, say:
         say(f"{experiment.name}: the storage lacks {counted}, and their folders are gone: they are trained again")
 
 
-def look_into(experiment: Experiment, summary: Summary, settings: Settings, say: Say) -> None:
-    """Diagnose the chosen model, unless its files are there; say where the diagnosis lies and what it lacks."""
-    run, folder = summary.best_run, study_folder(settings.out.resolve(), experiment)
+def look_into(experiment: Experiment, settings: Settings, say: Say) -> None:
+    """Diagnose the study's chosen model, unless its files are there; say where the diagnosis lies and what it lacks."""
+    folder = study_folder(settings.out.resolve(), experiment)
+    summary = read_summary(folder)
+    run = summary.best_run
     if run is None:
         return
     best = f", the best of {summary.seeds} seeds on validation" if summary.seeds > 1 else ""

@@ -83,11 +83,11 @@ def _own_layers(own: Sequence[Own]) -> str:
         for row, count in protocol.counts.items():
             ranks = protocol.ranks if count == len(TASKS) else protocol.of_some.get(row)
             means = ranks.means if ranks else {}
-            words = [] if count == len(TASKS) else [f"{count} of {len(TASKS)} tasks"]
+            words = f"{count} of {len(TASKS)} tasks"
             if row in means:
                 place = f"{ordinal(places(means)[row])} of {len(means)}, with a mean rank of {means[row]:.1f}"
-                words = [" over ".join([place, *words])]
-            found += [f"{row}: {''.join(words)} ({protocol.title})"] if count else []
+                words = place if count == len(TASKS) else f"{place} over {words}"
+            found += [f"{row}: {words} ({protocol.title})"] if count else []
     return f"{'; '.join(found)}." if found else ""
 
 

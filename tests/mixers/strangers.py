@@ -118,6 +118,13 @@ class Demanding(OwnName):
         super().__init__(dim, heads)
 
 
+class DemandingOwnName(OwnName):
+    """Two arguments without a default, neither of a usual name."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__(size, heads)
+
+
 class LastPosition(OwnName):
     """Outputs of another shape, which would be broadcast over all positions."""
 

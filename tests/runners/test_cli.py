@@ -16,7 +16,7 @@ from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.cli import check_out, cli
-from runners.guidance import flag_of
+from runners.guidance import flag_of, not_understood
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.reference import __main__ as mad_reference
@@ -53,6 +53,13 @@ def test_the_help_states_each_default_once_and_none_where_there_is_none(
         assert nothing not in words
 
 
+def test_the_help_states_what_the_preset_gives_to_each_task(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        mad.main(["--preset", "quick", "--task", "parity", "memorization", "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(r"--task\.length INT [^-]*\(default: 24, 16\)", words)
+
+
 class Listing(Transformer):
     """A layer with settings of other kinds than the project's."""
 
@@ -77,6 +84,21 @@ def test_options_of_a_layer_that_are_not_given_are_left_to_it(
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Listing=Listing))
     _, nested = parse(Options, Options(mixer=(), task=()), ["--mixer", "layers_of_others:Listing", *given])
     assert nested["mixer"] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("--seed 0 --steps 3 4", "--steps takes one value, so run the command once for each"),
+        ("--list --dry-run 4", "see --help"),
+        ("--data=a b 4", "see --help"),
+        ("train now 4", "see --help"),
+        ("--steps 4", "see --help"),
+        ("4", "see --help"),
+    ],
+)
+def test_a_word_too_many_after_the_value_of_an_option_says_that_it_takes_one(words: str, advice: str) -> None:
+    assert not_understood("4", {}, words.split()) == f"no option takes 4: {advice}"
 
 
 def test_an_option_of_two_types_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,12 @@ def test_a_notebook_has_bars_only_with_widgets(has_widgets: bool, monkeypatch: p
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(progress, "find_spec", lambda name: "found" if has_widgets else None)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = progress.console_of_call((), quiet=False)
+    console = progress.console_of_call({"steps"}, quiet=False)
     assert (console.is_jupyter, console.is_terminal) == (has_widgets, False)
+    with console.capture() as captured:
+        console.print("give --steps [bold]", highlight=False)
+    assert captured.get() == "give steps [bold]\n"
+    assert progress.console_of_call((), quiet=True).quiet
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])

@@ -136,6 +136,8 @@ def faulty(**changes: Any) -> Task:
         ),
         ({"ceiling": {"sequence": 1.0, "token": 1.5}}, "the ceiling of train is"),
         ({"ceiling": {"sequence": 0.0, "token": 0.5}}, "the ceiling of train is"),
+        ({"ceiling": {"sequence": 1.5, "token": 1.0}}, "the ceiling of train is"),
+        ({"ceiling": {"sequence": 0.5, "token": 0.0}}, "the ceiling of train is"),
     ],
 )
 def test_a_task_that_breaks_a_rule_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -180,6 +182,10 @@ def test_sequences_may_be_solved_more_often_than_tokens() -> None:
 def test_the_number_of_answers_is_a_whole_number(count: Any) -> None:
     with pytest.raises(ValueError, match=f"answer_count is {count}: a whole number, at least 1"):
         check_task(type("Counts", (Own,), {"answer_count": count})(Own.Config()))
+
+
+def test_the_number_of_answers_may_be_one_of_numpy() -> None:
+    check_task(type("Counts", (Own,), {"answer_count": np.int64(2)})(Own.Config()))
 
 
 def test_sequences_of_another_length_than_stated_are_refused() -> None:

@@ -309,9 +309,13 @@ def print_rankings(found: Sequence[Ranking], console: Console) -> None:
             console.print(
                 f"{s.mixer} on {s.setting} is ranked with the grid and seeds of the reference rows", soft_wrap=True
             )
-    for reason in dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None):
-        settings = dict.fromkeys(ranking.own[0].setting for ranking in found if ranking.reason == reason)
-        console.print(f"no reference rows for {', '.join(settings)}: {reason}", soft_wrap=True)
+    reasons = dict.fromkeys(ranking.reason for ranking in found if ranking.reason is not None)
+    for reason in reasons:
+        lacking = [ranking.own for ranking in found if ranking.reason == reason]
+        settings = ", ".join(dict.fromkeys(own[0].setting for own in lacking))
+        layers = ", ".join(dict.fromkeys(s.mixer for own in lacking for s in own))
+        where = f"{layers} on {settings}" if len(reasons) > 1 else settings
+        console.print(f"no reference rows for {where}: {reason}", soft_wrap=True)
 
 
 def _option(name: str, value: Any) -> str:

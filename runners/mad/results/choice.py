@@ -46,6 +46,27 @@ def choose_point(
     return max(scores, key=scores.__getitem__, default=None)
 
 
+def choose_among(trials: Sequence[FrozenTrial], points: Collection[GridPoint]) -> GridPoint | None:
+    """Return the point with the best mean validation score over the seeds that all these points have.
+
+    Args:
+        trials: finished trials, of these and of other points.
+        points: points that commands with different grids have chosen, perhaps with different numbers of seeds.
+
+    Returns:
+        None if a seed of each point diverged.
+    """
+    members = {point: found for point, found in by_point(trials).items() if point in points}
+    converged = {point: found for point, found in members.items() if not diverged_seeds(found)}
+    seeds = [{run_of(trial).seed for trial in found} for found in converged.values()]
+    shared = set[int].intersection(*seeds) if seeds else set[int]()
+    scores = {
+        point: fmean(trial.user_attrs["validation_score"] for trial in found if run_of(trial).seed in shared)
+        for point, found in converged.items()
+    }
+    return max(scores, key=scores.__getitem__, default=None)
+
+
 def choose_in_other_grids(trials: Sequence[FrozenTrial], without: Collection[GridPoint] = ()) -> dict[str, GridPoint]:
     """Return the choice of each of ``OTHER_GRIDS`` for which the trials hold its learning rates and further ones.
 

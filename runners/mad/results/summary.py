@@ -303,8 +303,8 @@ def read_summary(path: Path) -> Summary:
     file = path / "summary.json" if path.is_dir() else path
     if path.is_dir() and (path / "run.json").is_file():
         raise ValueError(
-            f"{path} is a pretraining run, not a study: python -m runners.c4.reference --rows LAYER trains language "
-            "models that stand beside others"
+            f"{path} is a pretraining run, not a study: python -m runners.c4 compare shows such runs, and the report "
+            "those of python -m runners.c4.reference --rows LAYER"
         )
     if not file.is_file():
         inner = [folder for folder in (path / "studies", path) if [*folder.glob("*/summary.json")]]

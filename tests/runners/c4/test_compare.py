@@ -14,6 +14,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 
 from runners.c4.__main__ import main  # noqa: E402
 from runners.c4.curve import read_curve, write_curve  # noqa: E402
+from runners.c4.stored import curves_of, stored_runs, that_differ_in_the_seed  # noqa: E402
 from runners.files import read_json, write_json  # noqa: E402
 from tests.runners.c4.runs import configured, folder_of, run  # noqa: E402
 
@@ -67,6 +68,7 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
     with chart.with_suffix(".csv").open() as file:
         first, second = sorted(csv.DictReader(file), key=lambda row: row["model"])
     assert (first["model"], first["seeds"], second["seeds"]) == ("transformer, lr 0.01", "3", "1")
+    assert (first["remark"], second["remark"]) == ("3 seeds", "")
     assert float(first["nats_per_token"]) == pytest.approx(mean, rel=1e-12)
     assert float(first["half_width"]) == pytest.approx(half, rel=1e-6)
     assert (float(second["nats_per_token"]), second["half_width"]) == (losses[0.02][0], "")
@@ -143,6 +145,36 @@ def test_runs_of_other_options_or_of_code_that_trains_otherwise_have_rows_of_the
     assert "2 seeds" in capsys.readouterr().out
 
 
+def test_curves_of_a_chart_do_not_name_seeds_that_their_groups_begin_with(texts: Path, results: Path) -> None:
+    shutil.rmtree(folder_of(configured(texts, results, lr=0.01, seed=0, steps=4, evaluations=2)))
+    found = curves_of(stored_runs((results / "c4").iterdir(), print))
+    assert {label: len(curves) for label, curves in found.items()} == {
+        "transformer, lr 0.01": 2,
+        "transformer, lr 0.02": 1,
+    }
+
+
+def test_a_seed_joins_others_of_which_one_trains_in_the_same_way(texts: Path, results: Path) -> None:
+    folders = [folder_of(configured(texts, results, lr=0.01, seed=n, steps=4, evaluations=2)) for n in range(3)]
+    runs = [
+        replace(run, codes=frozenset(codes))
+        for run, codes in zip(stored_runs(folders, print), ("a", "ab", "b"), strict=True)
+    ]
+    assert that_differ_in_the_seed(runs) == [runs]
+
+
+def test_texts_whose_bytes_are_not_known_have_no_bits_per_byte(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (results / "c4").glob("*/run.json"):
+        described = read_json(path)
+        del described["corpus"]["bytes_per_token"]
+        write_json(path, described)
+    main(["compare", "--out", str(results)])
+    shown = {row[0]: row[4] for row in rows(capsys.readouterr().out) if row[0] != "3 seeds"}
+    assert shown == {"transformer, lr 0.01": "", "transformer, lr 0.02": ""}
+
+
 def test_a_damaged_run_is_left_out_with_a_line(texts: Path, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(configured(texts, results, lr=0.02, steps=4, evaluations=2))
     (folder / "result.json").write_text("{")
@@ -163,7 +195,7 @@ def test_what_cannot_be_compared_is_one_line_and_status_2(
     one = next((results / "c4").iterdir())
     copy = Path(shutil.copytree(one, tmp_path / "other" / one.name))
     arguments, said = {
-        "nothing": (["--out", str(tmp_path / "new")], f"{tmp_path / 'new' / 'c4'} has no run: train with python -m"),
+        "nothing": (["--out", str(tmp_path / "new")], f"{tmp_path / 'new' / 'c4'} has no run that can be read: train"),
         "no run": ([str(results)], f"no run at {results}: give the folder of a run (results/c4/...)"),
         "twice": ([str(one), str(copy)], f"{one} and {copy} hold the same run: name one of them"),
     }[content]

@@ -64,6 +64,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_heads() -> None:
     ("changes", "message"),
     [
         ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"steps": 10**9 + 1}, "--steps 1000000001 must be at most 1,000,000,000"),
         ({"width": 0}, "--width 0 must be at least 1"),
         ({"micro_batch_size": -1}, "--micro-batch-size -1 must be at least 1"),
         ({"validation_tokens": 0}, "--validation-tokens 0"),
@@ -92,6 +93,7 @@ def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], mess
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_presets_and_values_at_the_edge_of_their_range_pass(preset: Config) -> None:
     preset.check()
+    replace(preset, steps=10**9).check()
     replace(preset, steps=1, lr=10.0, beta1=0.0, beta2=0.0, warmup_fraction=0.0, final_lr_fraction=1.0).check()
 
 

@@ -71,11 +71,11 @@ def test_seeds_of_a_model_look_alike_and_its_end_is_their_mean(tmp_path: Path, m
     seeds = [[replace(row, validation_loss=loss)] for loss in (2.0, 2.5)]
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
-    plot_curves({"rt": seeds, "mine:L": seeds[:1], "waiting": [[]]}, tmp_path / "chart.png")
+    plot_curves({"rt": [*seeds, []], "mine:L": seeds[:1], "waiting": [[]]}, tmp_path / "chart.png")
     axes = figures[0].axes[0]
     assert [text.get_text() for text in axes.texts] == ["rt 2.250 (mean of 2)", "mine:L 2.000"]
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()[:4]}) == 1
-    assert axes.get_title() == "loss of 4 runs of 1 steps"
+    assert axes.get_title() == "loss of 5 runs of 1 steps"
 
 
 def test_training_losses_of_a_chart_are_means_over_steps_of_nearly_equal_numbers() -> None:

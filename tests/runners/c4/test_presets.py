@@ -1,5 +1,6 @@
-"""The tokenizer that belongs to the data."""
+"""The options of a preset with those of the caller, and the tokenizer that belongs to the data."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from runners.c4 import __main__ as command
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import file_beside
-from runners.c4.presets import with_tokenizer
+from runners.c4.presets import configure, with_tokenizer
 
 
 def folder(path: Path, tokenizer: str) -> str:
@@ -21,6 +22,14 @@ def folder(path: Path, tokenizer: str) -> str:
 
 def chosen(*data: str, given: tuple[str, ...] = ()) -> str:
     return with_tokenizer(replace(Config(), data=data), given).tokenizer
+
+
+def test_lists_and_paths_take_the_form_of_their_options(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (entry,) = os.scandir(tmp_path)  # a path that is no ``Path``
+    config = configure("tiny", {"data": [Path("a"), "b"], "tokenizer": Path("t"), "out": entry, "wandb_tags": ["c"]})
+    assert (config.data, config.tokenizer, config.wandb_tags) == (("a", "b"), "t", ("c",))
+    assert config.out == tmp_path / "results"
 
 
 def test_the_tokenizer_made_with_the_data_is_taken_unless_one_is_given(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
+from mixers import MIXERS  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from runners.c4 import __main__ as program  # noqa: E402
 from runners.c4.__main__ import main  # noqa: E402
@@ -42,8 +43,14 @@ def test_a_command_line_of_one_run_stays_as_it_is() -> None:
 
 def test_values_are_read_with_an_equals_sign_and_equal_numbers_are_one() -> None:
     assert of_each_run(["--mixer=rt", "--seed", "0", "1"]) == [["--mixer", "rt", "--seed", seed] for seed in "01"]
+    assert of_each_run(["--seed=0", "1"]) == [["--seed", seed] for seed in "01"]
     assert of_each_run(["--lr", "1e-3", "0.001", "2e-3"]) == [["--lr", "1e-3"], ["--lr", "2e-3"]]
     assert of_each_run(["--lr", "1e-3", "0.001"]) == [["--lr", "1e-3"]]
+    assert of_each_run(["--lr", "1e-3", "fast"]) == [["--lr", "1e-3"], ["--lr", "fast"]]  # an error of its run
+
+
+def test_one_word_names_all_layers() -> None:
+    assert of_each_run(["--mixer", "all", "--steps", "3"]) == [["--mixer", name, "--steps", "3"] for name in MIXERS]
 
 
 @pytest.mark.parametrize(
@@ -186,3 +193,6 @@ def test_a_dry_run_counts_each_layer(command: list[str], capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "transformer, 2 layers" in out
     assert "lru, 2 layers" in out
+    assert "the command makes" not in out
+    main([*command, "--mixer", "transformer", "lru", "--heads", "2", "--search", "--seed", "0", "1", "--dry-run"])
+    assert capsys.readouterr().out.endswith("the command makes 4 searches, 2 of each model\n")

@@ -54,19 +54,26 @@ def test_brackets_in_a_path_are_no_markup(capsys: pytest.CaptureFixture[str], tm
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_diagnosis_is_of_the_run_that_the_table_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_study_keeps_the_best_of_what_commands_with_different_grids_have_chosen(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
-    choices = set[str]()
+    choices, found = set[str](), list[str]()
     for rates in (["1e-4", "1e-3"], ["1e-4"], ["1e-3"]):
         mad.main([*command, "--lr", *rates, "--out", str(tmp_path)])
         (folder,) = (tmp_path / "studies").iterdir()
         text = capsys.readouterr().out
         (chosen,) = re.findall(r"chosen on validation: (lr \S+, weight decay \S+)", text)
-        assert f", {chosen}, seed 0" in json.loads((folder / "diagnosis.json").read_text())["title"]
+        found.append(chosen)
+
+        # Diagnosis and summary are of the first command's choice, which was made among all points.
+        assert f", {found[0]}, seed 0" in json.loads((folder / "diagnosis.json").read_text())["title"]
         summary = json.loads((folder / "summary.json").read_text())
         assert len(summary["points"]) == 2
         point = summary["points"][summary["chosen"]]
-        assert f"lr {point['lr']:g}, weight decay {point['weight_decay']:g}" == chosen
+        assert f"lr {point['lr']:g}, weight decay {point['weight_decay']:g}" == found[0]
+        better = f"{found[0].replace(',', ' with')}, which another command has chosen, is better"
+        assert (better in text) == (chosen != found[0])
 
         # Only points that a command has chosen have test figures.
         tested = [p for p in summary["points"] if any(name.startswith("test") for name in p["estimates"])]

@@ -440,6 +440,18 @@ def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
         check(1e-3)
 
 
+def test_rounding_may_depend_on_the_length_and_more_may_not() -> None:
+    def check(change: Callable[[int], float]) -> None:
+        kind = faulty(lambda z: z * (1 + change(z.shape[1])))
+        check_layer("of lengths", kind(Transformer.Config(heads=2), Shape(width=16, mlp_width=32)), CPU)
+
+    check(lambda length: 3e-5 * (length == 16))
+    with pytest.raises(ContractError, match="first 16 positions change when the sequence ends there"):
+        check(lambda length: 3e-4 * (length == 16))
+    with pytest.raises(ContractError, match="first 31 positions change when the sequence ends there"):
+        check(lambda length: length % 2)
+
+
 def of_others(width: int = 16, **members: Any) -> Transformer:
     return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=width, mlp_width=32))
 
@@ -475,6 +487,11 @@ def rounded(x_BTD: Tensor) -> Tensor:
     return (x_BTD / scale).round() * scale
 
 
+def saturated(x_BTD: Tensor) -> Tensor:
+    """With a scale that only a channel above all that random inputs have changes."""
+    return x_BTD / x_BTD.abs().amax((1, 2), keepdim=True).clamp(min=0.9 * x_BTD.shape[-1] ** 0.5)
+
+
 def in_order_from_the_end(x_BTD: Tensor) -> Tensor:
     count = torch.arange(x_BTD.shape[1], 0, -1, dtype=torch.float32)[:, None]
     return x_BTD + count.sin()
@@ -485,6 +502,7 @@ def in_order_from_the_end(x_BTD: Tensor) -> Tensor:
     [
         (lambda x: x / x.abs().amax((1, 2), keepdim=True), "is not causal"),
         (lambda x: torch.stack([rounded(x_TD) for x_TD in x]), "is not causal"),
+        (saturated, "is not causal"),
         (lambda x: x.cumsum(1) / x.shape[1], "change when the sequence ends there"),
         (in_order_from_the_end, "change when the sequence ends there"),
     ],

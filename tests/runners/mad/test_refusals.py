@@ -88,6 +88,10 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "rt", "--task", "compression", "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--mixer", "rt", "--mixer", "gla", "--task", "parity"], "--mixer is given more than once: give it once"),
         (["--mixer", "rt", "--task", "parity", "--task=copying"], "--task is given more than once: give it once"),
+        (
+            ["--mixer", "rt", "--task", "parity", "--lr", "1e-3", "--lr", "2e-3"],
+            "--lr is given more than once: give it once, with all values",
+        ),
         (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
         (["--list", "--seeds", "3"], "--seeds has no effect on --list, which trains nothing: leave it out"),
         (["--list", "--task=parity"], "--task has no effect on --list"),

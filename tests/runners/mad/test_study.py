@@ -15,6 +15,7 @@ import torch
 
 from mixers.transformer import Transformer
 from runners.files import read_json
+from runners.guidance import flag_of
 from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
 from runners.mad.options import Options, read_options
@@ -258,6 +259,12 @@ def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     assert f"is the {edge} of the grid" in attributes["chosen"]
 
 
+def test_what_the_function_prints_names_its_arguments(result: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**SMALL, "quiet": False}
+    study("transformer", "in-context-recall", seeds=4, seeds_of="chosen", out=result.out, **settings)
+    assert "reference rows need preset quick" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as the command with that preset."""
     asked: list[Options] = []
@@ -267,10 +274,11 @@ def test_a_preset_gives_what_is_not_given(tmp_path: Path, monkeypatch: pytest.Mo
         raise ValueError("enough")
 
     monkeypatch.setattr(api, "plan_experiments", plan)
-    for changes in ({}, {"epochs": 3}, {"lr": [1e-4], "width": 32}):
+    tracking = {"wandb": "offline", "wandb_project": "mine", "wandb_entity": "us", "wandb_tags": ["first"]}
+    for changes in ({}, {"epochs": 3}, {"lr": [1e-4], "width": 32}, tracking):
         with pytest.raises(ValueError, match="enough"):
             study("rt", "mqar", preset="quick", out=tmp_path, **changes)
-        words = [f"--{name}={value[0] if isinstance(value, list) else value}" for name, value in changes.items()]
+        words = [f"{flag_of(name)}={value[0] if isinstance(value, list) else value}" for name, value in changes.items()]
         expected, *_ = read_options(
             ["--preset", "quick", "--mixer", "rt", "--task", "mqar", "--out", str(tmp_path), *words]
         )
@@ -339,7 +347,8 @@ def test_numbers_of_numpy_and_names_with_dashes_are_those_of_the_command(tmp_pat
     given = {"heads": 2, "qk-norm": False}
     few = SMALL | {"steps": 1, "evaluations": 1, "lr": np.array([0.5, 1]), "weight_decay": [0], "mixer_options": given}
     study("transformer", "in-context-recall", out=tmp_path, **few)
-    options = [*SAME, "--steps", "1", "--evaluations", "1", "--lr", "0.5", "1", "--mixer.qk-norm", "False"]
+    rates = [{"1e-3": "0.5", "5e-3": "1"}.get(word, word) for word in SAME]
+    options = [*rates, "--steps", "1", "--evaluations", "1", "--mixer.qk-norm", "False"]
     mad.main([*options, "--out", str(tmp_path)])
     assert len([*(tmp_path / "runs").iterdir()]) == 2
 

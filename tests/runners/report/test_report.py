@@ -22,6 +22,7 @@ from runners.report.__main__ import main
 from runners.report.cells import Board, reference_board, training_flops
 from runners.report.language import LanguageModel
 from runners.report.own import YOURS, command_of, read_own
+from runners.report.page import show
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST, end_label
 from runners.report.pictures.costs import state_picture
@@ -153,6 +154,7 @@ def test_accuracies_along_the_sequence_are_drawn_for_the_cells_that_hold_them(re
         ("full", ["--grid", "wide"]),
         ("quick", ["--lr", "1e-3", "--width", "32", "--seeds-of", "all", "--steps", "30"]),
         ("quick", ["--epochs", "200", "--seeds", "1", "--mixer.heads", "4"]),
+        ("quick", ["--short-convolution", "3"]),
         ("quick", []),
     ],
 )
@@ -261,11 +263,24 @@ def test_labels_of_own_studies_name_what_differs_from_their_table(
 ) -> None:
     short, quick = ("--steps", "30"), (*MINE, "--preset", "quick")
     commands = (MINE, (*MINE, *short), quick, (*quick, *short), (*quick, *short, "--width", "128"))
+    commands += ((*quick, "--width", "32", "--lr", "1e-2"),)  # the page has another place for other grids
     studies = [write_study(tmp_path, *given) for given in commands]
     found = read_own(studies, print)
     assert {cell.row for cell in found["full"]} == {f"transformer{YOURS}", f"transformer (steps 30){YOURS}"}
-    labels = ("transformer", "transformer (steps 30)", "transformer (width 128, steps 30)")
+    differing = ("", " (steps 30)", " (width 128, steps 30)", " (width 32)")
+    labels = [f"transformer{words}" for words in differing]
     assert {cell.row for cell in found["quick"]} == {label + YOURS for label in labels}
+
+
+def test_studies_of_two_precisions_both_name_theirs(tmp_path: Path) -> None:
+    """The table states none, because that of its rows is not the same."""
+    study, other = write_study(tmp_path, *MINE, "--preset", "quick"), tmp_path / "studies" / "other"
+    summary = read_summary(study)
+    config = replace(summary.config, precision="another")
+    write_summary(replace(summary, config=config, study=f"{summary.study} other"), other)
+    names = [summary.config.precision, "another"]
+    rows = [cell.row for cell in read_own([study, other], print)["quick"]]
+    assert sorted(rows) == sorted(f"transformer (precision {name}){YOURS}" for name in names)
 
 
 def test_a_study_that_no_board_has_is_refused_in_one_line(
@@ -304,6 +319,25 @@ def test_mean_ranks_are_over_all_tasks_among_the_layers_that_have_them_all(
     assert found[:3] == [("gla", "1.1"), ("lstm", "1.9"), ("rt", "3 of 10 tasks")]
     assert dict(found[3:]) == {"transformer": "2 of 10 tasks", "deltanet": "2 of 10 tasks"}
     assert "accuracy among the 2 layers that are trained on all 10 tasks, over these tasks, with" in text
+
+
+def test_ones_own_layer_is_ranked_over_the_tasks_that_it_has_under_the_protocol(results: Path) -> None:
+    for task in TASKS:
+        write_cell(results, "gla", task, [0.7, 0.7], sequences=[0.1, 0.1])
+        write_cell(results, "lstm", task, [0.65, 0.65], sequences=[0.5, 0.5])
+    board = board_of(results)
+    mine, differing = (
+        replace(board.cells["deltanet", task], row="mine", kind="own") for task in ("parity", "memorization")
+    )
+    cells = {("mine", "parity"): mine, ("mine", "memorization"): replace(differing, differs=("--steps 4",))}
+    own = show(replace(board, rows={"mine": ("own", "other")} | board.rows, cells=board.cells | cells), []).own
+
+    assert (own.title, own.counts) == ("published protocol", {"mine": 1})
+    assert own.ranks is not None
+    assert own.ranks.means == {"gla": 1, "lstm": 2}
+    (ranks,) = own.of_some.values()
+    assert ranks is not None
+    assert ranks.means == {"rt": 1, "deltanet": 2, "mine": 2, "gla": 4, "lstm": 5, "transformer": 6}
 
 
 def test_the_interval_of_a_mean_rank_is_that_of_resampled_tasks(results: Path) -> None:

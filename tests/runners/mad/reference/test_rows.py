@@ -313,6 +313,8 @@ def test_a_toy_layer_is_ranked_among_stored_cells(
     compare.main(["--out", str(tmp_path), "--reference", str(tiny_cells)])
     (said,) = (line for line in trained.splitlines() if " of 4 on memorization: " in line)
     assert said in capsys.readouterr().out.splitlines()
+    (table,) = (tmp_path / "figures").glob("comparison-*.csv")
+    assert len(table.read_text().splitlines()) == 1 + 4
     compare.main(["--out", str(tmp_path), "--reference", "none"])
     assert "reference" not in capsys.readouterr().out
     compare.main(["--out", str(tmp_path)])

@@ -3,7 +3,7 @@
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from runners.mad.results.choice import choose_in_other_grids, choose_point, edge_of, near_best
+from runners.mad.results.choice import choose_among, choose_in_other_grids, choose_point, edge_of, near_best
 from runners.mad.search.study import DISTRIBUTIONS
 from tasks.base import Accuracy
 
@@ -32,6 +32,17 @@ def test_the_best_mean_over_seeds_is_chosen_and_not_the_best_seed() -> None:
 def test_a_point_of_which_a_seed_diverged_is_not_chosen() -> None:
     assert choose_point([trial(1e-4, 0.9), trial(1e-4, None, seed=1), trial(5e-4, 0.2)]) == (5e-4, 0.0)
     assert choose_point([trial(1e-4, None)]) is None
+
+
+def test_choices_of_several_commands_are_compared_by_the_seeds_that_they_share() -> None:
+    """The first has the better mean over its three seeds, the second the better one over the two of both."""
+    first = [trial(1e-4, 0.5), trial(1e-4, 0.5, seed=1), trial(1e-4, 0.9, seed=2)]
+    second = [trial(5e-4, 0.6), trial(5e-4, 0.6, seed=1)]
+    better, diverged = [trial(1e-3, 0.8), trial(1e-3, 0.8, seed=1)], [trial(2e-3, 0.9), trial(2e-3, None, seed=1)]
+    trials = [*first, *second, *better, *diverged]
+    points = {(1e-4, 0.0), (5e-4, 0.0), (2e-3, 0.0)}
+    assert choose_among(trials, points) == (5e-4, 0.0)
+    assert choose_among(trials, {(2e-3, 0.0)}) is None
 
 
 def test_other_grids_choose_among_their_own_learning_rates() -> None:

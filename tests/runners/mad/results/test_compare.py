@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mixers.costs import Costs
 from runners.mad import __main__ as mad
 from runners.mad.results import compare
 from runners.mad.results.charts import draw_bars, draw_heat_map
@@ -96,6 +97,10 @@ def test_rows_name_the_grids_in_which_they_differ() -> None:
     assert [s.mixer for s in told_apart([one, two])] == ["rt", "transformer"]
     assert [s.mixer for s in told_apart([one, more])] == ["rt (lr 0.001)", "transformer (lr 0.001 or 0.005)"]
 
+    # Rows of different tasks are not compared.
+    elsewhere = replace(summary_of("--mixer", "transformer", "--task", "mqar"), points=more.points)
+    assert [s.mixer for s in told_apart([one, elsewhere])] == ["rt", "transformer"]
+
 
 def test_a_layer_s_setting_may_be_called_as_one_of_the_training() -> None:
     summaries = [
@@ -132,6 +137,8 @@ def test_studies_are_in_the_order_of_the_registries_and_then_of_their_settings()
         summary_of(*RT, "--steps", "2000"),
         summary_of(*RT, "--mixer.block", "4"),
         summary_of(*RT, "--mixer.block", "16"),
+        summary_of(*RT, "--short-convolution", "3"),
+        summary_of(*RT, "--short-convolution", "16"),
         summary_of("--mixer", "lstm", "--task", "parity"),
         foreign,
         summary_of(*RT, "--task.length", "32"),
@@ -234,6 +241,31 @@ def test_a_chosen_point_of_which_a_further_seed_diverged_says_so() -> None:
     point = Point(lr=1e-3, weight_decay=0.0, seeds=[0, 1, 2], estimates=None, diverged={1: 40})
     standing = Standing.of(replace(summary_of(*RT), points=[point]))
     assert standing.accuracies() == ["1 of 3 diverged", ""]
+
+
+def test_a_row_of_the_table_s_file_has_each_figure_under_its_name() -> None:
+    summary = replace(
+        summary_of("--preset", "quick", "--mixer", "lstm", "--task", "parity", "--steps", "500", seeds=3),
+        ceiling=Accuracy(sequence=0.9, token=0.95),
+        chance=Accuracy(sequence=0.1, token=0.5),
+        costs=Costs(parameters=7, state_floats={128: 5, 1024: 6}, flops_per_token={128: 77, 1024: 78}),
+    )
+    standing = Standing.of(summary)
+    limits = {"ceiling_sequence": 0.9, "ceiling_token": 0.95, "chance_sequence": 0.1, "chance_token": 0.5}
+    costs = {"parameters": 7, "state_128": 5, "state_1024": 6, "flops_per_token_128": 77}
+    rest = {"steps": 500, "preset": None, "seeds": 3, "failure": ""}
+    assert standing.row().items() >= (limits | costs | rest).items()
+
+    # Without accuracies every seed diverged, and costs may be unknown.
+    unknown = Costs(parameters=7, state_floats=None, flops_per_token=None)
+    row = replace(standing, test=None, costs=unknown, preset="quick").row()
+    assert [row[name] for name in ("token_accuracy", "sequence_accuracy_half_width", "failure")] == [
+        None,
+        None,
+        "diverged",
+    ]
+    assert [row[name] for name in costs] == [7, None, None, None]
+    assert row["preset"] == "quick"
 
 
 def test_seeds_in_words() -> None:
@@ -390,7 +422,7 @@ def test_a_study_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
 
     (tmp_path / "c4-run").mkdir()
     (tmp_path / "c4-run" / "run.json").touch()
-    with pytest.raises(ValueError, match=r"c4-run is a pretraining run, not a study: python -m runners\.c4\.reference"):
+    with pytest.raises(ValueError, match=r"c4-run is a pretraining run, not a study: python -m runners\.c4 compare"):
         read_summary(tmp_path / "c4-run")
 
     (tmp_path / "studies" / "finished").mkdir(parents=True)
