@@ -107,6 +107,8 @@ def _path_of(file: str, class_name: str) -> str:
 def _import_advice(name: str, kind: Kind, error: BaseException) -> str:
     """Return advice for a module that cannot be imported; empty if the error arose in its own code."""
     module, _, class_name = name.partition(":")
+    if module == "__main__":
+        return f"; a class of a notebook or a script is known there alone: save your {kind.noun} in a module"
     if "/" in module or module.endswith(".py"):
         return f"; give the module, not its file: {_path_of(module, class_name)}"
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:

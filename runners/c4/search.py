@@ -86,7 +86,7 @@ def best(results: Sequence[tuple[Config, dict[str, Any] | None]]) -> tuple[Confi
 
 
 def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], console: Console) -> None:
-    """Print a table with one row per point, and an arrow at the best point."""
+    """Print a table with one row per point, an arrow at the best point, and whether it is at an end of the grid."""
     chosen = best(results)
     table = Table(title="validation cross-entropy (nats per token)", title_justify="left")
     for heading in ("", "lr", "beta2", "validation", "last loss", "tokens/s"):
@@ -102,6 +102,10 @@ def print_results(results: Sequence[tuple[Config, dict[str, Any] | None]], conso
         table.add_row("→" if chosen and point == chosen[0] else "", *names, *figures)
 
     console.print(table)
+    ends = {min(LRS): "smallest", max(LRS): "largest"}
+    if chosen and chosen[0].lr in ends:
+        text = f"lr {chosen[0].lr:g} is the {ends[chosen[0].lr]} of the grid, so a better one may lie beyond it"
+        console.print(f"{text}: try --lr, without --search", soft_wrap=True)
 
 
 def _open(config: Config, options: dict[str, Any], corpus: Corpus, store: Store) -> optuna.Study:

@@ -114,6 +114,7 @@ def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(name: st
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
         ("whole:Mean", "its layers are Mine, Other"),
         ("empty:Mean", "it defines no torch.nn.Module"),
+        ("__main__:Mean", "a class of a notebook or a script is known there alone: save your layer in a module"),
     ],
 )
 def test_a_module_that_is_not_found_is_told_how_modules_are_named(

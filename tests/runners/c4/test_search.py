@@ -1,10 +1,12 @@
 """The search over the grid: each point once, also after a kill; the best point."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from rich.console import Console
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
@@ -59,3 +61,14 @@ def test_the_best_point_is_that_of_least_validation_loss() -> None:
     low, high = {"validation_loss": 3.0, "loss": 3.5}, {"validation_loss": 3.1, "loss": 2.5}
     assert search.best([(points[0], high), (points[1], None), (points[2], low)]) == (points[2], low)
     assert search.best([(points[1], None)]) is None
+
+
+@pytest.mark.parametrize(("lr", "end"), [(1e-3, "smallest"), (3e-3, None), (1e-2, "largest")])
+def test_a_best_point_at_an_end_of_the_grid_is_said(lr: float, end: str | None) -> None:
+    figures = {"validation_loss": 3.0, "loss": 3.5, "tokens_per_second": 9.0}
+    console = Console(file=io.StringIO(), width=200)
+    search.print_results([(Config(lr=lr), figures), (Config(lr=lr / 2), None)], console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert (f"lr {lr:g} is the {end} of the grid" in text) == (end is not None)
+    assert ("of the grid" in text) == (end is not None)
