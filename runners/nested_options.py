@@ -65,7 +65,7 @@ def _chosen_configs(base: type, preset: Any, arguments: Sequence[str]) -> dict[s
             exist.
     """
     groups = [f.name for f in fields(base) if f.name in FIND]
-    given = [argument.partition("=")[0] for argument in arguments]
+    given = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
     several = [name for name, hint in get_type_hints(base).items() if get_origin(hint) is tuple]
     if repeated := [name for name in dict.fromkeys([*groups, *several]) if given.count(flag_of(name)) > 1]:
         what = "names" if repeated[0] in groups else "values"

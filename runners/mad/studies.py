@@ -171,7 +171,8 @@ def train_studies(
                 # Points that other commands have chosen keep their test figures; the study's choice is the best of all.
                 before = _stored_test(experiment, [run for run in finished if run not in readings], store)
                 choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
-                best = choose_among(done, choices) or chosen
+                unread = {_point_of(run) for run in finished if run not in before and run not in readings}
+                best = choose_among(done, choices - unread) or chosen
                 if best is not None and best != chosen:
                     better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
                     say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
@@ -230,7 +231,8 @@ def look_into(experiment: Experiment, settings: Settings, say: Say) -> None:
     run = summary.best_run
     if run is None:
         return
-    best = f", the best of {summary.seeds} seeds on validation" if summary.seeds > 1 else ""
+    seeds = len(summary.chosen_point.seeds) if summary.chosen_point else 0
+    best = f", the best of {seeds} seeds on validation" if seeds > 1 else ""
     title = f"{experiment.heading}, lr {run.lr:g}, weight decay {run.weight_decay:g}, seed {run.seed}{best}"
     record, figure = folder / "diagnosis.json", folder / "diagnosis.png"
 

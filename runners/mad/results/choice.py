@@ -47,24 +47,29 @@ def choose_point(
 
 
 def choose_among(trials: Sequence[FrozenTrial], points: Collection[GridPoint]) -> GridPoint | None:
-    """Return the point with the best mean validation score over the seeds that all these points have.
+    """Return the best of points that commands with different grids have chosen, perhaps with other numbers of seeds.
+
+    A point with fewer seeds takes the place of one with more if its mean validation score over the seeds that both have
+    is higher.
 
     Args:
         trials: finished trials, of these and of other points.
-        points: points that commands with different grids have chosen, perhaps with different numbers of seeds.
+        points: the points.
 
     Returns:
         None if a seed of each point diverged.
     """
-    members = {point: found for point, found in by_point(trials).items() if point in points}
-    converged = {point: found for point, found in members.items() if not diverged_seeds(found)}
-    seeds = [{run_of(trial).seed for trial in found} for found in converged.values()]
-    shared = set[int].intersection(*seeds) if seeds else set[int]()
     scores = {
-        point: fmean(trial.user_attrs["validation_score"] for trial in found if run_of(trial).seed in shared)
-        for point, found in converged.items()
+        point: {run_of(trial).seed: trial.user_attrs["validation_score"] for trial in members}
+        for point, members in by_point(trials).items()
+        if point in points and not diverged_seeds(members)
     }
-    return max(scores, key=scores.__getitem__, default=None)
+    best = None
+    for point in sorted(scores, key=lambda point: -len(scores[point])):
+        shared = scores[point].keys() & scores[best].keys() if best else set[int]()
+        if best is None or sum(scores[point][seed] - scores[best][seed] for seed in shared) > 0:
+            best = point
+    return best
 
 
 def choose_in_other_grids(trials: Sequence[FrozenTrial], without: Collection[GridPoint] = ()) -> dict[str, GridPoint]:

@@ -89,7 +89,7 @@ pytestmark = pytest.mark.usefixtures("wide_terminal")
         (["--mixer", "rt", "--mixer", "gla", "--task", "parity"], "--mixer is given more than once: give it once"),
         (["--mixer", "rt", "--task", "parity", "--task=copying"], "--task is given more than once: give it once"),
         (
-            ["--mixer", "rt", "--task", "parity", "--lr", "1e-3", "--lr", "2e-3"],
+            ["--mixer", "rt", "--task", "parity", "--lr", "1e-3", "--lr", "2e-3", "--weight_decay", "0"],
             "--lr is given more than once: give it once, with all values",
         ),
         (["--list", "--dry-run"], "--list and --dry-run exclude each other"),

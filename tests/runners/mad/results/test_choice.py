@@ -44,6 +44,12 @@ def test_choices_of_several_commands_are_compared_by_the_seeds_that_they_share()
     assert choose_among(trials, points) == (5e-4, 0.0)
     assert choose_among(trials, {(2e-3, 0.0)}) is None
 
+    # A third point with fewer seeds does not change which of two is better.
+    other = [trial(1e-2, 0.1)]
+    one, two = [trial(1e-4, 0.9), trial(1e-4, 0.1, seed=1)], [trial(5e-4, 0.8), trial(5e-4, 0.8, seed=1)]
+    assert choose_among([*one, *two, *other], {(1e-4, 0.0), (5e-4, 0.0), (1e-2, 0.0)}) == (5e-4, 0.0)
+    assert choose_among([trial(1e-4, 0.9, seed=1), trial(5e-4, 0.95)], {(1e-4, 0.0), (5e-4, 0.0)}) == (1e-4, 0.0)
+
 
 def test_other_grids_choose_among_their_own_learning_rates() -> None:
     scores = dict(zip(LRS, (0.1, 0.3, 0.2, 0.9, 0.5), strict=True))
