@@ -68,9 +68,6 @@ def adapt(module_class: type[nn.Module]) -> type[AdaptedLayer]:
 
     The arguments of the constructor become options. ``*args``, ``**kwargs`` and arguments of types that a command line
     cannot give keep their defaults.
-
-    Raises:
-        ValueError: an argument other than the one for the model width has no default.
     """
     if module_class not in _adapted:
         _adapted[module_class] = _layer_class(module_class)
@@ -83,8 +80,6 @@ _adapted: dict[type[nn.Module], type[AdaptedLayer]] = {}
 def _layer_class(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     parameters = _parameters(module_class)
     usual = _usual_width(parameters)
-    if usual is not None or len(_needed(parameters)) > 1:  # otherwise the option ``width_argument`` names the argument
-        _check_defaults(module_class, parameters, usual)
 
     # ``__module__`` names the module's own file, so that its code belongs to the code version of results.
     members = {
@@ -101,7 +96,8 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     """Return the arguments of the constructor.
 
     Raises:
-        ValueError: no argument takes the model width, or an option gives that argument another value.
+        ValueError: it is not clear which argument takes the model width, another one has no default, or an option
+            gives that argument another value.
     """
     parameters = _parameters(module_class)
     name = config.width_argument or _usual_width(parameters)
@@ -127,7 +123,11 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
             f"width_argument: {module_class.__name__} has no argument {name!r}: choose from {', '.join(parameters)}"
         )
 
-    _check_defaults(module_class, parameters, name)
+    if needed := [needed for needed in _needed(parameters) if needed != name]:
+        raise ValueError(
+            f"argument {needed[-1]!r} of {module_class.__name__} has no default: give it one; only the argument that "
+            "takes the model width needs none"
+        )
 
     own = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "width_argument"}
     if own.get(name, parameters[name].default) != parameters[name].default:
@@ -161,19 +161,6 @@ def _usual_width(parameters: Mapping[str, Parameter]) -> str | None:
 def _needed(parameters: Mapping[str, Parameter]) -> list[str]:
     """Return the names of the arguments without a default."""
     return [name for name, parameter in parameters.items() if parameter.default is Parameter.empty]
-
-
-def _check_defaults(module_class: type[nn.Module], parameters: Mapping[str, Parameter], width: str | None) -> None:
-    """Check that every argument other than ``width`` has a default.
-
-    Raises:
-        ValueError: one has none.
-    """
-    if needed := [name for name in _needed(parameters) if name != width]:
-        raise ValueError(
-            f"argument {needed[-1]!r} of {module_class.__name__} has no default: give it one; only the argument that "
-            "takes the model width needs none"
-        )
 
 
 def _config_class(module_class: type[nn.Module], parameters: Mapping[str, Parameter], usual: str | None) -> type:

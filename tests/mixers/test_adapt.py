@@ -54,7 +54,11 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
         ("NeedsChannels", {"width_argument": "dim"}, "argument 'channels' of NeedsChannels has no default"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
         ("Demanding", {}, "argument 'heads' of Demanding has no default: give it one"),
-        ("DemandingOwnName", {}, "argument 'heads' of DemandingOwnName has no default: give it one; only the"),
+        (
+            "DemandingOwnName",
+            {"width_argument": "size"},
+            "argument 'heads' of DemandingOwnName has no default: give it one; only the",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_built_says_why_in_one_line(name: str, options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,251 @@
+"""What ``check_layer`` finds in a layer from outside, and what it must not refuse."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixers.adapt import adapt
+from mixers.base import ContractError, Layer, Shape
+from mixers.contract import check_layer, warn_unused
+from mixers.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def of_others(width: int = 16, **members: Any) -> Transformer:
+    return type("Other", (Transformer,), members)(Transformer.Config(heads=2), Shape(width=width, mlp_width=32))
+
+
+def changed(change: Callable[[Tensor], Tensor]) -> Transformer:
+    return of_others(forward=lambda self, x: change(Transformer.forward(self, x)))
+
+
+def refusal(layer: Layer, positions: int = 32) -> str:
+    with pytest.raises(ContractError) as caught:
+        check_layer("other", layer, CPU, positions)
+    return str(caught.value)
+
+
+def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
+    def check(leak: float) -> None:
+        check_layer("leaking", changed(lambda z: z + leak * z.roll(-1, 1)), CPU)
+
+    check(1e-7)
+    with pytest.raises(ContractError, match="not causal"):
+        check(1e-3)
+
+
+def test_rounding_may_depend_on_the_length_and_more_may_not() -> None:
+    def check(change: Callable[[int], float]) -> None:
+        check_layer("of lengths", changed(lambda z: z * (1 + change(z.shape[1]))), CPU)
+
+    check(lambda length: 3e-5 * (length == 16))
+    with pytest.raises(ContractError, match="first 16 positions change when the sequence ends there"):
+        check(lambda length: 3e-4 * (length == 16))
+    with pytest.raises(ContractError, match="first 31 positions change when the sequence ends there"):
+        check(lambda length: length % 2)
+
+
+def test_a_leak_behind_a_gate_that_starts_closed_is_found() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + self.gate(x.roll(-1, 1)))
+    layer.gate = torch.nn.Linear(16, 16, bias=False)
+    torch.nn.init.zeros_(layer.gate.weight)
+    assert "is not causal" in refusal(layer)
+
+
+@pytest.mark.parametrize("chunk", [4, 32])
+def test_a_leak_inside_chunks_or_beyond_the_first_is_found_at_the_length_of_training(chunk: int) -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        inside = x_BTD.unflatten(1, (-1, chunk))
+        mean = inside.mean(2, keepdim=True).expand_as(inside).flatten(1, 2)
+        late = torch.arange(x_BTD.shape[1])[:, None] >= 32
+        return Transformer.forward(self, x_BTD) + torch.where(late, mean, 0.0)
+
+    check_layer("other", of_others(forward=forward), CPU, 32)
+    assert "is not causal" in refusal(of_others(forward=forward), 96)
+
+
+def rounded(x_BTD: Tensor) -> Tensor:
+    """In eight bits, with one scale for all."""
+    scale = x_BTD.abs().amax() / 127
+    return (x_BTD / scale).round() * scale
+
+
+def saturated(x_BTD: Tensor) -> Tensor:
+    """With a scale that only a channel above all that random inputs have changes."""
+    return x_BTD / x_BTD.abs().amax((1, 2), keepdim=True).clamp(min=0.9 * x_BTD.shape[-1] ** 0.5)
+
+
+def in_order_from_the_end(x_BTD: Tensor) -> Tensor:
+    count = torch.arange(x_BTD.shape[1], 0, -1, dtype=torch.float32)[:, None]
+    return x_BTD + count.sin()
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x / x.abs().amax((1, 2), keepdim=True), "is not causal"),
+        (lambda x: torch.stack([rounded(x_TD) for x_TD in x]), "is not causal"),
+        (saturated, "is not causal"),
+        (lambda x: x.cumsum(1) / x.shape[1], "change when the sequence ends there"),
+        (in_order_from_the_end, "change when the sequence ends there"),
+    ],
+)
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("positions", [24, 40, 512])
+def test_what_depends_on_all_of_a_sequence_is_refused(
+    forward: Callable[[Tensor], Tensor], message: str, width: int, positions: int
+) -> None:
+    """Behind the norm of the standard layer, wherever the maximum of the inputs lies."""
+
+    class Wrong(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.out = nn.Linear(dim, dim)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(forward(x))
+
+    layer = adapt(Wrong)(adapt(Wrong).Config(), Shape(width=width, mlp_width=32))
+    assert message in refusal(layer, positions)
+
+
+def test_a_leak_between_two_positions_is_found() -> None:
+    """At position 20, which is none of the three from which on all inputs are changed."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, torch.cat([x_BTD[:, :20], x_BTD[:, 21:22], x_BTD[:, 21:]], 1))
+
+    assert "before 21 change with the input there" in refusal(of_others(forward=forward), 128)
+
+
+def test_a_leak_from_the_first_position_of_another_sequence_is_found() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + x[0, 0])
+    assert "of a sequence change with the inputs of another one" in refusal(layer)
+
+
+def test_outputs_with_and_without_gradients_are_the_same() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        z_BTD = Transformer.forward(self, x_BTD)
+        return z_BTD + x_BTD.mean(1, keepdim=True) if x_BTD.requires_grad else z_BTD
+
+    assert "outputs differ when gradients are computed" in refusal(of_others(forward=forward))
+
+
+def test_a_chaotic_layer_is_not_refused() -> None:
+    """It enlarges rounding, which differs between calls of different shapes."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in self.mlp(x_BTD).unbind(1):
+            h = torch.tanh(h @ self.weight + x_BD)
+            states.append(h)
+        return torch.stack(states, 1)
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer = of_others(64, forward=forward, init_state=Layer.init_state)
+        layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
+        check_layer("other", layer, CPU, 128)
+
+
+def test_one_position_is_a_sequence() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        batch, positions, _ = x_BTD.shape
+        return Transformer.forward(self, x_BTD.view(batch, positions, 4, -1).flatten(2))
+
+    check_layer("other", of_others(forward=forward), CPU, 1)
+
+
+def test_a_layer_that_takes_some_lengths_alone_is_not_refused() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, x_BTD.unflatten(1, (-1, 16)).flatten(1, 2))
+
+    check_layer("other", of_others(forward=forward, init_state=Layer.init_state), CPU, 32)
+
+    def mean(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(1, (-1, 16)).flatten(1, 2).cumsum(1) / x_BTD.shape[1]
+
+    message = refusal(of_others(forward=mean, init_state=Layer.init_state))
+    assert "outputs of the first 16 positions change when the sequence ends there" in message
+
+
+def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z_BD, state = Transformer.step(self, x_BD, state)
+        return 1.01 * z_BD, state
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    def undefined(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z_BD, state = Transformer.step(self, x_BD, state)
+        return torch.nan * z_BD, state
+
+    for wrong in (step, undefined):
+        assert "step gives another output at position 0" in refusal(of_others(step=wrong))
+    check_layer("other", of_others(init_state=none), CPU)
+
+
+def test_a_small_time_constant_and_growing_outputs_hide_no_leak() -> None:
+    """With other signs its logarithm is not a number, and outputs grow with the length."""
+
+    def logarithm(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD.flip(1) + self.rate.log() * x_BTD
+
+    def growing(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = (1 - self.rate) * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1) + x_BTD.flip(1)
+
+    for forward in (logarithm, growing):
+        layer = of_others(forward=forward)
+        layer.rate = torch.nn.Parameter(torch.tensor(0.005))
+        assert "is not causal" in refusal(layer, 512)
+
+
+def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in x_BTD.unbind(1):
+            h = 0.9 * h + x_BD
+            states.append(h)
+        return torch.stack(states, 1)
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state["h"].mul_(0.9).add_(x_BD)
+        return state["h"], state
+
+    def init_state(self: Transformer, batch: int) -> Any:
+        return {"h": torch.zeros(batch, 16)}
+
+    check_layer("other", of_others(forward=forward, step=step, init_state=init_state), CPU)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    layer = of_others()
+    layer.mlp.up.weight.requires_grad_(False)
+    assert "parameter 'mlp.up.weight' does not require a gradient" in refusal(layer)
+
+
+def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A gate that starts closed gets one."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return Transformer.forward(self, x_BTD) + self.gate * x_BTD + self.fixed.detach()
+
+    def none(self: Transformer, batch: int) -> Any:
+        raise NotImplementedError
+
+    layer = of_others(forward=forward, init_state=none)
+    layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
+    layer.spare = torch.nn.Linear(16, 16)
+    for _task in range(2):
+        warn_unused("other", check_layer("other", layer, CPU))
+    names = "fixed, spare.weight, spare.bias"
+    assert caplog.messages == [f"mixer 'other': no gradient reaches {names}, which count as parameters all the same"]
