@@ -40,7 +40,8 @@ from runners.c4.corpus import convert
 from runners.c4.corpus.sources import find_files
 from runners.c4.cost import cost, describe, vocabulary
 from runners.c4.distributed import World, world
-from runners.c4.errors import RunError
+from runners.c4.duration import seconds_of_run
+from runners.c4.errors import RunError, out_of_memory
 from runners.c4.evaluation import generate, gradients, lm_eval_adapter
 from runners.c4.evaluation.downstream import print_scores
 from runners.c4.presets import PRESETS, with_tokenizer
@@ -50,8 +51,11 @@ from runners.c4.several import of_each_run
 from runners.c4.stored import stored_runs
 from runners.c4.watchers import with_bits
 from runners.cli import print_short_help
+from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
+from runners.memory import ran_out_of_memory
 from runners.nested_options import parse
+from runners.progress import spell
 
 
 class Command(NamedTuple):
@@ -218,10 +222,28 @@ def print_cost(config: Config, options: dict[str, Any]) -> None:
         if torch.cuda.is_available():
             check_users_layer(config, options, torch.device("cuda"))
 
-    found = cost(config, options, vocabulary(config.tokenizer))
+    vocab_size = vocabulary(config.tokenizer)
+    found = cost(config, options, vocab_size)
     console.print(describe(found, config))
+    console.print(_time(config, options, vocab_size, found.flops_per_token), soft_wrap=True)
     if config.search:
         console.print(f"the search trains {len(points_of(config))} such runs")
+
+
+def _time(config: Config, options: dict[str, Any], vocab_size: int, flops_per_token: int) -> str:
+    """Return the sentence that says how long a run takes here, or why that is not known."""
+    gc.collect()  # the CUDA graphs of the model before hold their memory in cycles of references
+    device = find_devices(config.device)[0]
+    where = "one of this machine's GPUs" if device.type == "cuda" else "this machine's CPU"
+    try:
+        seconds = seconds_of_run(config, options, vocab_size, flops_per_token, device)
+    except Exception as error:  # a user's layer may fail in any way
+        micro = config.sequences_at_once()
+        why = out_of_memory(micro) if ran_out_of_memory(error) else f"{type(error).__name__}: {error}"
+        return f"time on {where} unknown: {why}"
+    if seconds is None:
+        return f"no time is given for {where}: the model is too large for it"
+    return f"a run takes about {spell(seconds)} on {where} (single steps were timed)"
 
 
 def print_result(result: Result, config: Config, console: Console, alone: bool) -> None:

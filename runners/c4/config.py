@@ -80,7 +80,7 @@ class Config:
         wandb_project: W&B project, c4 unless given.
         wandb_entity: W&B user or team, the default of your login unless given.
         wandb_tags: W&B tags of each run.
-        dry_run: print parameters, FLOPs, tokens and memory, a GPU's unless --device is cpu; train nothing.
+        dry_run: print parameters, FLOPs, tokens, memory (of a GPU unless --device is cpu) and time; train nothing.
     """
 
     groups: ClassVar[dict[str, str]] = {

@@ -132,7 +132,7 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
 
 
 def describe(cost: Cost, config: Config) -> Table:
-    """Return the table that ``--dry-run`` prints."""
+    """Return the table of costs that ``--dry-run`` prints."""
     shape = config.shape()
     tokens = config.batch_size * config.seq_len
     table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)

@@ -19,6 +19,11 @@ class DiskFullError(RunError, OSError):
     """The disk is full, so that no other run can be stored either."""
 
 
+def out_of_memory(micro_batch_size: int) -> RunError:
+    """Return the error for too little memory, with ``micro_batch_size`` sequences per forward pass."""
+    return RunError(f"out of memory: lower --micro-batch-size (now {micro_batch_size}) or give --recompute")
+
+
 class EvaluationStoppedError(StoppedError):
     """Ctrl-C while a trained run was evaluated on downstream sets."""
 

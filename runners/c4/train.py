@@ -20,7 +20,7 @@ from runners.c4 import checkpoints, identity
 from runners.c4.config import Config
 from runners.c4.corpus.prepare import Corpus
 from runners.c4.distributed import World
-from runners.c4.errors import BusyError, DiskFullError, DivergedError, EvaluationStoppedError, RunError
+from runners.c4.errors import BusyError, DiskFullError, DivergedError, EvaluationStoppedError, RunError, out_of_memory
 from runners.c4.evaluation.downstream import Scores, evaluate_items
 from runners.c4.evaluation.items import Item, read_items
 from runners.c4.loop import Loop
@@ -81,8 +81,7 @@ def train(
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            micro = config.sequences_at_once(world.size)
-            raise RunError(f"out of memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
+            raise out_of_memory(config.sequences_at_once(world.size)) from error
 
 
 def _result(
