@@ -63,26 +63,23 @@ def encode(
         encoder: the tokenizer.
         end_of_text: id of the token to append to each document.
         held_out: digests of the texts to leave out.
-        advance: called after each batch with its number of encoded documents and of tokens.
+        advance: called with the number of documents and of tokens of each batch when it is encoded.
     """
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
         # Encode together the documents that are not held out.
         digests = [digest_of(text) for _number, text in batch]
         kept = [text for (_number, text), digest in zip(batch, digests, strict=True) if digest not in held_out]
-        encodings = iter(encoder.encode_batch_fast(kept, add_special_tokens=False))
+        encodings = encoder.encode_batch_fast(kept, add_special_tokens=False)
+        advance(len(kept), sum(len(encoding) + 1 for encoding in encodings))
 
         # Return all of them in order.
-        tokens = 0
+        following = iter(encodings)
         for (number, _text), digest in zip(batch, digests, strict=True):
             if digest in held_out:
                 yield Document(number, digest, None)
                 continue
 
-            ids_N = np.array([*next(encodings).ids, end_of_text])
-            tokens += len(ids_N)
-            yield Document(number, digest, ids_N)
-
-        advance(len(kept), tokens)
+            yield Document(number, digest, np.array([*next(following).ids, end_of_text]))
 
 
 def pack(

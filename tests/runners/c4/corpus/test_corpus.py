@@ -119,6 +119,16 @@ def test_the_shards_hold_every_document_once_with_end_of_text_after_it(source: S
     assert open_shard(corpus.folder, train.shards[0])[0].dtype == np.uint16
 
 
+def test_a_log_counts_the_documents_of_a_batch_that_is_not_used_up(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(data, "SHARD_TOKENS", 10)
+    prepare(tmp_path / "out", [str(source.folder)], str(source.tokenizer), 1, 1, Console(file=written))
+    tokens = len(source.encode(source.train[:7]))
+    assert f"tokenising train: 7 documents, {tokens} tokens\n" in written.getvalue()
+
+
 def test_each_shard_knows_the_beginnings_of_its_documents(source: Source, tmp_path: Path) -> None:
     corpus = source.prepare(tmp_path / "out")
     lengths = [len(source.encode([text])) for text in source.train]
