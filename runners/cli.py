@@ -83,6 +83,11 @@ def expand(names: Sequence[str], registry: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(n for name in names for n in (registry if name == "all" else [name])))
 
 
+def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names of their fields: with underscores in place of the dashes of a command line."""
+    return {option.replace("-", "_"): value for option, value in values.items()}
+
+
 def applicable(
     group: str, values: dict[str, Any], configs: Mapping[str, type], say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
@@ -100,7 +105,7 @@ def applicable(
     Raises:
         ValueError: an option applies to none of the members.
     """
-    values = {option.replace("-", "_"): value for option, value in values.items()}
+    values = as_fields(values)
     for option in values:
         lacking = [member for member, config in configs.items() if option not in defaults_of(config)]
         message = f"{flag_of(option, group)} does not apply to {group} {', '.join(lacking)}"

@@ -1,7 +1,7 @@
 """The layers of a command line and their costs: the table of ``--list``, the widths of ``--match``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -17,7 +17,7 @@ from mixers.options import override
 from mixers.registry import find_mixer
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
-from runners.cli import applicable
+from runners.cli import applicable, as_fields, defaults_of
 from runners.mad.layer_choice import LayerChoice
 from runners.tables import Name
 
@@ -77,8 +77,9 @@ def _transformer_cost(
     Raises:
         ValueError: it cannot be built.
     """
-    known = asdict(Transformer.Config())
-    reference = Transformer.Config(**{name: value for name, value in values.items() if name in known})
+    known = defaults_of(Transformer.Config)
+    own = {name: value for name, value in as_fields(values).items() if name in known}
+    reference = override(Transformer.Config, own)
 
     try:
         target = count(figure, transformer, reference, shape)

@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from mixers import MIXERS
-from mixers.base import Layer
+from mixers.base import Layer, Shape
 from mixers.costs import FOOTNOTE
 from runners.mad import __main__ as mad
 from runners.mad import plan as plan_module
+from runners.mad.layers import choose_layers
 from runners.mad.results.standings import Standing, print_comparison
 from runners.mad.results.summary import summarise
 from runners.mad.search.study import note
@@ -148,6 +149,14 @@ def test_match_takes_the_transformer_as_reference_even_if_it_is_not_trained() ->
     assert abs((9 * width**2 + 2 * width * hidden + 6 * width) / target - 1) <= 0.02
     assert hidden == 4 * width
     assert f"{target:,} parameters" in lines[0]
+
+
+@pytest.mark.parametrize("option", ["qk_norm", "qk-norm"])
+def test_the_transformer_to_meet_has_the_given_options_in_either_spelling(option: str) -> None:
+    """Without norms of queries and keys, it lacks two vectors of a head's width."""
+    lines: list[str] = []
+    choose_layers(["rt"], {option: False}, Shape(width=64, mlp_width=256), 0, "params", lines.append, strict=True)
+    assert f"transformer: width 64, MLP 256: {4 * 64**2 + 2 * 64 * 256 + 2 * 64:,} parameters" in lines[0]
 
 
 def test_what_cannot_be_matched_is_one_clear_line(refused: Callable[..., str]) -> None:
