@@ -98,7 +98,18 @@ def _best_layers(ranks: Ranks | None) -> str:
     intervals = {row: f"({low:.1f}–{high:.1f})" for row, (low, high) in ranks.intervals.items()}
     texts = {row: f"{row} {mean:.1f} {intervals[row]}" for row, mean in ranks.means.items()}
     found = _leaders(ranks.means, texts)
-    return f"Mean ranks among {len(texts)} layers under the published protocol, with 95% intervals: {found}."
+    told = f"Mean ranks among {len(texts)} layers under the published protocol, with 95% intervals: {found}."
+    return f"{told} {_ahead_of(ranks)}"
+
+
+def _ahead_of(ranks: Ranks) -> str:
+    """Say of which layers the first is clearly ahead in the same samples of tasks and seeds."""
+    level = ranks.level_with_first()
+    others = len(ranks.means) - 1
+    whom = f"all but {' and '.join(level)}" if level else "all others"
+    if len(level) > LEADERS:
+        whom = f"{others - len(level)} of the {others} others" if len(level) < others else "none"
+    return f"In the same samples of tasks and seeds, the first is clearly ahead of {whom}."
 
 
 def _best_models(models: Sequence[LanguageModel]) -> str:

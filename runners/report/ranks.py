@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from runners.mad.results.ranking import places
+from runners.mad.results.ranking import DIGITS, places
 from runners.report.cells import Board, Cell
 from tasks import TASKS
 
 RESAMPLES = 2000
 """Number of bootstrap samples."""
-DIGITS = 12
-"""Decimal digits of a sample's mean. A sum of floats depends on its order, which would rank equal means apart."""
 SEED = 0
 
 
@@ -31,10 +29,19 @@ class Ranks:
     Attributes:
         means: mean rank by row; 1 is the best.
         intervals: 95% interval by row: percentiles of the mean rank over resampled tasks and seeds.
+        behind_first: 95% interval by row of the mean rank less that of the best layer. Both are taken from the same
+            samples, so layers may differ clearly although their own intervals overlap. It is not adjusted for the
+            number of layers.
     """
 
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
+    behind_first: dict[str, tuple[float, float]]
+
+    def level_with_first(self) -> list[str]:
+        """Return the rows that are not clearly behind the best one."""
+        first = min(self.means, key=self.means.__getitem__)
+        return [row for row, (low, _high) in self.behind_first.items() if low <= 0 and row != first]
 
 
 def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) -> Ranks | None:
@@ -56,7 +63,7 @@ def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) ->
     values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
 
     # Mean ranks of the layers (L) over the tasks (T).
-    means_LT = np.array([[fmean(seeds) for seeds in of_row] for of_row in values])
+    means_LT = np.array([[round(fmean(seeds), DIGITS) for seeds in of_row] for of_row in values])
     observed = _ranks(means_LT[None])[0].mean(axis=1)
 
     # B bootstrap samples of the seeds, then of the tasks.
@@ -67,17 +74,24 @@ def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) ->
         drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1).round(DIGITS)
     chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
     resampled_BL = np.take_along_axis(_ranks(drawn_BLT), chosen_BT[:, None, :], axis=2).mean(axis=2)
-    lows, highs = np.percentile(resampled_BL, [2.5, 97.5], axis=0)
+    first = int(observed.argmin())
 
     return Ranks(
         means=dict(zip(rows, observed.tolist(), strict=True)),
-        intervals={row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)},
+        intervals=_intervals(rows, resampled_BL),
+        behind_first=_intervals(rows, resampled_BL - resampled_BL[:, first, None]),
     )
 
 
 def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:
     """Return the rank of each row among the cells of a task."""
     return places({cell.row: -fmean(cell.values(metric) or [-np.inf]) for cell in cells})
+
+
+def _intervals(rows: Sequence[str], samples_BL: NDArray[np.float64]) -> dict[str, tuple[float, float]]:
+    """Return the 95% interval of each row's samples."""
+    lows, highs = np.percentile(samples_BL, [2.5, 97.5], axis=0)
+    return {row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)}
 
 
 def _ranks(means_BLT: NDArray[np.float64]) -> NDArray[np.int64]:

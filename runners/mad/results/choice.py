@@ -28,7 +28,7 @@ Edge = Literal["smallest", "largest"]
 def choose_point(
     trials: Sequence[FrozenTrial], lrs: Sequence[float] | None = None, without: Collection[GridPoint] = ()
 ) -> GridPoint | None:
-    """Return the grid point with the best mean validation score over its seeds.
+    """Return the grid point with the best mean validation score over its seeds; of equal ones the smallest rates.
 
     Args:
         trials: finished trials.
@@ -43,7 +43,7 @@ def choose_point(
         for point, members in by_point(trials).items()
         if not diverged_seeds(members) and (lrs is None or point[0] in lrs) and point not in without
     }
-    return max(scores, key=scores.__getitem__, default=None)
+    return max(scores, key=lambda point: (scores[point], -point[0], -point[1]), default=None)
 
 
 def choose_among(trials: Sequence[FrozenTrial], points: Collection[GridPoint]) -> GridPoint | None:
@@ -65,7 +65,7 @@ def choose_among(trials: Sequence[FrozenTrial], points: Collection[GridPoint]) -
         if point in points and not diverged_seeds(members)
     }
     best = None
-    for point in sorted(scores, key=lambda point: -len(scores[point])):
+    for point in sorted(scores, key=lambda point: (-len(scores[point]), point)):
         shared = scores[point].keys() & scores[best].keys() if best else set[int]()
         if best is None or sum(scores[point][seed] - scores[best][seed] for seed in shared) > 0:
             best = point

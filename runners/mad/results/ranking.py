@@ -24,6 +24,8 @@ NEAREST = 3
 """Number of layers that it names of more."""
 SEVERAL = 3
 """Number of tasks from which on layers have a mean rank."""
+DIGITS = 12
+"""Decimal digits of a mean that count. A sum of floats depends on its order, which would rank equal means apart."""
 MARK = " (stale)"
 """End of the label of a stale reference row."""
 
@@ -39,7 +41,8 @@ def ranked(standings: Sequence[Standing]) -> list[tuple[int, Standing]]:
 
 def places(values: Mapping[Key, float]) -> dict[Key, int]:
     """Return the place of each value: the least is first, and equal values share the smaller place."""
-    return {key: 1 + sum(other < value for other in values.values()) for key, value in values.items()}
+    rounded = {key: round(value, DIGITS) for key, value in values.items()}
+    return {key: 1 + sum(other < value for other in rounded.values()) for key, value in rounded.items()}
 
 
 def interval(standing: Standing) -> Interval:

@@ -34,6 +34,14 @@ def test_a_point_of_which_a_seed_diverged_is_not_chosen() -> None:
     assert choose_point([trial(1e-4, None)]) is None
 
 
+def test_of_equal_points_the_smallest_rate_is_chosen_in_any_order() -> None:
+    trials = [trial(1e-3, 0.9), trial(1e-4, 0.9), trial(5e-4, 0.9), trial(5e-5, 0.8)]
+    points = {(1e-3, 0.0), (1e-4, 0.0), (5e-4, 0.0)}
+    for order in (trials, trials[::-1]):
+        assert choose_point(order) == (1e-4, 0.0)
+        assert choose_among(order, points) == (1e-4, 0.0)
+
+
 def test_choices_of_several_commands_are_compared_by_the_seeds_that_they_share() -> None:
     """The first has the better mean over its three seeds, the second the better one over the two of both."""
     first = [trial(1e-4, 0.5), trial(1e-4, 0.5, seed=1), trial(1e-4, 0.9, seed=2)]
