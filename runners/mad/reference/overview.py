@@ -70,6 +70,8 @@ def overview_page(found: Found, command: str) -> str:
         "exceeds the interval of RT. Where neither RT nor a Transformer with up to that number of layers answers a "
         "single whole test sequence, the table says so instead.",
         depth_table(found),
+        "On parity no number of Transformer layers reaches RT, because softmax attention with relative positions alone "
+        "cannot tell `1` from `1 1` at the start of a sequence.",
         "## Blocks",
         "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
         block_table(found),
