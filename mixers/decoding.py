@@ -1,4 +1,4 @@
-"""Decoding in memory that is allocated once, so that a step of a language model is one CUDA graph.
+"""Decoding with a static key-value cache, allocated once, so that a step of a language model is one CUDA graph.
 
 The step form of the layers (``init_state``, ``step``) allocates a larger state at each position, and launches each
 operation from Python. It remains the form that every layer has, and the one that this file must equal up to rounding.
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer
 from mixers.models import LanguageModel, hooked
-from mixers.ops.decoding import memory_attention, row_products
+from mixers.ops.decoding import cached_attention, row_products
 from mixers.ops.numerics import at_least_float32, no_autocast
 from mixers.ops.weights import LayerWeights
 from mixers.parts import Embedding, Linear, RMSNorm
@@ -20,7 +20,7 @@ from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
 
-def decodes_in_memory(model: nn.Module) -> bool:
+def has_static_cache(model: nn.Module) -> bool:
     """Return whether ``Decoder`` takes the model: a language model of Transformer layers, or of RT layers of block 1.
 
     A subclass may compute something else. So may a module that the step form calls, if it was replaced or has hooks.
@@ -51,12 +51,12 @@ class LayerDecoder:
     Args:
         layer: A Transformer layer, or an RT layer of block 1. Its weights are read once, here.
         batch: number of sequences.
-        capacity: number of positions that the memory holds.
+        capacity: number of positions that the cache holds.
 
     Attributes:
-        memory_2BJD: keys and values in the dtype of the weights; what is not written yet is arbitrary.
+        cache_2BJD: keys and values in the dtype of the weights; what is not written yet is arbitrary.
         last_2BD: in RT, the persistent pair of the newest position before QK-norm; the next step norms it and moves it
-            into the memory. The launch that computes the pair cannot norm it, because its programs compute a part each.
+            into the cache. The launch that computes the pair cannot norm it, because its programs compute a part each.
     """
 
     def __init__(self, layer: AttentionLayer, batch: int, capacity: int) -> None:
@@ -65,7 +65,7 @@ class LayerDecoder:
         self.scale = layer.shape.residual_scale
 
         key_DD = self.weights.wk_DD
-        self.memory_2BJD = key_DD.new_empty(2, batch, capacity, len(key_DD))
+        self.cache_2BJD = key_DD.new_empty(2, batch, capacity, len(key_DD))
         self.last_2BD: Tensor | None = None
         self.persistent_gain_D: Tensor | None = None
         if isinstance(layer, RecurrentTransformer):
@@ -79,14 +79,14 @@ class LayerDecoder:
         # Attention.
         qkv_3BD = row_products(x_BD, w.wq_DD, w.wk_DD, w.wv_DD, gain_I=w.norm_D)
         kept_2BD, temporary_2BD = (qkv_3BD[1:], None) if self.last_2BD is None else (self.last_2BD, qkv_3BD[1:])
-        a_BD = memory_attention(
+        a_BD = cached_attention(
             qkv_3BD[0],
             kept_2BD,
             temporary_2BD,
             w.q_norm_D,
             w.k_norm_D,
             self.slopes_H,
-            self.memory_2BJD,
+            self.cache_2BJD,
             position,
         )
 
@@ -102,15 +102,15 @@ class LayerDecoder:
 
 
 class Decoder:
-    """Decoding steps of a language model in memory for a fixed number of positions.
+    """Decoding steps of a language model with a key-value cache for a fixed number of positions.
 
     On a GPU the first step captures a CUDA graph, which all steps replay. It refers to the weights that the model has
     here. The decoder keeps them in memory; conversions of the model do not reach it, and neither does autocast.
 
     Args:
-        model: A model for which ``decodes_in_memory`` holds.
+        model: A model for which ``has_static_cache`` holds.
         batch: number of sequences.
-        capacity: number of positions that the memory holds.
+        capacity: number of positions that the cache holds.
 
     Attributes:
         position: number of positions read (1,), on the model's device.
@@ -122,7 +122,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: LanguageModel, batch: int, capacity: int) -> None:
-        if not decodes_in_memory(model):
+        if not has_static_cache(model):
             raise ValueError("a decoder takes unchanged models of Transformer layers or of RT layers of block 1 alone")
 
         self.embedding_VD = model.embedding.weight.detach()
@@ -148,10 +148,10 @@ class Decoder:
         """Read a token of each sequence; return ``logits_BV``.
 
         Raises:
-            ValueError: the memory is full.
+            ValueError: the cache is full.
         """
         if self._read == self.capacity:
-            raise ValueError(f"the memory holds {self.capacity} positions, and all are in use")
+            raise ValueError(f"the cache holds {self.capacity} positions, and all are in use")
         if self._graph is None and self.position.is_cuda:
             self._graph = self._capture()
 
@@ -165,8 +165,8 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory of all layers."""
-        tensors = (y for layer in self.layers for y in (layer.memory_2BJD, layer.last_2BD))
+        """Bytes of the caches of all layers."""
+        tensors = (y for layer in self.layers for y in (layer.cache_2BJD, layer.last_2BD))
         return sum(y.nbytes for y in tensors if y is not None)
 
     def compute(self) -> None:

@@ -1,9 +1,9 @@
-"""The operations of a decoding step in memory of fixed size: products of few rows, and attention to the memory.
+"""The operations of a decoding step with a static key-value cache: products of few rows, and attention to the cache.
 
 All shapes are static, and the position is a tensor, so that one CUDA graph serves all positions.
 
 Dimensions beside those of ``mixers.base``: I inputs and O outputs of a map, W maps of one input, J positions of the
-memory.
+cache.
 """
 
 from collections.abc import Sequence
@@ -67,66 +67,66 @@ def naive_row_products(
     return y_WBO if residual_BO is None else residual_BO + y_WBO
 
 
-def memory_attention(
+def cached_attention(
     q_BD: Tensor,
     kept_2BD: Tensor,
     temporary_2BD: Tensor | None,
     q_gain_D: Tensor | None,
     k_gain_D: Tensor | None,
     slopes_H: Tensor,
-    memory_2BJD: Tensor,
+    cache_2BJD: Tensor,
     position: Tensor,
 ) -> Tensor:
     """Return softmax attention (B, D) with ALiBi at the newest position, heads concatenated.
 
-    A position may attend to a temporary pair of its own, which the memory never holds. Its persistent pair is then kept
+    A position may attend to a temporary pair of its own, which the cache never holds. Its persistent pair is then kept
     one step later. Queries, keys and values are given before QK-norm.
 
     Args:
         q_BD: queries.
-        kept_2BD: keys and values of the pair to write into the memory before attention: that of the newest position
+        kept_2BD: keys and values of the pair to write into the cache before attention: that of the newest position
             or, beside a temporary pair, of the one before it, which does not exist at position 0.
         temporary_2BD: temporary key and value of the newest position, or None.
         q_gain_D, k_gain_D: gains of QK-norm over the full width; None leaves it out.
         slopes_H: slopes of the heads.
-        memory_2BJD: normed keys and values, without gaps in memory; changed in place. What lies beyond the kept pair is
+        cache_2BJD: normed keys and values, without gaps in memory; changed in place. What lies beyond the kept pair is
             not used.
         position: number of positions (1,) before the newest, an integer less than J.
     """
     if runs_in_kernels(q_BD):
         from mixers.ops.kernels import decoding as kernels
 
-        attend = kernels.memory_attention
+        attend = kernels.cached_attention
     else:
-        attend = naive_memory_attention
-    return attend(q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D, slopes_H, memory_2BJD, position)
+        attend = naive_cached_attention
+    return attend(q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D, slopes_H, cache_2BJD, position)
 
 
-def naive_memory_attention(
+def naive_cached_attention(
     q_BD: Tensor,
     kept_2BD: Tensor,
     temporary_2BD: Tensor | None,
     q_gain_D: Tensor | None,
     k_gain_D: Tensor | None,
     slopes_H: Tensor,
-    memory_2BJD: Tensor,
+    cache_2BJD: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """Return ``memory_attention`` by PyTorch's own operations, over the whole memory."""
+    """Return ``cached_attention`` by PyTorch's own operations, over the whole cache."""
     heads = len(slopes_H)
 
     def normed(y_BD: Tensor, gain_D: Tensor | None) -> Tensor:
         return y_BD if gain_D is None else rms_norm(y_BD, gain_D)
 
     # Keep a pair.
-    j = torch.arange(memory_2BJD.shape[2], device=position.device)
+    j = torch.arange(cache_2BJD.shape[2], device=position.device)
     newest = position if temporary_2BD is None else position - 1
     pair_2BD = torch.stack([normed(kept_2BD[0], k_gain_D), kept_2BD[1]])
-    memory_2BJD.copy_(torch.where((j == newest)[:, None], pair_2BD[:, :, None].to(memory_2BJD), memory_2BJD))
+    cache_2BJD.copy_(torch.where((j == newest)[:, None], pair_2BD[:, :, None].to(cache_2BJD), cache_2BJD))
 
     # Pairs and their distances.
     distance_J = position - j
-    pairs_2BJD = memory_2BJD.masked_fill((j > newest)[:, None], 0.0).to(q_BD)
+    pairs_2BJD = cache_2BJD.masked_fill((j > newest)[:, None], 0.0).to(q_BD)
     seen_J = j <= newest
     if temporary_2BD is not None:
         pair_2BD = torch.stack([normed(temporary_2BD[0], k_gain_D), temporary_2BD[1]])

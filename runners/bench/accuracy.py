@@ -179,7 +179,7 @@ def _run_sample(implementation: Implementation, oracle: Oracle, length: int, clo
         {name: p.to(clock.device) for name, p in params.items()},
         x_RBTD.to(clock.device),
         dz_RBTD.to(clock.device),
-        backward=implementation.form != "memory",
+        backward=implementation.form != "static-cache",
         autocast=oracle.autocast,
     )
     with clock.side_stream():

@@ -41,14 +41,14 @@ class Implementation:
         graph: whether a pass is captured as one CUDA graph.
         form: how the layer is called. "stacked": on all runs, by ``vmap``; "single": on the only run, without
             ``vmap``; "compiled": the same under ``torch.compile``; "step": position by position in the step form;
-            "memory": position by position in memory of fixed size, without gradients.
+            "static-cache": position by position with a static key-value cache, without gradients.
     """
 
     label: str
     layer: type[Layer]
     method: RecurrenceMethod | None = None
     graph: bool = False
-    form: Literal["stacked", "single", "compiled", "step", "memory"] = "stacked"
+    form: Literal["stacked", "single", "compiled", "step", "static-cache"] = "stacked"
 
     @property
     def parallel(self) -> bool:

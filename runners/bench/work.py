@@ -130,7 +130,7 @@ class SingleWork(LayerWork):
 
     Args:
         *arguments: as ``LayerWork``, with R = 1.
-        form: "single", "compiled", "step" or "memory", as ``Implementation.form``.
+        form: "single", "compiled", "step" or "static-cache", as ``Implementation.form``.
         **settings: as ``LayerWork``.
     """
 
@@ -140,8 +140,8 @@ class SingleWork(LayerWork):
             # Forget earlier shapes. PyTorch stops compiling a function after a few of them.
             torch.compiler.reset()
             self.call_runs = torch.compile(self.call_runs, dynamic=False)  # type: ignore[method-assign]
-        elif form in ("step", "memory"):
-            self.layer = (_StepByStep if form == "step" else _InMemory)(cast(Layer, self.layer))
+        elif form in ("step", "static-cache"):
+            self.layer = (_StepByStep if form == "step" else _WithStaticCache)(cast(Layer, self.layer))
             self.params = {f"layer.{name}": p for name, p in self.params.items()}
 
     def call_runs(self, params: dict[str, Tensor], x_RBTD: Tensor) -> Tensor:
@@ -163,8 +163,8 @@ class _StepByStep(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class _InMemory(_StepByStep):
-    """A layer that computes its outputs position by position, in memory of fixed size."""
+class _WithStaticCache(_StepByStep):
+    """A layer that computes its outputs position by position, with a static key-value cache."""
 
     @torch.no_grad()
     def forward(self, x_BTD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decoding in memory of fixed size against the step form, in plain PyTorch and in kernels."""
+"""Decoding with a static key-value cache against the step form, in plain PyTorch and in kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers.base import Layer, Shape, State
-from mixers.decoding import Decoder, decodes_in_memory
+from mixers.decoding import Decoder, has_static_cache
 from mixers.models import LanguageModel
 from mixers.ops import decoding as operations
 from mixers.registry import MIXERS
@@ -64,7 +64,7 @@ def by_steps(model: LanguageModel, tokens_TB: Tensor) -> Tensor:
     return torch.stack([steps(tokens_B) for tokens_B in tokens_TB])
 
 
-def in_memory(decoder: Decoder, tokens_TB: Tensor) -> Tensor:
+def cached(decoder: Decoder, tokens_TB: Tensor) -> Tensor:
     """Return the logits (T, B, V) of a decoder."""
     return torch.stack([decoder.step(tokens_B).clone() for tokens_B in tokens_TB])
 
@@ -101,7 +101,7 @@ def launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_kernels")
 def test_kernels_equal_the_step_form(way: str, batch: int, dtype: torch.dtype, bound: float) -> None:
     model, tokens_TB = build(way).to(dtype), draw_tokens(6, batch)
-    found = in_memory(Decoder(model, batch, 8), tokens_TB)
+    found = cached(Decoder(model, batch, 8), tokens_TB)
     expected = by_steps(model.double(), tokens_TB)
     assert found.dtype == dtype
     assert (found - expected).abs().max() < bound * expected.abs().max()
@@ -112,7 +112,7 @@ def test_kernels_equal_the_step_form(way: str, batch: int, dtype: torch.dtype, b
 @pytest.mark.usefixtures("in_kernels", "launched_early")
 def test_early_launches_equal_the_step_form(way: str) -> None:
     model, tokens_TB = build(way).double(), draw_tokens(12, 1)
-    assert torch.allclose(in_memory(Decoder(model, 1, 12), tokens_TB), by_steps(model, tokens_TB), rtol=0, atol=1e-13)
+    assert torch.allclose(cached(Decoder(model, 1, 12), tokens_TB), by_steps(model, tokens_TB), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -120,7 +120,7 @@ def test_early_launches_equal_the_step_form(way: str) -> None:
 def test_plain_operations_equal_the_step_form(way: str, batch: int) -> None:
     model, tokens_TB = build(way).double(), draw_tokens(6, batch)
     expected = by_steps(model, tokens_TB)
-    assert torch.allclose(in_memory(Decoder(model, batch, 8), tokens_TB), expected, rtol=0, atol=1e-13)
+    assert torch.allclose(cached(Decoder(model, batch, 8), tokens_TB), expected, rtol=0, atol=1e-13)
 
 
 @interpreted
@@ -128,7 +128,7 @@ def test_plain_operations_equal_the_step_form(way: str, batch: int) -> None:
 def test_weights_of_16_bits() -> None:
     """The error against float64 is at most twice that of the step form with the same weights."""
     model, tokens_TB = build("rt", width=32, heads=2).half(), draw_tokens(6, 2)
-    found, low = in_memory(Decoder(model, 2, 6), tokens_TB), by_steps(model, tokens_TB)
+    found, low = cached(Decoder(model, 2, 6), tokens_TB), by_steps(model, tokens_TB)
     exact = by_steps(model.double(), tokens_TB)
     assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
 
@@ -139,22 +139,22 @@ def test_weights_of_16_bits() -> None:
 def test_a_reset_decoder_repeats_its_logits_bitwise(way: str) -> None:
     model, tokens_TB = build(way), draw_tokens(5, 2)
     decoder = Decoder(model, 2, 5)
-    first = in_memory(decoder, tokens_TB)
-    with pytest.raises(ValueError, match="the memory holds 5 positions, and all are in use"):
+    first = cached(decoder, tokens_TB)
+    with pytest.raises(ValueError, match="the cache holds 5 positions, and all are in use"):
         decoder.step(tokens_TB[0])
     decoder.reset()
-    assert torch.equal(in_memory(decoder, tokens_TB), first)
+    assert torch.equal(cached(decoder, tokens_TB), first)
 
 
 def test_what_lies_beyond_the_newest_position_is_not_read() -> None:
     """Nor written, except at the newest position; RT writes a pair one step later."""
     for way, written in (("transformer", 3), ("rt", 2)):
         decoder = Decoder(build(way), 2, 6)
-        logits_TBV = in_memory(decoder, draw_tokens(3, 2))
+        logits_TBV = cached(decoder, draw_tokens(3, 2))
         assert logits_TBV.isfinite().all()
         for layer in decoder.layers:
-            assert layer.memory_2BJD[:, :, :written].isfinite().all()
-            assert layer.memory_2BJD[:, :, written:].isnan().all()
+            assert layer.cache_2BJD[:, :, :written].isfinite().all()
+            assert layer.cache_2BJD[:, :, written:].isnan().all()
 
 
 def plain_and_kernel(rows: int, maps: int, normed: bool, gelu: bool, added: bool) -> tuple[Tensor, Tensor]:
@@ -214,7 +214,7 @@ class Doubled(Transformer):
 )
 def test_which_models_have_a_decoder(layer: type[Layer], options: dict[str, Any], expected: bool) -> None:
     model = LanguageModel(layer, layer.Config(**options), Shape(width=32, mlp_width=32), VOCAB)
-    assert decodes_in_memory(model) == expected
+    assert has_static_cache(model) == expected
     if not expected:
         with pytest.raises(ValueError, match="a decoder takes"):
             Decoder(model, 1, 4)
@@ -261,11 +261,11 @@ class Adapted(nn.Module):
 def test_models_that_compute_something_else_have_no_decoder(change: str) -> None:
     model, tokens_TB = build("rt"), draw_tokens(2, 1)
     before = by_steps(model, tokens_TB)
-    assert decodes_in_memory(model)
+    assert has_static_cache(model)
     CHANGES[change](model)
     after = by_steps(model, tokens_TB)
     assert after.shape != before.shape or not torch.allclose(after, before)
-    assert not decodes_in_memory(model)
+    assert not has_static_cache(model)
 
 
 @pytest.mark.parametrize("way", ["rt", "transformer"])
@@ -277,9 +277,9 @@ def test_weights_may_be_replaced_or_shared(way: str) -> None:
     layer.mlp.up = Adapted(layer.mlp.up)
     with_hook(layer)
     nn.utils.parametrizations.weight_norm(layer.q)
-    assert decodes_in_memory(model)
+    assert has_static_cache(model)
     expected = by_steps(model, tokens_TB)
-    assert torch.allclose(in_memory(Decoder(model, 2, 4), tokens_TB), expected, rtol=0, atol=1e-13)
+    assert torch.allclose(cached(Decoder(model, 2, 4), tokens_TB), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("way", ["rt", "transformer"])
@@ -287,19 +287,19 @@ def test_conversions_of_the_model_do_not_reach_a_decoder(way: str) -> None:
     """The graph of a GPU would read memory that belongs to others."""
     model, tokens_TB = build(way), draw_tokens(4, 2)
     decoder = Decoder(model, 2, 4)
-    first = in_memory(decoder, tokens_TB)
+    first = cached(decoder, tokens_TB)
     decoder.reset()
     model.half()
-    assert torch.equal(in_memory(decoder, tokens_TB), first)
+    assert torch.equal(cached(decoder, tokens_TB), first)
 
 
 @pytest.mark.parametrize("way", ["rt", "transformer"])
 def test_autocast_does_not_reach_a_decoder(way: str) -> None:
     """Its kernels compute in the dtype of the weights, and so must its plain operations beside them."""
     model, tokens_TB = build(way), draw_tokens(4, 2)
-    first = in_memory(Decoder(model, 2, 4), tokens_TB)
+    first = cached(Decoder(model, 2, 4), tokens_TB)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(in_memory(Decoder(model, 2, 4), tokens_TB), first)
+        assert torch.equal(cached(Decoder(model, 2, 4), tokens_TB), first)
 
 
 @pytest.mark.gpu
@@ -308,21 +308,21 @@ def test_autocast_does_not_reach_a_decoder(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
 def test_graph(way: str, batch: int, sizes: tuple[int, int, int]) -> None:
-    """The memory takes several tiles. The graph is captured once, and two replays of a prompt agree bitwise."""
+    """The cache takes several tiles. The graph is captured once, and two replays of a prompt agree bitwise."""
     width, heads, mlp_width = sizes
     model, prompt_TB = build(way, width, heads, mlp_width=mlp_width).cuda(), draw_tokens(290, batch).cuda()
     expected = by_steps(model.double(), prompt_TB)
     likeliest = greedy(Steps(model, batch), prompt_TB, 9)
 
     decoder = Decoder(model.float(), batch, 299)
-    first = in_memory(decoder, prompt_TB)
+    first = cached(decoder, prompt_TB)
     assert (first - expected).abs().max() < 1e-5 * expected.abs().max()
 
     decoder.reset()
-    assert torch.equal(in_memory(decoder, prompt_TB), first)
+    assert torch.equal(cached(decoder, prompt_TB), first)
     decoder.reset()
     assert torch.equal(greedy(decoder.step, prompt_TB, 9), likeliest)
-    with pytest.raises(ValueError, match="the memory holds 299 positions"):
+    with pytest.raises(ValueError, match="the cache holds 299 positions"):
         decoder.step(prompt_TB[0])
 
 
@@ -333,7 +333,7 @@ def test_graph(way: str, batch: int, sizes: tuple[int, int, int]) -> None:
 def test_graph_with_weights_of_16_bits(way: str, batch: int) -> None:
     """The error against float64 is at most twice that of the step form with the same weights."""
     model, prompt_TB = build(way, 256, 4).cuda().bfloat16(), draw_tokens(40, batch).cuda()
-    found, low = in_memory(Decoder(model, batch, 40), prompt_TB), by_steps(model, prompt_TB)
+    found, low = cached(Decoder(model, batch, 40), prompt_TB), by_steps(model, prompt_TB)
     exact = by_steps(model.double(), prompt_TB)
     assert 0 < (found - exact).norm() < 2 * (low - exact).norm()
 
@@ -343,7 +343,7 @@ def test_graph_with_weights_of_16_bits(way: str, batch: int) -> None:
 @torch.no_grad()
 def test_decoders_on_two_devices_in_one_process() -> None:
     tokens_TB = draw_tokens(5, 2)
-    first, second = (in_memory(Decoder(build("rt").to(f"cuda:{i}"), 2, 5), tokens_TB).cpu() for i in range(2))
+    first, second = (cached(Decoder(build("rt").to(f"cuda:{i}"), 2, 5), tokens_TB).cpu() for i in range(2))
     assert torch.equal(second, first)
 
 
@@ -354,4 +354,4 @@ def test_graph_of_plain_operations(way: str) -> None:
     """Nothing runs in kernels in float64, or where Triton is missing."""
     model, tokens_TB = build(way).double().cuda(), draw_tokens(9, 2).cuda()
     expected_TBV = by_steps(model, tokens_TB)
-    assert torch.allclose(in_memory(Decoder(model, 2, 9), tokens_TB), expected_TBV, rtol=0, atol=1e-12)
+    assert torch.allclose(cached(Decoder(model, 2, 9), tokens_TB), expected_TBV, rtol=0, atol=1e-12)

@@ -1,15 +1,15 @@
-"""Kernels of a decoding step: products of few rows with matrices, and attention to a memory of fixed size.
+"""Kernels of a decoding step: products of few rows with matrices, and attention to a static key-value cache.
 
 At batch 1 a step reads every weight once, and little else takes time but launches. Hence a launch computes all maps of
 one input, with the norm before them and the GELU or the residual addition after them.
 
 At batch 1, launches are also EARLY, where the GPU can do so (CUDA's programmatic dependent launch): a kernel begins
-while the one before it still runs, reads its first weights, or the first pairs of the memory, and only then waits. What
+while the one before it still runs, reads its first weights, or the first pairs of the cache, and only then waits. What
 it reads before it waits was written before the step; a step begins with launches that are not early.
 
 Dimensions beside those of ``mixers.base``: I inputs and O outputs of a map, W maps of one input, J positions of the
-memory. C is the head dim padded to a power of two, E the width padded to a power of two. Activations and sums are in
-float32, or in float64 in tests; weights and memory may have 16 bits. Logits are in units of log2.
+cache. C is the head dim padded to a power of two, E the width padded to a power of two. Activations and sums are in
+float32, or in float64 in tests; weights and cache may have 16 bits. Logits are in units of log2.
 
 name        shape          written by                read by
 x           (B, I)         caller                    row_product, row_products
@@ -17,12 +17,12 @@ gain        (I,)           caller                    row_product, row_products
 w           (O, I) each    caller                    row_product, row_products
 residual    (B, O)         caller                    row_product, row_products
 y           (W, B, O)      row_product(s)            caller
-q           (B, D)         caller                    memory_attention
-kept        (2, B, D)      caller                    memory_attention    the pair that the memory lacks
-temporary   (2, B, D)      caller                    memory_attention    the pair of the position itself, or None
-memory      (2, B, J, D)   memory_attention          memory_attention    keys, values
-position    (1,)           caller                    memory_attention    integer: number of positions before this one
-a           (B, D)         memory_attention          caller
+q           (B, D)         caller                    cached_attention
+kept        (2, B, D)      caller                    cached_attention    the pair that the cache lacks
+temporary   (2, B, D)      caller                    cached_attention    the pair of the position itself, or None
+cache       (2, B, J, D)   cached_attention          cached_attention    keys, values
+position    (1,)           caller                    cached_attention    integer: number of positions before this one
+a           (B, D)         cached_attention          caller
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ ROW_TILE = 4096
 ROWS_TILE = 1024
 """Inputs of a tile of ``row_products`` over the rows; with its four outputs, a thread holds 32 sums."""
 FEW_PAIRS_TILE = 65536
-"""Bytes of keys that ``memory_attention`` reads at a time for a single sequence, whose programs do not fill a GPU."""
+"""Bytes of keys that ``cached_attention`` reads at a time for a single sequence, whose programs do not fill a GPU."""
 PAIRS_TILE = 8192
 """Positions times padded channels of a head that it reads at a time for several sequences."""
 
@@ -217,14 +217,14 @@ def _write_outputs(
 
 
 @triton.jit
-def memory_attention_kernel(
+def cached_attention_kernel(
     q_ptr: tl.tensor,
     kept_ptr: tl.tensor,
     temporary_ptr: tl.tensor,
     q_gain_ptr: tl.tensor,
     k_gain_ptr: tl.tensor,
     slopes_ptr: tl.tensor,
-    memory_ptr: tl.tensor,
+    cache_ptr: tl.tensor,
     position_ptr: tl.tensor,
     a_ptr: tl.tensor,
     batch: tl.tensor,
@@ -239,12 +239,12 @@ def memory_attention_kernel(
 ):
     """Attention of one head of one sequence at the newest position.
 
-    1. In an EARLY launch, read the first J positions of the memory, then wait for the launch before this one.
+    1. In an EARLY launch, read the first J positions of the cache, then wait for the launch before this one.
     2. Read the query, normed and scaled, and the slope.
     3. Begin the softmax with the temporary pair, if there is one.
-    4. Write the kept pair into the memory, at the newest position or, beside a temporary pair, the one before; go on
+    4. Write the kept pair into the cache, at the newest position or, beside a temporary pair, the one before; go on
        with it. At position 0 there is no position before.
-    5. For each J positions of the memory before the kept pair: go on with their pairs.
+    5. For each J positions of the cache before the kept pair: go on with their pairs.
     6. Write the quotient.
     """
     if EARLY:
@@ -260,14 +260,14 @@ def memory_attention_kernel(
     row = b * D
     channel_C = head * K + c
     one = tl.arange(0, 1)
-    k_ptr = memory_ptr + b.to(tl.int64) * capacity * D
-    v_ptr = memory_ptr + (b + batch).to(tl.int64) * capacity * D
+    k_ptr = cache_ptr + b.to(tl.int64) * capacity * D
+    v_ptr = cache_ptr + (b + batch).to(tl.int64) * capacity * D
 
-    # 1. First positions of the memory, which earlier steps wrote.
+    # 1. First positions of the cache, which earlier steps wrote.
     if EARLY:
         first_j = tl.arange(0, J)
-        first_k_JC = _rows_of_memory(k_ptr, first_j, newest, head, K, C, D)
-        first_v_JC = _rows_of_memory(v_ptr, first_j, newest, head, K, C, D)
+        first_k_JC = _cached_rows(k_ptr, first_j, newest, head, K, C, D)
+        first_v_JC = _cached_rows(v_ptr, first_j, newest, head, K, C, D)
         gdc_wait()
 
     # 2. Query and slope.
@@ -295,7 +295,7 @@ def memory_attention_kernel(
     seen_1 = (one + newest) >= 0
     top, total, sum_C = _go_on(q_C, k_C[None, :], v_C[None, :], slope, distance_1, seen_1, top, total, sum_C)
 
-    # 5. Memory.
+    # 5. Cache.
     if EARLY:
         distance_J = (position - first_j).to(q_C.dtype)
         k_JC, v_JC = first_k_JC.to(q_C.dtype), first_v_JC.to(q_C.dtype)
@@ -303,8 +303,8 @@ def memory_attention_kernel(
 
     for first in tl.range(J if EARLY else 0, newest, J, num_stages=STAGES):
         j = first + tl.arange(0, J)
-        k_JC = _rows_of_memory(k_ptr, j, newest, head, K, C, D).to(q_C.dtype)
-        v_JC = _rows_of_memory(v_ptr, j, newest, head, K, C, D).to(q_C.dtype)
+        k_JC = _cached_rows(k_ptr, j, newest, head, K, C, D).to(q_C.dtype)
+        v_JC = _cached_rows(v_ptr, j, newest, head, K, C, D).to(q_C.dtype)
         distance_J = (position - j).to(q_C.dtype)
         top, total, sum_C = _go_on(q_C, k_JC, v_JC, slope, distance_J, j < newest, top, total, sum_C)
 
@@ -313,8 +313,8 @@ def memory_attention_kernel(
 
 
 @triton.jit
-def _rows_of_memory(
-    memory_ptr: tl.tensor,
+def _cached_rows(
+    cache_ptr: tl.tensor,
     j: tl.tensor,
     newest: tl.tensor,
     head: tl.tensor,
@@ -325,7 +325,7 @@ def _rows_of_memory(
     """Keys or values (J, C) of a head at those of the positions j that are before ``newest``; zeros at the others."""
     c = tl.arange(0, C)
     at_JC = j.to(tl.int64)[:, None] * D + (head * K + c)[None, :]
-    return tl.load(memory_ptr + at_JC, (j < newest)[:, None] & (c < K)[None, :], 0.0)
+    return tl.load(cache_ptr + at_JC, (j < newest)[:, None] & (c < K)[None, :], 0.0)
 
 
 @triton.jit
@@ -400,19 +400,19 @@ def row_products(
     row_products_kernel[triton.cdiv(outputs, N), len(weights_OI)](*tensors, rows, **sizes, B=B, N=N, M=M)
 
 
-def memory_attention(
+def cached_attention(
     q_BD: Tensor,
     kept_2BD: Tensor,
     temporary_2BD: Tensor | None,
     q_gain_D: Tensor | None,
     k_gain_D: Tensor | None,
     slopes_H: Tensor,
-    memory_2BJD: Tensor,
+    cache_2BJD: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """Return ``mixers.ops.decoding.memory_attention``."""
+    """Return ``mixers.ops.decoding.cached_attention``."""
     q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D = contiguous(q_BD, kept_2BD, temporary_2BD, q_gain_D, k_gain_D)
-    _, batch, capacity, width = memory_2BJD.shape
+    _, batch, capacity, width = cache_2BJD.shape
     heads = len(slopes_H)
     channels = triton.next_power_of_2(width // heads)
     a_BD = torch.empty_like(q_BD)
@@ -420,15 +420,15 @@ def memory_attention(
     early = batch == 1 and launches_early(q_BD.device)
     pairs, warps, stages = PAIRS_TILE, 8, 2
     if batch == 1:
-        pairs, warps, stages = FEW_PAIRS_TILE // memory_2BJD.element_size(), 16, 1
-    memory_attention_kernel[heads, batch](
+        pairs, warps, stages = FEW_PAIRS_TILE // cache_2BJD.element_size(), 16, 1
+    cached_attention_kernel[heads, batch](
         q_BD,
         kept_2BD,
         temporary_2BD,
         q_gain_D,
         k_gain_D,
         slopes_H,
-        memory_2BJD,
+        cache_2BJD,
         position,
         a_BD,
         batch,

@@ -16,7 +16,7 @@ from runners.bench.pretraining.cells import LAYER_PHASES, PHASES, PretrainingCel
 from runners.bench.pretraining.implementations import DECODERS, LAYERS, layer_settings
 from runners.bench.pretraining.options import PretrainingOptions, model_config
 from runners.bench.pretraining.targets import targets
-from runners.bench.pretraining.work import DecodeWork, MemoryWork, TrainingWork
+from runners.bench.pretraining.work import CachedDecodeWork, DecodeWork, TrainingWork
 from runners.bench.targets import Target
 from runners.bench.work import Work, random_layer_work
 from runners.c4.config import Config
@@ -100,7 +100,7 @@ class PretrainingBench(Bench[PretrainingOptions, PretrainingCell]):
         # A whole model.
         config = model_config(self.options, implementation, cell.layers, cell.batch_size)
         if cell.phase == "decode":
-            work = MemoryWork if implementation.form == "memory" else DecodeWork
+            work = CachedDecodeWork if implementation.form == "static-cache" else DecodeWork
             return work(config, self.options.vocabulary, cell.length, device)
 
         config = replace(config, micro_batch_size=cell.micro_batch_size, recompute=cell.recompute)

@@ -19,13 +19,13 @@ LAYERS = {
 }
 DECODERS = {
     "rt-step-graph": Implementation(label="RT, graph", layer=RecurrentTransformer, graph=True, form="step"),
-    "rt-memory-graph": Implementation(
-        label="RT in memory, graph", layer=RecurrentTransformer, graph=True, form="memory"
+    "rt-static-cache-graph": Implementation(
+        label="RT static cache, graph", layer=RecurrentTransformer, graph=True, form="static-cache"
     ),
     "rt-step": Implementation(label="RT", layer=RecurrentTransformer, form="step"),
     "transformer-step-graph": Implementation(label="Transformer, graph", layer=Transformer, graph=True, form="step"),
-    "transformer-memory-graph": Implementation(
-        label="Transformer in memory, graph", layer=Transformer, graph=True, form="memory"
+    "transformer-static-cache-graph": Implementation(
+        label="Transformer static cache, graph", layer=Transformer, graph=True, form="static-cache"
     ),
     "transformer-step": Implementation(label="Transformer", layer=Transformer, form="step"),
 }

@@ -79,15 +79,15 @@ class DecodeWork(Work):
         return bool(self.logits_BV.isfinite().all())
 
 
-class MemoryWork(Work):
-    """``DecodeWork`` in memory of fixed size.
+class CachedDecodeWork(Work):
+    """``DecodeWork`` with a static key-value cache.
 
     All passes compute the same position. In RT, the pair of the position before is then that of the last pass.
 
     Args:
         config: the model, and the number of sequences as its batch size.
         vocab_size: tokens of the vocabulary.
-        context: position of the token, from 1, and the last that the memory holds.
+        context: position of the token, from 1, and the last that the cache holds.
         device: where to decode.
     """
 
@@ -99,7 +99,7 @@ class MemoryWork(Work):
 
         # Random keys and values of the earlier positions.
         for layer in self.decoder.layers:
-            layer.memory_2BJD.normal_()
+            layer.cache_2BJD.normal_()
             if layer.last_2BD is not None:
                 layer.last_2BD.normal_()
 

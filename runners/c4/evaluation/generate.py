@@ -4,8 +4,8 @@
     python -m runners.c4 generate results/c4/<run> --prompt "The history of" --temperature 0 --max-new-tokens 64
 
 In its step form, each layer carries its own state from token to token. The state of attention is the keys and values of
-all earlier tokens. On a GPU, models of RT and Transformer layers decode in memory of fixed size, as one CUDA graph a
-token. A layer without a step form reads the whole text again for each token.
+all earlier tokens. On a GPU, models of RT and Transformer layers decode with a static key-value cache, as one CUDA
+graph a token. A layer without a step form reads the whole text again for each token.
 """
 
 import math
@@ -19,7 +19,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from mixers.decoding import Decoder, decodes_in_memory
+from mixers.decoding import Decoder, has_static_cache
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import load_model
 from runners.c4.corpus.tokenizer import end_of_text, vocab_size
@@ -201,7 +201,8 @@ def generate_tokens(
 def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
     """Return a function that reads the next token (1,) and returns the logits (1, V) after it.
 
-    It decodes in memory for all positions, if the model's layers can and are on a GPU; otherwise by ``model.step``.
+    It decodes with a static cache for all positions, if the model's layers can and are on a GPU, otherwise by
+    ``model.step``.
 
     Args:
         model: a model in evaluation mode.
@@ -211,7 +212,7 @@ def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
         ValueError: the GPU has too little memory for that number of tokens.
     """
     device = model.embedding.weight.device
-    if device.type == "cuda" and decodes_in_memory(model):
+    if device.type == "cuda" and has_static_cache(model):
         try:
             return Decoder(model, 1, min(capacity, MOST_POSITIONS)).step
         except torch.OutOfMemoryError as error:

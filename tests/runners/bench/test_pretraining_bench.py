@@ -30,7 +30,7 @@ from runners.bench.pretraining.options import PRESETS, model_config, parse
 from runners.bench.pretraining.record import cell_to_dict, sweeps
 from runners.bench.pretraining.report import print_tables
 from runners.bench.pretraining.targets import Target
-from runners.bench.pretraining.work import DecodeWork, MemoryWork, TrainingWork
+from runners.bench.pretraining.work import CachedDecodeWork, DecodeWork, TrainingWork
 from runners.c4.reference.experiments import EXPERIMENTS
 
 CPU = torch.device("cpu")
@@ -275,8 +275,8 @@ def test_implementations_pass_their_check(name: str, monkeypatch: pytest.MonkeyP
     assert 0 < outcome.error < 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name, i in DECODERS.items() if i.form == "memory"])
-def test_decoders_in_memory_pass_their_check(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, i in DECODERS.items() if i.form == "static-cache"])
+def test_decoders_with_a_static_cache_pass_their_check(name: str) -> None:
     """On a CPU they run in plain PyTorch; the check compares outputs alone, as they have no gradients."""
     outcome = check_implementation(
         replace(DECODERS[name], graph=False), Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU)
@@ -286,21 +286,21 @@ def test_decoders_in_memory_pass_their_check(name: str) -> None:
     assert 0 < outcome.error < 1e-5
 
 
-def test_a_wrong_decoder_in_memory_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_decoder_with_a_static_cache_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LayerDecoder.step
     monkeypatch.setattr(LayerDecoder, "step", lambda *arguments: 1.03 * right(*arguments))
-    wrong = replace(DECODERS["rt-memory-graph"], graph=False)
+    wrong = replace(DECODERS["rt-static-cache-graph"], graph=False)
     outcome = check_implementation(wrong, Oracle(SETTING, autocast=False, runs=1, wide=True), Clock(CPU))
     assert (outcome.problem or "").startswith("error 3.")
 
 
-def test_a_pass_in_memory_decodes_the_position_after_all_others() -> None:
+def test_a_pass_with_a_static_cache_decodes_the_position_after_all_others() -> None:
     bench = PretrainingBench(parse(TINY[1:]), CPU, "")
     bench.implementations = DECODERS
     for name in ("rt", "transformer"):
-        work = bench.build(cell("decode", f"{name}-memory-graph", 3, 6, layers=2))
+        work = bench.build(cell("decode", f"{name}-static-cache-graph", 3, 6, layers=2))
         by_steps = bench.build(cell("decode", f"{name}-step", 3, 6, layers=2))
-        assert isinstance(work, MemoryWork)
+        assert isinstance(work, CachedDecodeWork)
         assert isinstance(by_steps, DecodeWork)
         of_rt = 2 * 2 * 3 * 32 * 4 * (name == "rt")  # a pair of each sequence in each layer
         assert work.facts == {**by_steps.facts, "cache_bytes": by_steps.facts["cache_bytes"] + of_rt}
@@ -308,17 +308,17 @@ def test_a_pass_in_memory_decodes_the_position_after_all_others() -> None:
         # The same pairs in both forms.
         for layer, state in zip(work.decoder.layers, by_steps.states, strict=True):
             assert state["k"].shape == (3, 5, 32)
-            written = layer.memory_2BJD[:, :, :5]
+            written = layer.cache_2BJD[:, :, :5]
             if layer.last_2BD is not None:
                 assert layer.weights.k_norm_D is not None
                 written[0, :, 4] = rms_norm(layer.last_2BD[0], layer.weights.k_norm_D)
                 written[1, :, 4] = layer.last_2BD[1]
             state["k"], state["v"] = written.clone()
-            layer.memory_2BJD[:, :, 4 if layer.last_2BD is not None else 5 :] = torch.nan
+            layer.cache_2BJD[:, :, 4 if layer.last_2BD is not None else 5 :] = torch.nan
         work.run_eagerly()
         by_steps.run_eagerly()
         assert torch.allclose(work.decoder.logits_BV, by_steps.logits_BV, rtol=0, atol=1e-5)
-        work.run_eagerly()  # at the same position, or the memory would be full
+        work.run_eagerly()  # at the same position, or the cache would be full
         assert work.is_finite()
 
 
