@@ -44,7 +44,7 @@ from runners.mad.results.tables import edge_advice
 from runners.mad.search.identity import identify
 from runners.mad.search.progress import Display
 from runners.mad.search.rebuild import has_record, rebuild, unknown_runs
-from runners.mad.search.search import search
+from runners.mad.search.search import Searcher
 from runners.mad.search.study import RESULTS, check_homes, done_of, done_trials, open_study, run_of, show_result
 from runners.mad.search.tracker import Tracker
 from runners.mad.search.watch import Watchers
@@ -150,37 +150,60 @@ def train_studies(
         with memory_advice(together), Display(console) as display, Workers(devices[1:], work) as workers:
             mine = Tracker(settings.tracking)
             watcher = Watchers(display, mine, check=workers.check)
+            searcher = Searcher(store=store, device=devices[0], together=together, watcher=watcher)
             for experiment in experiments:
                 if len(done_of(grid, experiment, store.storage)) < len(grid):
                     workers.start()
-                of_grid = search(experiment, grid, store, devices[0], together, watcher)
-                train_more = partial(
-                    search, experiment, store=store, device=devices[0], together=together, watcher=watcher
-                )
-                chosen, repeats, unstable = _choose_and_repeat(of_grid, more_seeds, train_more)
-                trials = [*of_grid, *repeats]
+                yield experiment, _train_study(experiment, grid, more_seeds, searcher, mine, say_once)
 
-                # The study may hold more points and seeds than this grid.
-                done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
-                selected = {chosen, *others.values()}
-                finished = [run_of(trial) for trial in done]
-                runs = [run for run in finished if _point_of(run) in selected]
-                readings = _read_test(experiment, runs, store, devices[0], together, say_once)
-                mine.close({run: asdict(reading) for run, reading in readings.items()})
 
-                # Points that other commands have chosen keep their test figures; the study's choice is the best of all.
-                before = _stored_test(experiment, [run for run in finished if run not in readings], store)
-                choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
-                unread = {_point_of(run) for run in finished if run not in before and run not in readings}
-                best = choose_among(done, choices - unread) or chosen
-                if best is not None and best != chosen:
-                    better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
-                    say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
-                whole = summarise(experiment, done, best, {**before, **readings}, others, choices)
-                summary = summarise(experiment, trials, chosen, readings, others)
-                write_summary(whole, study_folder(store.folder, experiment))
-                flag_study(experiment, whole, store)
-                yield experiment, summary
+def _train_study(
+    experiment: Experiment,
+    grid: Sequence[Run],
+    more_seeds: Sequence[int],
+    searcher: Searcher,
+    tracker: Tracker,
+    say: Say,
+) -> Summary:
+    """Train what is missing of an experiment's grid, choose a point and repeat it, and read the test split.
+
+    ``summary.json`` shows the whole study, which may hold more points and seeds than this grid.
+
+    Args:
+        experiment: what to train, as identified.
+        grid: its runs.
+        more_seeds: seeds that the chosen point is repeated with.
+        searcher: trains runs.
+        tracker: told the test figures.
+        say: prints a line, and each only once.
+
+    Returns:
+        What this grid shows.
+    """
+    store = searcher.store
+    of_grid = searcher.search(experiment, grid)
+    chosen, repeats, unstable = _choose_and_repeat(of_grid, more_seeds, partial(searcher.search, experiment))
+
+    # Read the test split for the points that this grid and the paper's smaller ones choose.
+    done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
+    selected = {chosen, *others.values()}
+    finished = [run_of(trial) for trial in done]
+    readings = _read_test(experiment, [run for run in finished if _point_of(run) in selected], searcher, say)
+    tracker.close({run: asdict(reading) for run, reading in readings.items()})
+
+    # Points that other commands have chosen keep their test figures; the study's choice is the best of all.
+    before = _stored_test(experiment, [run for run in finished if run not in readings], store)
+    choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
+    unread = {_point_of(run) for run in finished if run not in before and run not in readings}
+    best = choose_among(done, choices - unread) or chosen
+    if best is not None and best != chosen:
+        better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
+        say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
+
+    whole = summarise(experiment, done, best, {**before, **readings}, others, choices)
+    write_summary(whole, study_folder(store.folder, experiment))
+    flag_study(experiment, whole, store)
+    return summarise(experiment, [*of_grid, *repeats], chosen, readings, others)
 
 
 def _choose_and_repeat(
@@ -335,12 +358,11 @@ def _stored_test(experiment: Experiment, runs: Sequence[Run], store: Store) -> d
     return found
 
 
-def _read_test(
-    experiment: Experiment, runs: Sequence[Run], store: Store, device: torch.device, together: int, say: Say
-) -> dict[Run, Reading]:
+def _read_test(experiment: Experiment, runs: Sequence[Run], searcher: Searcher, say: Say) -> dict[Run, Reading]:
     """Test figures of the chosen point's runs; without their models there are none, and a line says so."""
+    device, together = searcher.device, searcher.together
     try:
-        return read_test(experiment, runs, store.folder, device, runs_at_once(experiment, together, device))
+        return read_test(experiment, runs, searcher.store.folder, device, runs_at_once(experiment, together, device))
     except DamagedFileError as error:
         say(f"no test accuracy: {error}")
         return {}

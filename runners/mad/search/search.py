@@ -11,7 +11,7 @@ Processes that share a study share the results folder.
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,37 +47,121 @@ Claimed = Sequence[tuple[Trial, Run]]
 """Trials of this process, with their runs."""
 
 
-def search(
-    experiment: Experiment, grid: Sequence[Run], store: Store, device: torch.device, together: int, watcher: Watcher
-) -> list[FrozenTrial]:
-    """Train what is missing of ``grid``, at most ``together`` runs at a time; return its trials in the grid's order."""
-    study = open_study(experiment, store)
-    while True:
-        train_available(experiment, grid, store, device, together, watcher)
-        done, elsewhere = split_by_state(study, grid)
-        watcher.waiting(len(elsewhere))
-        if len(done) == len(grid):
-            return done
-        if elsewhere:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+@dataclass(frozen=True, kw_only=True)
+class Searcher:
+    """Trains the runs of studies on one device.
 
+    Attributes:
+        store: storage and results folder of the studies.
+        device: where runs are trained.
+        together: runs trained as one ensemble, at most.
+        watcher: told what happens.
+    """
 
-def train_available(
-    experiment: Experiment, grid: Sequence[Run], store: Store, device: torch.device, together: int, watcher: Watcher
-) -> None:
-    """Train the runs of ``grid`` that are neither done nor claimed by another process."""
-    study = open_study(experiment, store)
-    describe_study(study, experiment, store)
-    sign_study(experiment, store)
-    limit = runs_at_once(experiment, together, device)
-    while True:
-        claimed, more = _claim(study, grid, store, limit)
-        if not claimed:
-            return
-        waiting = more + len(claimed)
-        for ensemble in _equal_progress(claimed, experiment, store):
-            waiting -= len(ensemble)
-            _train_ensemble(study, ensemble, experiment, store, device, watcher, waiting)
+    store: Store
+    device: torch.device
+    together: int
+    watcher: Watcher
+
+    def search(self, experiment: Experiment, grid: Sequence[Run]) -> list[FrozenTrial]:
+        """Train what is missing of ``grid``; return its trials in the grid's order."""
+        study = open_study(experiment, self.store)
+        while True:
+            self.train_available(experiment, grid)
+            done, elsewhere = split_by_state(study, grid)
+            self.watcher.waiting(len(elsewhere))
+            if len(done) == len(grid):
+                return done
+            if elsewhere:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def train_available(self, experiment: Experiment, grid: Sequence[Run]) -> None:
+        """Train the runs of ``grid`` that are neither done nor claimed by another process."""
+        study = open_study(experiment, self.store)
+        describe_study(study, experiment, self.store)
+        sign_study(experiment, self.store)
+        limit = runs_at_once(experiment, self.together, self.device)
+        while True:
+            claimed, more = _claim(study, grid, self.store, limit)
+            if not claimed:
+                return
+            waiting = more + len(claimed)
+            for ensemble in _equal_progress(claimed, experiment, self.store):
+                waiting -= len(ensemble)
+                self._train_ensemble(study, ensemble, experiment, waiting)
+
+    def _train_ensemble(self, study: optuna.Study, claimed: Claimed, experiment: Experiment, more: int) -> None:
+        """Train an ensemble of trials and tell Optuna each result; ``more`` runs of the grid have not begun."""
+        trials, runs = [trial for trial, _ in claimed], [run for _, run in claimed]
+        checkpoints = [_checkpoint(experiment, run, self.store.folder) for run in runs]
+        task, protocol, watcher = experiment.instance, experiment.protocol, self.watcher
+        watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))), more)
+
+        # Evaluations go to Optuna, but not those that a killed process has reported.
+        reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]
+
+        def report(points: Sequence[CurvePoint]) -> None:
+            for trial, point, before in zip(trials, points, reported, strict=True):
+                if point.validation is not None and point.step not in before:
+                    trial.report(shown_value(study, point.validation), point.step)
+
+        def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
+            report(points)
+            watcher.evaluated(step, points)
+
+        def resumed(step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+            for points in zip(*curves, strict=True):
+                report(points)
+            watcher.resumed(step, curves)
+
+        results = train(
+            experiment.build, task, protocol, runs, self.device, checkpoints, evaluated, resumed, watcher.progressed
+        )
+
+        for trial, run, result, checkpoint in zip(trials, runs, results, checkpoints, strict=True):
+            self._record(trial, run, result, experiment, len(trials))
+            if result.validation is None:
+                study.tell(trial, state=TrialState.FAIL)
+            else:
+                study.tell(trial, shown_value(study, result.validation))
+            checkpoint.unlink(missing_ok=True)
+        watcher.finished(results)
+
+    def _record(self, trial: Trial, run: Run, result: Result, experiment: Experiment, members: int) -> None:
+        """Write a run's files, then the figures by which trials are compared as attributes of its trial.
+
+        The record comes after the model: a run with a record is finished (``runners.mad.search.rebuild``).
+        """
+        folder = run_folder(self.store.folder, experiment, run)
+        clear_leftovers(folder)
+
+        figures: dict[str, Any] = {
+            "best_step": result.best_step,
+            "seconds": result.seconds,
+            "steps_per_second": result.steps_per_second,
+            "trained_together": members,
+            "versions": versions(),
+            "device": device_name(self.device),
+        }
+        if result.validation is not None:
+            figures |= {f"validation_{name}": value for name, value in asdict(result.validation).items()}
+        if result.diverged_step is not None:
+            figures["diverged_step"] = result.diverged_step
+
+        settings = {**experiment.to_dict(), "run": asdict(run)}
+        record = {
+            "study": experiment.name,
+            "config": settings,
+            "fingerprint": experiment.fingerprint,
+            "code": experiment.code,
+            **figures,
+            "curve": [asdict(point) for point in result.curve],
+        }
+        save_tensors(folder / "model.safetensors", result.parameters, settings)
+        write_json(folder / "config.json", record)
+
+        for name, value in {"folder": str(folder), **figures}.items():
+            trial.set_user_attr(name, value)
 
 
 def saved_step(experiment: Experiment, run: Run, folder: Path) -> int:
@@ -125,86 +209,3 @@ def _equal_progress(claimed: Claimed, experiment: Experiment, store: Store) -> l
 
 def _checkpoint(experiment: Experiment, run: Run, folder: Path) -> Path:
     return run_folder(folder, experiment, run) / "checkpoint.safetensors"
-
-
-def _train_ensemble(
-    study: optuna.Study,
-    claimed: Claimed,
-    experiment: Experiment,
-    store: Store,
-    device: torch.device,
-    watcher: Watcher,
-    more: int,
-) -> None:
-    """Train an ensemble of trials and tell Optuna each result; ``more`` runs of the grid have not begun."""
-    trials, runs = [trial for trial, _ in claimed], [run for _, run in claimed]
-    checkpoints = [_checkpoint(experiment, run, store.folder) for run in runs]
-    task, protocol = experiment.instance, experiment.protocol
-    watcher.started(experiment, runs, protocol.total_steps(len(task.split("train"))), more)
-
-    # Evaluations go to Optuna, but not those that a killed process has reported.
-    reported = [set(study.trials[trial.number].intermediate_values) for trial in trials]
-
-    def report(points: Sequence[CurvePoint]) -> None:
-        for trial, point, before in zip(trials, points, reported, strict=True):
-            if point.validation is not None and point.step not in before:
-                trial.report(shown_value(study, point.validation), point.step)
-
-    def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
-        report(points)
-        watcher.evaluated(step, points)
-
-    def resumed(step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
-        for points in zip(*curves, strict=True):
-            report(points)
-        watcher.resumed(step, curves)
-
-    results = train(experiment.build, task, protocol, runs, device, checkpoints, evaluated, resumed, watcher.progressed)
-
-    for trial, run, result, checkpoint in zip(trials, runs, results, checkpoints, strict=True):
-        _record(trial, run, result, experiment, store, device, len(trials))
-        if result.validation is None:
-            study.tell(trial, state=TrialState.FAIL)
-        else:
-            study.tell(trial, shown_value(study, result.validation))
-        checkpoint.unlink(missing_ok=True)
-    watcher.finished(results)
-
-
-def _record(
-    trial: Trial, run: Run, result: Result, experiment: Experiment, store: Store, device: torch.device, members: int
-) -> None:
-    """Write a run's files, then the figures by which trials are compared as attributes of its trial.
-
-    The record comes after the model: a run with a record is finished (``runners.mad.search.rebuild``).
-    """
-    folder = run_folder(store.folder, experiment, run)
-    clear_leftovers(folder)
-
-    figures: dict[str, Any] = {
-        "best_step": result.best_step,
-        "seconds": result.seconds,
-        "steps_per_second": result.steps_per_second,
-        "trained_together": members,
-        "versions": versions(),
-        "device": device_name(device),
-    }
-    if result.validation is not None:
-        figures |= {f"validation_{name}": value for name, value in asdict(result.validation).items()}
-    if result.diverged_step is not None:
-        figures["diverged_step"] = result.diverged_step
-
-    settings = {**experiment.to_dict(), "run": asdict(run)}
-    record = {
-        "study": experiment.name,
-        "config": settings,
-        "fingerprint": experiment.fingerprint,
-        "code": experiment.code,
-        **figures,
-        "curve": [asdict(point) for point in result.curve],
-    }
-    save_tensors(folder / "model.safetensors", result.parameters, settings)
-    write_json(folder / "config.json", record)
-
-    for name, value in {"folder": str(folder), **figures}.items():
-        trial.set_user_attr(name, value)

@@ -18,7 +18,7 @@ import torch
 
 from runners.interrupt import StoppedError
 from runners.mad.experiment import Experiment
-from runners.mad.search.search import train_available
+from runners.mad.search.search import Searcher
 from runners.mad.search.watch import Watcher
 from runners.mad.training.protocol import Run
 from runners.memory import ran_out_of_memory
@@ -40,8 +40,9 @@ def train_elsewhere(
 ) -> None:
     """Train on ``device`` what other processes leave of each experiment's grid, and wait for none of them."""
     with closing(Store(folder, storage)) as store:
+        searcher = Searcher(store=store, device=device, together=together, watcher=watcher)
         for experiment in experiments:
-            train_available(experiment, grid, store, device, together, watcher)
+            searcher.train_available(experiment, grid)
             watcher.close()
 
 

@@ -19,7 +19,6 @@ from runners.mad.experiment import Experiment, run_folder
 from runners.mad.results import held_out
 from runners.mad.results.held_out import Reading, read_test
 from runners.mad.search.progress import Display
-from runners.mad.search.search import search
 from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
@@ -27,6 +26,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store
 from tasks.metrics import Counts, count
 from tasks.recall import InContextRecall
+from tests.runners.mad.commands import search
 
 CPU = torch.device("cpu")
 RUNS = [Run(lr=1e-3, weight_decay=0.0, seed=seed) for seed in range(3)]

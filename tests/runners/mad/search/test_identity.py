@@ -15,13 +15,13 @@ from mixers.transformer import Transformer
 from runners.mad.experiment import Experiment
 from runners.mad.search import identity
 from runners.mad.search.identity import TOLERANCE, Setting, agree, identify, rehearsal_length, sign_study, trajectory
-from runners.mad.search.search import search
 from runners.mad.search.study import open_study
 from runners.mad.search.watch import Watcher
 from runners.mad.training.optimizer import AdamW
 from runners.mad.training.protocol import Optimizer, Protocol, Run
 from runners.storage import Store
 from tasks.recall import InContextRecall
+from tests.runners.mad.commands import search
 
 CPU = torch.device("cpu")
 GRID = [Run(lr=1e-3, weight_decay=0.0, seed=0)]

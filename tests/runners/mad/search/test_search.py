@@ -30,7 +30,6 @@ from runners.mad import experiment as experiment_module
 from runners.mad.experiment import Experiment, run_folder
 from runners.mad.results import charts
 from runners.mad.search import study as study_module
-from runners.mad.search.search import search
 from runners.mad.search.study import ForeignFolderError, describe_study, open_study
 from runners.mad.training import loop as train_module
 from runners.mad.training.ensemble import Ensemble
@@ -40,6 +39,7 @@ from runners.provenance import code_version
 from runners.storage import Store
 from tasks.metrics import Counts, count, score
 from tasks.recall import InContextRecall
+from tests.runners.mad.commands import search
 from tests.runners.processes import run_program, start
 
 CPU = torch.device("cpu")

@@ -21,13 +21,13 @@ from runners.mad import studies
 from runners.mad.experiment import Experiment
 from runners.mad.search import progress
 from runners.mad.search.progress import Display
-from runners.mad.search.search import search
 from runners.mad.search.study import run_of
 from runners.mad.search.workers import WorkerError, Workers
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
 from tasks.recall import InContextRecall
+from tests.runners.mad.commands import search
 from tests.runners.processes import forks, run_program, wait_for
 
 CPU = torch.device("cpu")
