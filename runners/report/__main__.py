@@ -34,7 +34,7 @@ from runners.progress import bar
 from runners.report.cells import Board, reference_board
 from runners.report.language import answer, read_language_models
 from runners.report.own import read_own
-from runners.report.page import Language, Shown, predict, show, write_page
+from runners.report.page import Language, Page, Shown, predict, show, write_page
 from runners.report.paper import read_claims
 from runners.report.pictures import Picture
 from runners.report.pictures.costs import flops_picture, state_picture
@@ -100,35 +100,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"published protocol: {published.trained} of {published.expected} cells are trained")
 
         # The page.
-        boards = [board for board in (published, quick) if board is published or board.cells]
-        shown = draw_boards(boards)
-        page = options.out / "report" / "index.html"
-        models = read_language_models(models_folder)
-        predictions = {board.name: predict(board, models) for board in (published, quick) if models}
-        against = current_models(models_folder / AGAINST)
-        of_layers = panels_of_families(finished(current_models(models_folder)))
-        of_rt = {**panels_of_parametrisations(finished(against)), **panels_of_variants(finished(against))}
-        language = Language(
-            models=models,
-            text=f"that of the models in {models_folder}" if options.language_models else TEXT,
-            answer=answer(published, models),
-            boards=predictions,
-            pictures=[
-                loss_picture(of_layers, "learning", "How the language models learn"),
-                gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
-            ],
-            against=[
-                loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
-                gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
-            ],
-            runs=table_of_runs(against),
-        )
-        claims = read_claims(published, records, against, models)
+        language = read_language(models_folder, options.language_models is None, published, quick)
         words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)
-        command = " ".join(["python -m runners.report", *words])
-        write_page(page, shown, language, claims, anchors(records), tables(records), FOLDER.parent, command)
+        page = Page(
+            boards=draw_boards([board for board in (published, quick) if board is published or board.cells]),
+            language=language,
+            claims=read_claims(published, records, current_models(models_folder / AGAINST), language.models),
+            anchors=anchors(records),
+            tables=tables(records),
+            results=FOLDER.parent,
+            command=" ".join(["python -m runners.report", *words]),
+        )
+        path = options.out / "report" / "index.html"
+        write_page(page, path)
 
-    say(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
+    say(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def read_language(folder: Path, is_ours: bool, published: Board, quick: Board) -> Language:
+    """Read the language models of a folder and relate them to the scores of both boards.
+
+    Args:
+        folder: ``--folder`` of ``runners.c4.reference``.
+        is_ours: whether they are the project's, which read ``TEXT``.
+        published: the published protocol.
+        quick: the quick preset.
+    """
+    models, against = read_language_models(folder), current_models(folder / AGAINST)
+    of_layers = panels_of_families(finished(current_models(folder)))
+    of_rt = {**panels_of_parametrisations(finished(against)), **panels_of_variants(finished(against))}
+    return Language(
+        models=models,
+        text=TEXT if is_ours else f"that of the models in {folder}",
+        answer=answer(published, models),
+        boards={board.name: predict(board, models) for board in (published, quick) if models},
+        pictures=[
+            loss_picture(of_layers, "learning", "How the language models learn"),
+            gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
+        ],
+        against=[
+            loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
+            gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
+        ],
+        runs=table_of_runs(against),
+    )
 
 
 def draw_boards(boards: Sequence[Board]) -> list[Shown]:

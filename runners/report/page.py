@@ -123,6 +123,29 @@ class Language:
     runs: Sequence[Sequence[str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that the page shows.
+
+    Attributes:
+        boards: boards; the page opens with the one that has most results of the user's own, or else with the first.
+        language: the language models.
+        claims: claims of the paper.
+        anchors: our speeds and the speeds of the authors' code.
+        tables: records of benchmarks.
+        results: folder of the claims' records.
+        command: command that makes the page.
+    """
+
+    boards: Sequence[Shown]
+    language: Language
+    claims: Sequence[Claim]
+    anchors: Sequence[Anchor]
+    tables: Sequence[Table]
+    results: Path
+    command: str
+
+
 def predict(board: Board, models: Sequence[LanguageModel]) -> Predictions:
     """Compute what the page shows about a board's scores and the language models."""
     found = {metric: correlations(board, models, metric) for metric in METRICS}
@@ -161,55 +184,45 @@ def show(board: Board, pictures: Sequence[Picture]) -> Shown:
     )
 
 
-def write_page(
-    path: Path, boards: Sequence[Shown], language: Language, claims: Sequence[Claim], anchors: Sequence[Anchor],
-    tables: Sequence[Table], results: Path, command: str,
-) -> None:  # fmt: skip
-    """Write the page.
-
-    Args:
-        path: the file.
-        boards: boards; the page opens with the one that has most results of the user's own, or else with the first.
-        language: the language models.
-        claims: claims of the paper.
-        anchors: our speeds and the speeds of the authors' code.
-        tables: records of benchmarks.
-        results: folder of the claims' records.
-        command: command that makes the page.
-    """
+def write_page(page: Page, path: Path) -> None:
+    """Write the page to a file."""
     environment = Environment(
-        loader=PackageLoader("runners.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("runners.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     environment.filters |= {"short": short, "digits": digits, "share": share, "plain": plain}
     environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "costs_of": costs_of}
 
-    verdicts = Counter(claim.verdict for claim in claims)
-    predictions = language.boards.get(boards[0].board.name)
+    first, language = page.boards[0], page.language
+    verdicts = Counter(claim.verdict for claim in page.claims)
+    predictions = language.boards.get(first.board.name)
     within = what_orders_families(predictions.correlations["token"]) if predictions else ""
     text = environment.get_template("index.html").render(
-        boards=boards,
+        boards=page.boards,
         answers=glance(
-            [shown.own for shown in boards],
-            boards[0].ranks["token"],
+            [shown.own for shown in page.boards],
+            first.ranks["token"],
             language.models,
             f"{language.answer} {within}".strip(),
-            anchors,
+            page.anchors,
         ),
-        start=max(boards, key=lambda shown: (sum(shown.own_counts.values()), len(shown.own_counts))).board.name,
+        start=max(page.boards, key=lambda shown: (sum(shown.own_counts.values()), len(shown.own_counts))).board.name,
         tasks=list(TASKS),
         metrics=METRICS,
         language=language,
-        mean_ranks={layer: -score for layer, score in scores_of(boards[0].board, MEAN_RANK, "token").items()},
+        mean_ranks={layer: -score for layer, score in scores_of(first.board, MEAN_RANK, "token").items()},
         losses={name: title for name, (_, title) in LOSSES.items()},
         least=LEAST,
         significant=SIGNIFICANT,
-        claims=claims,
+        claims=page.claims,
         verdicts={verdict: verdicts[verdict] for verdict in get_args(Verdict)},
-        anchors=anchors,
-        tables=tables,
-        results=results,
-        command=command,
+        anchors=page.anchors,
+        tables=page.tables,
+        results=page.results,
+        command=page.command,
         colors=DARK,
         edges=EDGES,
         dashes=DASHES,
