@@ -19,6 +19,7 @@ import torch
 
 from mixers.origin import is_library
 from runners.interactive import MAIN, code_of
+from runners.sources import source_of
 
 OWN_PACKAGES = ("mixers", "tasks", "runners")
 
@@ -44,6 +45,9 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
         alone: modules that count without their imports.
+
+    Raises:
+        ValueError: the file of a module outside this project has changed since the module was imported.
     """
     waiting: list[str] = []
     own: list[type] = []
@@ -67,6 +71,15 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     return sha256_of(json.dumps([*sorted((seen | in_c).items()), *in_main]))
 
 
+def keep_sources(*roots: type | str) -> None:
+    """Read the code of classes or modules now, so that it counts as it was imported if its files are edited later.
+
+    Raises:
+        ValueError: a file has changed already.
+    """
+    code_version(*roots)
+
+
 @cache
 def _parsed(source: str) -> tuple[list[ast.Import | ast.ImportFrom], str]:
     """Return the import statements of a module, and the text of its syntax tree without docstrings."""
@@ -87,7 +100,7 @@ def _plain(value: Any) -> Any:
 def _source(module_name: str) -> str | None:
     """Return a module's source; None if it belongs to Python or an installed library, or is no module."""
     file = _file(module_name)
-    return None if file is None else Path(file).read_text()
+    return None if file is None else source_of(module_name, file, module_name.partition(".")[0] in OWN_PACKAGES)
 
 
 def _file(module_name: str) -> str | None:

@@ -33,9 +33,11 @@ def check_task(task: Task) -> None:
             f"sample draws other {name} from the same rng: take all random numbers from rng alone, or from self.stream",
         )
 
+    longest = 0
     for name in (*get_args(Split), *task.extrapolation_names):
         batch, ceiling = task.batch(name), task.ceiling(name)
         check_arrays(batch)
+        longest = max(longest, batch.inputs_ST.shape[1])
         require(
             bool(batch.scored_ST.any(axis=1).all()), f"{name} has sequences without a scored position: correct sample"
         )
@@ -46,6 +48,11 @@ def check_task(task: Task) -> None:
 
     stated, found = task.config.train_length, task.batch("train").inputs_ST.shape[1]
     require(stated == found, f"training sequences have {found} positions, where Config says {stated}: correct one")
+    stated = task.config.longest_length
+    require(
+        stated == longest,
+        f"the longest sequences have {longest} positions, where longest_length of Config says {stated}: correct one",
+    )
 
 
 def check_arrays(batch: Batch) -> None:

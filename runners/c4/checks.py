@@ -16,6 +16,7 @@ from runners.c4.distributed import World
 from runners.c4.evaluation.items import HUB, read_items
 from runners.c4.model import build, layer_of
 from runners.memory import require_memory
+from runners.provenance import keep_sources
 
 
 def check(config: Config, options: dict[str, Any], given: Collection[str]) -> None:
@@ -103,7 +104,7 @@ def build_layer(config: Config, options: dict[str, Any]) -> Layer:
 
 
 def check_users_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
-    """Check a layer from outside, and warn of parameters that no gradient reaches.
+    """Check a layer from outside, and warn of parameters that no gradient reaches; keep its code as it was imported.
 
     Args:
         config: configuration of the run.
@@ -112,7 +113,9 @@ def check_users_layer(config: Config, options: dict[str, Any], device: torch.dev
 
     Raises:
         ContractError: the layer's outputs or steps are wrong.
+        ValueError: its file has changed since it was imported.
         Exception: the layer's own error.
     """
+    keep_sources(find_mixer(config.mixer))
     unused = check_foreign(config.mixer, lambda: build_layer(config, options), device, lambda: config.seq_len)
     warn_unused(config.mixer, unused)

@@ -22,9 +22,11 @@ import torch
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
+from mixers.base import Layer
 from mixers.contract import POSITIONS, check_foreign, warn_unused
 from mixers.models import Backbone
 from mixers.named import is_path
+from mixers.registry import find_mixer
 from runners.device import find_devices
 from runners.files import DamagedFileError, read_json
 from runners.mad.experiment import Experiment, call_as_in_training, first_layer, run_folder, study_folder
@@ -51,7 +53,9 @@ from runners.mad.search.watch import Watchers
 from runners.mad.search.workers import Workers, train_elsewhere
 from runners.mad.training.protocol import Run
 from runners.memory import ran_out_of_memory
+from runners.provenance import keep_sources
 from runners.storage import Store
+from runners.task_names import find_task
 from runners.tracking import Tracking
 
 Say = Callable[[str], None]
@@ -84,20 +88,42 @@ class Settings:
 def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
     """Call each experiment's model as training will, before the first is trained, which may take hours.
 
+    The code of all is read before that, too: users edit their layers meanwhile, which does not change what is trained.
     Warnings about parameters follow once all layers have passed.
 
     Raises:
         ContractError: a layer from outside does not do what the trainer takes for granted.
+        ValueError: a file has changed since it was imported.
     """
     unused = []
     for experiment in experiments:
-        positions = partial(_positions, experiment)
-        unused.append(check_foreign(experiment.mixer, partial(first_layer, experiment), device, positions))
+        keep_sources(experiment.layer, find_mixer(experiment.mixer), find_task(experiment.task))
+        build, positions = partial(first_layer, experiment), partial(_positions, experiment)
+        unused.append(check_foreign(experiment.mixer, build, device, positions))
+        if is_path(experiment.mixer):
+            _check_beyond_training(experiment, build, device)
         length = positions() if is_path(experiment.mixer) else min(POSITIONS, positions())
         call_as_in_training(experiment, experiment.build, length, device)
 
     for experiment, names in zip(experiments, unused, strict=True):
         warn_unused(experiment.mixer, names)
+
+
+def _check_beyond_training(experiment: Experiment, build: Callable[[], Layer], device: torch.device) -> None:
+    """Check a layer on the longest sequences of extrapolation sets, unless it fails there, as some layers may.
+
+    Raises:
+        ContractError: its outputs are wrong there.
+    """
+    longest = experiment.task_config.longest_length
+    if longest <= _positions(experiment):
+        return
+    try:
+        with torch.no_grad():
+            build().to(device)(torch.randn(1, longest, experiment.shape.width, device=device))
+    except Exception:  # a user's layer may raise anything
+        return
+    check_foreign(experiment.mixer, build, device, lambda: longest)
 
 
 def train_studies(

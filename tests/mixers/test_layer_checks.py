@@ -152,6 +152,63 @@ def test_a_chaotic_layer_is_not_refused() -> None:
         check_layer("other", layer, CPU, 128)
 
 
+def test_a_chaotic_layer_with_a_step_form_is_not_refused_and_a_wrong_one_is() -> None:
+    """Products of one position and of all round differently."""
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h = torch.tanh(state["h"] @ self.weight + self.mlp(x_BD))
+        return h, {"h": h}
+
+    def wrong(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h = torch.tanh(0.99 * state["h"] @ self.weight + self.mlp(x_BD))
+        return h, {"h": h}
+
+    def first(self: Transformer, batch: int) -> Any:
+        return {"h": torch.zeros(batch, 64)}
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for x_BD in self.mlp(x_BTD).unbind(1):
+            h = torch.tanh(h @ self.weight + x_BD)
+            states.append(h)
+        return torch.stack(states, 1)
+
+    for seed in range(3):
+        for of_step, is_wrong in ((step, False), (wrong, True)):
+            torch.manual_seed(seed)
+            layer = of_others(64, forward=forward, init_state=first, step=of_step)
+            layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
+            if is_wrong:
+                assert "step gives another output at position 1 than forward" in refusal(layer, 256)
+            else:
+                check_layer("other", layer, CPU, 256)
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 256])
+def test_a_parallel_form_that_forgets_its_state_between_chunks_is_refused(chunk: int) -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return x_BTD + torch.cat([part.cumsum(1) for part in x_BTD.split(chunk, 1)], 1)
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        total = state["total"] + x_BD
+        return x_BD + total, {"total": total}
+
+    def first(self: Transformer, batch: int) -> Any:
+        return {"total": torch.zeros(batch, self.shape.width)}
+
+    layer = of_others(forward=forward, init_state=first, step=step)
+    assert f"step gives another output at position {chunk} than forward" in refusal(layer, 2 * chunk)
+
+
+def test_a_gate_that_is_one_zero_of_many_numbers_hides_no_leak() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return self.parts[0] * Transformer.forward(self, x_BTD) + self.parts[1] * x_BTD.flip(1)
+
+    layer = of_others(forward=forward)
+    layer.parts = nn.Parameter(torch.tensor([1.0, 0.0]))
+    assert "is not causal" in refusal(layer)
+
+
 def test_one_position_is_a_sequence() -> None:
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         batch, positions, _ = x_BTD.shape

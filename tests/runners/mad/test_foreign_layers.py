@@ -1,5 +1,6 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
+import importlib
 import json
 import os
 import pickle
@@ -315,8 +316,10 @@ def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monke
     layer = find_mixer("counted:M")
     before = code_version(layer)
     file.write_text(code + "        # more words\n")
+    importlib.reload(sys.modules["counted"])
     assert code_version(layer) == before
     file.write_text(code + "        self.out = nn.Linear(dim, dim)\n")
+    importlib.reload(sys.modules["counted"])
     assert code_version(layer) != before
 
 
@@ -328,7 +331,8 @@ def test_so_does_a_package_whose_inner_module_it_imports(tmp_path: Path, monkeyp
     (tmp_path / "uses_inner.py").write_text("import outer.inner as m\ny = m.FACTOR\n")
     monkeypatch.syspath_prepend(tmp_path)
     before = code_version("uses_outer"), code_version("uses_inner")
-    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 2\n")
+    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 20\n")
+    importlib.reload(sys.modules["outer"])
     assert code_version("uses_outer") != before[0]
     assert code_version("uses_inner") == before[1]
 
