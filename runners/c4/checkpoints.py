@@ -29,7 +29,7 @@ from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.curve import read_curve
 from runners.c4.errors import DiskFullError
-from runners.c4.exported import exported_description, is_exported, load_exported, load_exported_config
+from runners.c4.exported import apart, exported_description, is_exported, load_exported, load_exported_config
 from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
@@ -124,7 +124,7 @@ def save(
 
     path = folder / "checkpoints" / f"step-{step:08}.safetensors"
     try:
-        save_tensors(path, tensors, {**info, "step": step})
+        save_tensors(path, apart(tensors), {**info, "step": step})
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DiskFullError(

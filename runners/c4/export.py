@@ -59,4 +59,4 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     file, info = find_checkpoint(checkpoint)
     model, _ = load_model(file)
     tokenizer = (file.parent.parent / TOKENIZER).read_bytes()
-    write_exported(Path(folder), model.state_dict(), tokenizer, info)
+    write_exported(Path(folder), model, tokenizer, info)

@@ -8,6 +8,8 @@ Many libraries read these formats. ``runners.c4.load_model`` builds the model fr
 """
 
 import errno
+import math
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from mixers.models import LanguageModel
@@ -23,12 +26,25 @@ from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.identity import INCIDENTAL
 from runners.c4.model import build, layer_of
-from runners.files import DamagedFileError, checksum, damaged, load_tensors, read_json, save_tensors, write_json
+from runners.files import (
+    DamagedFileError,
+    checksum,
+    damaged,
+    load_tensors,
+    read_json,
+    rounded,
+    save_tensors,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+PROBED = 16
+"""Length of the sequence, and number of its last logits, that show whether the code computes what it did."""
+TOLERANCE = 1e-3
+"""Difference of these logits that counts as rounding, relative to the largest."""
 EXPORT_AGAIN = "export the run again"
 
 
@@ -37,12 +53,12 @@ def is_exported(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes, info: Mapping[str, Any]) -> None:
+def write_exported(folder: Path, model: LanguageModel, tokenizer: bytes, info: Mapping[str, Any]) -> None:
     """Write an exported model; after an error the folder does not exist.
 
     Args:
         folder: a folder that does not exist.
-        weights: parameters and buffers of the model by name.
+        model: the model, on the CPU and in evaluation mode.
         tokenizer: content of ``tokenizer.json``.
         info: description of the run in a checkpoint.
 
@@ -56,6 +72,8 @@ def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes
     # Leave out paths, which mean nothing elsewhere. Write all options of the layer, because defaults may change.
     values = {name: value for name, value in info["config"].items() if name not in INCIDENTAL}
     config = Config(**values)
+    if config.width is not None:
+        del values["size"]  # which has no effect beside a width
     description = {
         "program": f"recurrent-transformer-diagnostics {__version__}",
         "config": values,
@@ -64,13 +82,14 @@ def write_exported(folder: Path, weights: Mapping[str, Tensor], tokenizer: bytes
         "vocab_size": info["corpus"]["vocab_size"],
         "step": info["step"],
         "tokenizer_checksum": checksum(tokenizer),
+        "probe": _probe(model),
     }
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _space_for(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
         made.mkdir()
-        save_tensors(made / WEIGHTS, weights, {})
+        save_tensors(made / WEIGHTS, apart(model.state_dict()), {})
         (made / TOKENIZER).write_bytes(tokenizer)
         write_json(made / CONFIG, description)
         made.rename(folder)
@@ -89,6 +108,8 @@ def _space_for(folder: Path) -> Iterator[None]:
 
 def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
     """Load an exported model, on the CPU and in evaluation mode, and its tokenizer.
+
+    A line on standard error says if the model computes other outputs than when it was exported.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -113,7 +134,43 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(folder) from error
-    return model.eval(), load_tokenizer(str(folder / TOKENIZER))
+
+    then, now = description.get("probe"), _probe(model.eval())
+    if then is not None and (now is None or not _agree(then, now)):
+        print(
+            f"{folder} computed other outputs when it was exported: the code of {config.mixer} has changed since",
+            file=sys.stderr,
+        )
+    return model, load_tokenizer(str(folder / TOKENIZER))
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory, as tied parameters do; safetensors stores no others."""
+    found: dict[str, Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
+
+
+def _probe(model: LanguageModel) -> list[float] | None:
+    """Return the first logits at the end of a fixed sequence; None if the layer cannot compute them here."""
+    vocab_size = len(model.embedding.weight)
+    try:
+        with torch.no_grad():
+            logits_V = model(torch.arange(PROBED)[None] % vocab_size)[0, -1]
+    except Exception:  # a user's layer may need a GPU, or other lengths
+        return None
+    found: list[float] = logits_V[:PROBED].float().tolist()
+    return [rounded(y) for y in found] if all(map(math.isfinite, found)) else None
+
+
+def _agree(then: list[float], now: list[float]) -> bool:
+    """Return whether two probes are equal but for rounding, which differs between machines."""
+    allowed = TOLERANCE * max(map(abs, then))
+    return len(then) == len(now) and all(abs(a - b) <= allowed for a, b in zip(then, now, strict=True))
 
 
 def load_exported_config(folder: Path) -> Config:

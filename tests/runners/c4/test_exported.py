@@ -3,12 +3,15 @@
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor, nn
 
 from runners.c4 import exported, load_model
 from runners.c4.__main__ import main
@@ -114,10 +117,49 @@ def test_a_folder_below_a_file_is_refused_before_the_model_is_read(
     assert capsys.readouterr().err.startswith(f"error: FOLDER {tmp_path / 'mine' / 'model'}: ")
 
 
+class Scaled(nn.Module):
+    """A layer with tied parameters, whose code the test changes."""
+
+    scale = 1.0
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.b.weight = self.a.weight
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.b(self.scale * torch.tanh(self.a(x_BTD)))
+
+
+def test_a_layer_with_tied_parameters_is_stored_and_exported_and_a_change_of_its_code_is_said(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Scaled=Scaled))
+    config = configured(texts, tmp_path, mixer="layers_of_others:Scaled", steps=3, evaluations=1, checkpoint_every=1)
+    run(config)
+    folder = tmp_path / "exported"
+    export(folder_of(config), folder)
+    description = read_json(folder / "config.json")
+    assert "size" not in description["config"]
+    assert len(description["probe"]) == 16
+
+    (model, tokenizer), (other, _) = load_model(folder_of(config)), load_model(folder)
+    assert capsys.readouterr().err == ""
+    mixer = other.layers[0].mixer
+    assert mixer.a.weight is mixer.b.weight
+    tokens = torch.tensor([tokenizer.encode("kan lor mis").ids])
+    assert torch.equal(other(tokens), model(tokens))
+
+    monkeypatch.setattr(Scaled, "scale", 1.5)
+    load_model(folder)
+    what = "computed other outputs when it was exported: the code of layers_of_others:Scaled has changed since"
+    assert capsys.readouterr().err == f"{folder} {what}\n"
+
+
 def test_an_export_that_fails_leaves_nothing(trained: Path, tmp_path: Path) -> None:
     model, _ = load_model(trained)
     with pytest.raises(KeyError):
-        write_exported(tmp_path / "my_model", model.state_dict(), b"", {"config": {}, "mixer_options": {}})
+        write_exported(tmp_path / "my_model", model, b"", {"config": {}, "mixer_options": {}})
     assert list(tmp_path.iterdir()) == []
 
 
