@@ -7,13 +7,16 @@ Recurrent Transformer has a colour of its own, and so has everything that is not
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
+from runners.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +138,10 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
         places[i] = roof = min(places[i], roof)
         roof -= gap
     return places
+
+
+def write_chart(figure: Figure, path: Path) -> None:
+    """Write a chart as a PNG file, and for a paper as a PDF file beside it."""
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
+    pdf = path.with_suffix(".pdf")
+    write_atomically(pdf, lambda temporary: figure.savefig(temporary, format="pdf", metadata={"CreationDate": None}))

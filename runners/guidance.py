@@ -85,6 +85,8 @@ def not_understood(argument: str, known: Mapping[str, str], arguments: Sequence[
         flag, value = ["", "", *arguments][place : place + 2]
         has_value = flag.startswith("--") and "=" not in flag and not value.startswith("--")
         advice = f"{flag} takes one value, so run the command once for each" if has_value else "see --help"
+        if flag == "--seeds":
+            advice = "--seeds takes the number of seeds: give --seeds 3 for seeds 0, 1 and 2"
         return f"no option takes {argument}: {advice}"
 
     option = argument.partition("=")[0]

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from runners.c4.curve import Row
-from runners.drawing import label_ends, styles
-from runners.files import write_atomically
+from runners.drawing import label_ends, styles, write_chart
 
 FEW = 4
 """Largest number of runs that are named at the ends of their lines instead of in a legend."""
@@ -70,7 +69,7 @@ def plot_curves(curves: Mapping[str, Sequence[Sequence[Row]]], path: Path) -> No
                 of_seeds = f" (mean of {len(losses)})" if len(losses) > 1 else ""
                 ends.append((f"{name} {fmean(losses):.3f}{of_seeds}", fmean(losses), look[name].color))
         label_ends(axes, ends, size=7)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write_chart(figure, path)
 
 
 def smoothed(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
@@ -106,7 +105,7 @@ def plot_gradients(relative: Mapping[str, NDArray[np.float64]], path: Path) -> N
     axes.set_title("gradient of the loss at t by the input embedding at t − d", fontsize=10)
     axes.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside lower center")  # names of variants are long
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write_chart(figure, path)
 
 
 def _last(rows: Sequence[Row]) -> float:

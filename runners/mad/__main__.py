@@ -161,7 +161,7 @@ def print_end(
 
         figure = options.out / "figures" / f"{_figure_name(options, experiments)}.png"
         plot_comparison(own, beside, figure)
-        table = write_table(figure.with_suffix(".csv"), [standing.row() for standing in (*own, *beside)])
+        table = write_table(figure.with_suffix(".csv"), [row for s in (*own, *beside) for row in s.rows()])
         say(f"chart: {figure}\ntable: {table}")
     if following is not None and not beside:
         say(f"to compare: {following}")

@@ -90,6 +90,7 @@ def test_options_of_a_layer_that_are_not_given_are_left_to_it(
     ("words", "advice"),
     [
         ("--seed 0 --steps 3 4", "--steps takes one value, so run the command once for each"),
+        ("--seeds 0 4", "--seeds takes the number of seeds: give --seeds 3 for seeds 0, 1 and 2"),
         ("--list --dry-run 4", "see --help"),
         ("--data=a b 4", "see --help"),
         ("train now 4", "see --help"),

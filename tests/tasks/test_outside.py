@@ -197,6 +197,18 @@ def test_sequences_of_another_length_than_stated_are_refused() -> None:
         check_task(Longer(Own.Config()))
 
 
+def test_longer_sets_than_the_stated_length_are_refused() -> None:
+    class WithSet(Own):
+        extrapolation_names = ("long",)
+
+        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+            return Own(Own.Config(length=30 if split == "long" else 12)).sample(rng, n, split)
+
+    message = "the longest sequences have 30 positions, where longest_length of Config says 12: correct one"
+    with pytest.raises(ValueError, match=message):
+        check_task(WithSet(Own.Config()))
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_tasks_of_the_project_keep_the_rules(name: str) -> None:
     kind = TASKS[name]

@@ -21,7 +21,7 @@ from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, prot
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import MARK, print_ranks
-from runners.mad.results.standings import Standing
+from runners.mad.results.standings import Standing, means_beyond_training
 from runners.mad.results.summary import Estimate, Point, Summary, under_grid
 from tasks import TASKS
 
@@ -282,6 +282,7 @@ def _standing(cell: Cell, stale: bool) -> Standing:
         costs=cell.costs,
         preset=cell.preset,
         steps=cell.steps,
+        extrapolation={} if cell.chosen is None else means_beyond_training(cell.probes),
         place=((names.index(cell.mixer), cell.mixer), -1),
     )
 

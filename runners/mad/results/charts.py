@@ -18,8 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from runners.drawing import Style, styles
-from runners.files import write_atomically
+from runners.drawing import Style, styles, write_chart
 from runners.mad.results.standings import FEW, Standing, by_layer, count_mixers
 from runners.mad.results.tables import span
 
@@ -49,7 +48,7 @@ def plot_comparison(own: Sequence[Standing], rows: Sequence[Standing], path: Pat
     standings = [*own, *rows]
     marked = {s.mixer for s in own} if rows else set()
     figure = draw_heat_map(standings, marked) if count_mixers(standings) > FEW else draw_bars(standings)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    write_chart(figure, path)
 
 
 def draw_bars(standings: Sequence[Standing]) -> Figure:

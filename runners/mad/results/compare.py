@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = options.out / "figures" / f"comparison-{digest[:8]}.png"
         own, rows = shown_together(standings, found)
         plot_comparison(own, rows, figure)
-        table = write_table(figure.with_suffix(".csv"), [standing.row() for standing in (*own, *rows)])
+        table = write_table(figure.with_suffix(".csv"), [row for s in (*own, *rows) for row in s.rows()])
 
     say(f"chart: {figure}\ntable: {table}")
 

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
@@ -44,6 +44,7 @@ class Standing:
         costs: costs of one layer.
         preset: name of the preset of the settings.
         steps: optimizer steps of a run; None if unknown.
+        extrapolation: sequence and token accuracy of the chosen point on each extrapolation set, by its name.
         place: sort key of rows and bars; equal places keep their order.
     """
 
@@ -60,6 +61,7 @@ class Standing:
     costs: Costs
     preset: str | None = None
     steps: int | None = None
+    extrapolation: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     place: tuple[Any, ...] = ()
 
     @staticmethod
@@ -82,6 +84,7 @@ class Standing:
             costs=summary.costs,
             preset=config.preset,
             steps=summary.steps,
+            extrapolation={} if chosen is None else means_beyond_training(chosen.extrapolation),
         )
 
     @property
@@ -99,15 +102,28 @@ class Standing:
         means = {name: estimate and estimate.mean for name, estimate in estimates.items()}
         return means | {f"{name}_half_width": estimate and estimate.half_width for name, estimate in estimates.items()}
 
-    def row(self) -> dict[str, Any]:
-        """Return what tables show of it, with figures that are not rounded."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of a table's file: of the test split, then of each extrapolation set, whose limits are None.
+
+        Figures are not rounded.
+        """
+        unknown = dict.fromkeys(("ceiling_sequence", "ceiling_token", "chance_sequence", "chance_token"))
+        found = [self._row("test", self.figures())]
+        for name, accuracies in self.extrapolation.items():
+            means = {f"{metric}_accuracy": y.mean for metric, y in accuracies.items()}
+            half_widths = {f"{metric}_accuracy_half_width": y.half_width for metric, y in accuracies.items()}
+            found.append(self._row(name, means | half_widths) | unknown)
+        return found
+
+    def _row(self, split: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         state, flops = self.costs.state_floats or {}, self.costs.flops_per_token or {}
         return {
             "task": self.task,
             "difficulty": self.difficulty,
+            "split": split,
             "layer": self.mixer,
             "family": self.family,
-            **self.figures(),
+            **figures,
             "seeds": self.seeds,
             "failure": self.failure,
             "ceiling_sequence": self.ceiling.sequence,
@@ -134,6 +150,14 @@ class Standing:
             return [self.failure, ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
         return ["" if estimate is None else estimate.text() for estimate in estimates]
+
+
+def means_beyond_training(accuracies: Mapping[str, Sequence[Accuracy]]) -> dict[str, dict[str, Estimate]]:
+    """Return the means over seeds of both accuracies on each extrapolation set."""
+    return {
+        name: {metric: Estimate.of([getattr(seed, metric) for seed in seeds]) for metric in ("sequence", "token")}
+        for name, seeds in accuracies.items()
+    }
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
@@ -302,7 +326,8 @@ Row = tuple[str | Text, list[str], list[str]]
 def print_comparison(standings: Sequence[Standing], console: Console) -> None:
     """Print under each task one row per layer: test accuracies of the chosen point, and costs; then the task's limits.
 
-    More than ``FEW`` mixers are grouped by family. On a narrow console, the costs are in a separate table.
+    More than ``FEW`` mixers are grouped by family. On a narrow console, the costs are in a separate table. No more than
+    ``FEW`` mixers have a table of their accuracies on extrapolation sets, too, if there is room for it.
     """
     levels = ("task", "family", "mixer") if count_mixers(standings) > FEW else ("task", "mixer")
     tree = "\n".join(f"{'  ' * depth}{level}" for depth, level in enumerate(levels))
@@ -321,6 +346,12 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
             _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
         )
+
+    mixers = list(dict.fromkeys(s.mixer for s in standings))
+    if 1 < len(mixers) <= FEW and any(s.extrapolation for s in standings):
+        beyond = _beyond_training(standings, mixers)
+        if fits(beyond, console):
+            console.print(beyond)
 
     print_intervals([s.seeds for s in standings if not s.failure], console)
     print_protocols([s.preset for s in standings], console)
@@ -347,6 +378,19 @@ def _comparison_rows(standings: Sequence[Standing], levels: Sequence[str]) -> li
             rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))
 
     return rows
+
+
+def _beyond_training(standings: Sequence[Standing], mixers: Sequence[str]) -> Table:
+    """Return the table of mean accuracies on extrapolation sets, with a column for each mixer."""
+    rows: list[tuple[str | Text, list[str]]] = []
+    for setting, of_setting in groupby(grouped(standings, "setting"), attrgetter("setting")):
+        members = {s.mixer: s.extrapolation for s in of_setting}
+        names = list(dict.fromkeys(name for sets in members.values() for name in sets))
+        rows += [(Text(setting, "bold"), [])] * bool(names)
+        for name in names:
+            found = [members.get(mixer, {}).get(name) for mixer in mixers]
+            rows.append((f"  {name}", [" / ".join(f"{y.mean:.4f}" for y in of.values()) if of else "" for of in found]))
+    return _table("beyond training: sequence / token accuracy", ("task\n  set", *mixers), rows)
 
 
 def count_mixers(standings: Sequence[Standing]) -> int:

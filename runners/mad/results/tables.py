@@ -1,5 +1,6 @@
 """The table of a study on the console."""
 
+import math
 from collections.abc import Collection, Sequence
 
 from rich.console import Console
@@ -15,6 +16,8 @@ COLUMNS = (
     ("steps/s", "steps_per_second"),
 )
 """Headings of a study's table, and the figures below them."""
+ABOVE = 4
+"""Standard errors of the test split above which an accuracy is above the ceiling."""
 MANY = 4
 """Number of grid points from which on the share of those near the best says something."""
 PROTOCOLS = {"quick": "quick: small settings, not the published protocol"}
@@ -46,6 +49,23 @@ def print_summary(summary: Summary, console: Console) -> None:
         f"sequence / token accuracy: ceiling {ceiling.sequence:.4f} / {ceiling.token:.4f}, "
         f"chance {chance.sequence:.2g} / {chance.token:.4f}"
     )
+    if is_above_ceiling(summary):
+        console.print(
+            "the test accuracy is above the ceiling: the task states it too low, or the layer sees the answers",
+            soft_wrap=True,
+        )
+
+
+def is_above_ceiling(summary: Summary) -> bool:
+    """Return whether a mean test accuracy is above the task's ceiling by more than the sampling of the test split."""
+    estimates = (summary.chosen_point and summary.chosen_point.estimates) or {}
+    examples = summary.config.task_config["eval_examples"]
+    for metric in ("sequence", "token"):
+        ceiling, found = getattr(summary.ceiling, metric), estimates.get(f"test_{metric}_accuracy")
+        error = math.sqrt(ceiling * (1 - ceiling) / examples)
+        if found is not None and found.mean > ceiling + ABOVE * error + 1e-9:
+            return True
+    return False
 
 
 def print_choice(summary: Summary, console: Console) -> None:

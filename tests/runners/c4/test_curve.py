@@ -52,7 +52,7 @@ def test_runs_of_a_chart_are_told_apart_whether_or_not_they_were_evaluated(
         for i in range(12)
     }
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, format, **_: figures.extend([self] * (format == "png")))
     plot_curves(curves, tmp_path / "chart.png")
     legend = figures[0].axes[0].get_legend()
     *names, validation, training = [text.get_text() for text in legend.get_texts()]
@@ -70,7 +70,7 @@ def test_seeds_of_a_model_look_alike_and_its_end_is_their_mean(tmp_path: Path, m
               seconds=1.0)  # fmt: skip
     seeds = [[replace(row, validation_loss=loss)] for loss in (2.0, 2.5)]
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, format, **_: figures.extend([self] * (format == "png")))
     plot_curves({"rt": [*seeds, []], "mine:L": seeds[:1], "waiting": [[]]}, tmp_path / "chart.png")
     axes = figures[0].axes[0]
     assert [text.get_text() for text in axes.texts] == ["rt 2.250 (mean of 2)", "mine:L 2.000"]

@@ -143,6 +143,18 @@ class Moody(Writing):
         return z_BTD if self.training else z_BTD * torch.nan
 
 
+class Late(Writing):
+    """Looks ahead in sequences longer than those of training; no sequence may have more than 80 positions."""
+
+    longest = 80
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if x_BTD.shape[1] > self.longest:
+            raise IndexError("too long")
+        z_BTD: Tensor = self.out(x_BTD)
+        return z_BTD + x_BTD.flip(1) if x_BTD.shape[1] > 24 else z_BTD
+
+
 class Half(Writing):
     def forward(self, x_BTD: Tensor) -> Tensor:
         z_BTD: Tensor = self.out(x_BTD)
@@ -266,6 +278,19 @@ def test_nor_would_it_on_a_gpu(name: str) -> None:
 
 
 EXAMPLES = {"running_mean": "RunningMean", "decaying_mean": "DecayingMean", "parallel_mean": "ParallelMean"}
+
+
+def test_a_layer_is_tried_on_the_longest_sequences_of_the_test_if_it_takes_them(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Late=Late))
+    command = ["--mixer", "layers_of_others:Late", "--task", "parity", "--task.length", "20", *COMMAND[6:]]
+    command += ["--task.train-examples", "64", "--task.eval-examples", "16"]
+    assert "is not causal" in refused(*command, "--task.extrapolation-factors", "4")
+    _, experiments = planned([*command, "--task.extrapolation-factors", "5"])
+    studies.try_layers(experiments, CPU)  # a layer of limited length has no figures there
+    _, experiments = planned([*command, "--task.extrapolation-factors"])
+    studies.try_layers(experiments, CPU)
 
 
 def save_example(module: str, folder: Path) -> str:

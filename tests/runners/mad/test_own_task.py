@@ -56,6 +56,14 @@ def test_the_task_that_the_documentation_shows_compares_layers(
     assert "is no task of the reference results: choose from in-context-recall" in capsys.readouterr().err
 
 
+def test_the_solver_that_the_documentation_shows_agrees(example: Path) -> None:
+    text = (ROOT / "docs" / "own-layers.md").read_text()
+    (code,) = re.findall(r"```python\nfrom count_mod import(.*?)```", text, flags=re.DOTALL)
+    exec(f"from count_mod import{code}", {})
+    with pytest.raises(AssertionError):
+        exec(f"from count_mod import{code}".replace("% 4", "% 5"), {})
+
+
 def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = example / "count_mod.py"
     module.write_text(module.read_text().replace("inputs_ST = rng", "1 / 0\n        inputs_ST = rng"))

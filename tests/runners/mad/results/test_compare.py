@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from mixers.costs import Costs
 from runners.mad import __main__ as mad
@@ -19,7 +21,7 @@ from runners.mad.results import compare
 from runners.mad.results.charts import draw_bars, draw_heat_map
 from runners.mad.results.standings import Standing, in_order, print_comparison, told_apart
 from runners.mad.results.summary import Estimate, Point, Summary, read_summary, summarise
-from runners.mad.results.tables import print_summary, span
+from runners.mad.results.tables import is_above_ceiling, print_summary, span
 from tasks.base import Accuracy
 from tests.runners.mad.commands import planned
 
@@ -254,11 +256,11 @@ def test_a_row_of_the_table_s_file_has_each_figure_under_its_name() -> None:
     limits = {"ceiling_sequence": 0.9, "ceiling_token": 0.95, "chance_sequence": 0.1, "chance_token": 0.5}
     costs = {"parameters": 7, "state_128": 5, "state_1024": 6, "flops_per_token_128": 77}
     rest = {"steps": 500, "preset": None, "seeds": 3, "failure": ""}
-    assert standing.row().items() >= (limits | costs | rest).items()
+    assert standing.rows()[0].items() >= (limits | costs | rest).items()
 
     # Without accuracies every seed diverged, and costs may be unknown.
     unknown = Costs(parameters=7, state_floats=None, flops_per_token=None)
-    row = replace(standing, test=None, costs=unknown, preset="quick").row()
+    row = replace(standing, test=None, costs=unknown, preset="quick").rows()[0]
     assert [row[name] for name in ("token_accuracy", "sequence_accuracy_half_width", "failure")] == [
         None,
         None,
@@ -266,6 +268,47 @@ def test_a_row_of_the_table_s_file_has_each_figure_under_its_name() -> None:
     ]
     assert [row[name] for name in costs] == [7, None, None, None]
     assert row["preset"] == "quick"
+
+
+def beyond(summary: Summary, **accuracies: list[float]) -> Summary:
+    """Return a summary whose chosen point has these sequence accuracies on extrapolation sets, half again by tokens."""
+    found = {name: [Accuracy(sequence=y, token=0.5 + y / 2) for y in values] for name, values in accuracies.items()}
+    assert summary.chosen is not None
+    points = [
+        replace(point, extrapolation=found) if n == summary.chosen else point for n, point in enumerate(summary.points)
+    ]
+    return replace(summary, points=points)
+
+
+def test_accuracies_beyond_training_are_compared_and_filed(capsys: pytest.CaptureFixture[str]) -> None:
+    lstm = beyond(summary_of("--mixer", "lstm", "--task", "parity"), long=[0.25, 0.75], longer=[0.0, 0.5])
+    rt = beyond(summary_of(*RT), long=[1.0, 1.0])
+    standings = [Standing.of(lstm), Standing.of(rt)]
+    print_comparison(standings, Console(width=200, markup=False))
+    out = capsys.readouterr().out
+    assert re.search(r"beyond training: sequence / token accuracy\s", out)
+    assert re.search(r"│   long +│ +0\.5000 / 0\.7500 │ +1\.0000 / 1\.0000 │", out)
+    assert re.search(r"│   longer +│ +0\.2500 / 0\.6250 │ +│", out)
+    print_comparison(standings[:1], Console(width=200, markup=False))
+    assert "beyond training" not in capsys.readouterr().out  # the study's own lines have said it
+
+    test, first, second = standings[0].rows()
+    assert [row["split"] for row in (test, first, second)] == ["test", "long", "longer"]
+    assert list(test) == list(first) == list(second)
+    assert (first["sequence_accuracy"], first["token_accuracy"]) == (0.5, 0.75)
+    assert first["sequence_accuracy_half_width"] == pytest.approx(0.25 * stats.t.ppf(0.975, 1))
+    assert (test["ceiling_token"], first["ceiling_token"], first["seeds"]) == (1.0, None, test["seeds"])
+
+
+def test_an_accuracy_above_the_ceiling_is_said() -> None:
+    summary = summary_of(*RT, seeds=3)
+    point = summary.chosen_point
+    assert point is not None
+    assert point.estimates is not None
+    limits = point.estimates["test_sequence_accuracy"].mean, point.estimates["test_token_accuracy"].mean
+    for sequence, token, expected in ((0.0, 0.0, False), (-0.2, 0.0, True), (0.0, -0.2, True), (-0.01, -0.01, False)):
+        ceiling = Accuracy(sequence=limits[0] + sequence, token=limits[1] + token)
+        assert is_above_ceiling(replace(summary, ceiling=ceiling)) == expected
 
 
 def test_seeds_in_words() -> None:
@@ -283,7 +326,8 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     compare.main(["--out", str(tmp_path)])
     text = capsys.readouterr().out
     rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
-    assert sorted(rows) == sorted(["parity (custom)", "rt", "rt-block-2", "ceiling", "chance"])
+    beyond_training = ["parity (custom)", "length 48", "length 96"]
+    assert sorted(rows) == sorted(["parity (custom)", "rt", "rt-block-2", "ceiling", "chance", *beyond_training])
     assert "mean over 2 seeds" in text
     (chart,) = (tmp_path / "figures").glob("comparison-*.png")
     assert text.endswith(f"chart: {chart}\ntable: {chart.with_suffix('.csv')}\n")
@@ -292,7 +336,7 @@ def test_a_command_compares_what_two_others_have_trained(tmp_path: Path, capsys:
     summaries = [json.loads(path.read_text()) for path in tmp_path.glob("studies/*/summary.json")]
     known = {s["label"]: s["points"][s["chosen"]]["estimates"]["test_token_accuracy"] for s in summaries}
     with chart.with_suffix(".csv").open() as file:
-        found = {row["layer"]: row for row in csv.DictReader(file)}
+        found = {row["layer"]: row for row in csv.DictReader(file) if row["split"] == "test"}
     assert {layer: float(row["token_accuracy"]) for layer, row in found.items()} == {
         layer: estimate["mean"] for layer, estimate in known.items()
     }

@@ -64,7 +64,7 @@ def test_the_comparison_is_sorted_by_task_and_family(mixers: tuple[str, ...]) ->
 def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
     note = "±: half the 95% t-interval of the mean over 2 seeds, not clipped to [0, 1]"
     (experiment,) = planned(["--mixer", "rt", "--task", "parity", "--width", "16"])[1]
-    estimates = {name: Estimate(mean=0.1 + i, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
+    estimates = {name: Estimate(mean=0.1 + i / 10, half_width=0.25) for i, name in enumerate((*METRICS, *TEST_METRICS))}
     points = [
         Point(lr=5e-4, weight_decay=0.0, seeds=[0, 1], estimates=None, diverged={0: 7, 1: 8}),
         Point(lr=1e-3, weight_decay=0.1, seeds=[0, 1], estimates=estimates, diverged={}),
@@ -84,12 +84,12 @@ def test_a_study_s_intervals_are_whole_at_80_columns() -> None:
         assert max(map(len, lines)) <= width
         assert note in lines
         rows[width] = [[c.strip() for c in line.strip("│").split("│")] for line in lines if line.startswith("│ ")]
-    validation = ["0.1000 ± 0.2500", "1.1000 ± 0.2500", "2.1000 ± 0.2500"]
-    test = ["5.1000 ± 0.2500", "6.1000 ± 0.2500", "4.1"]
+    validation = ["0.1000 ± 0.2500", "0.2000 ± 0.2500", "0.3000 ± 0.2500"]
+    test = ["0.6000 ± 0.2500", "0.7000 ± 0.2500", "0.5"]
     chosen, other = ["→", "0.001", "0.1"], ["", "0.0001", "0.1"]
-    assert rows[120][-2:] == [[*chosen, *validation, *test], [*other, *validation, "", "", "4.1"]]
+    assert rows[120][-2:] == [[*chosen, *validation, *test], [*other, *validation, "", "", "0.5"]]
     at = rows[80].index([*chosen, *validation])
-    assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "4.1"]]
+    assert rows[80][at + 1 :] == [[*other, *validation], [*chosen, *test], [*other, "", "", "0.5"]]
 
 
 @pytest.mark.parametrize(
