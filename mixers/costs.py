@@ -1,6 +1,6 @@
 """Costs of one layer: parameters, state carried while decoding, and floating point operations of a forward pass.
 
-All three are counted, none is derived. Parameters and state are counted in the tensors themselves; operations (FLOPs)
+All three are counted. Parameters and state are counted in the tensors themselves; operations (FLOPs)
 are counted by PyTorch's ``FlopCounterMode`` on the CPU, where layers run in plain PyTorch. That counter sees matrix
 products and convolutions as they are executed, masked entries included (the Transformer's attention counts as a full
 square). A multiply-add is two operations, a complex one eight. All other operations count as zero: norms, softmax,
@@ -25,13 +25,6 @@ from mixers.registry import building
 
 LENGTHS = (128, 1024)
 """Sequence lengths N for which the state is counted; operations are counted for the first one."""
-FOOTNOTE = (
-    f"one layer, one sequence; largest state in floats up to {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs of a "
-    f"forward pass over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too: elementwise "
-    "recurrences count nothing"
-)
-HEADINGS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
-"""Headings of ``Costs.cells``."""
 Counted = TypeVar("Counted")
 
 
@@ -48,25 +41,6 @@ class Costs:
     parameters: int
     state_floats: dict[int, int] | None
     flops_per_token: dict[int, int] | None
-
-    def sentence(self) -> str:
-        """Return the figures in words."""
-        parameters, *state, flops = self.cells()
-        floats = ", ".join(f"{n} floats after {length} positions" for n, length in zip(state, LENGTHS, strict=True))
-        return f"{parameters} parameters; state {floats}; {flops} FLOPs per token at N = {LENGTHS[0]}"
-
-    def cells(self, number: Callable[[int], str] = "{:,}".format) -> list[str]:
-        """Return parameters, state at each N, and operations as cells of a table; ? marks an unknown figure."""
-        state, flops = self.state_floats or {}, self.flops_per_token or {}
-        figures = (self.parameters, *map(state.get, LENGTHS), flops.get(LENGTHS[0]))
-        return ["?" if figure is None else number(figure) for figure in figures]
-
-
-def short(number: int) -> str:
-    """Return a number with three digits and a unit: 197k, 1.05M."""
-    rounded = float(f"{number:.3g}")
-    power = max(0, math.floor(math.log10(rounded)) // 3) if rounded else 0
-    return f"{rounded / 1000**power:#.3g}".rstrip(".") + "kMGTP"[power - 1] if power else str(number)
 
 
 _counted: dict[tuple[type[Layer], str, Shape], Costs] = {}

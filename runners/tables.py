@@ -1,5 +1,6 @@
-"""Names in the cells of tables, and tables that may be too wide for a console."""
+"""Names and numbers in the cells of tables, and tables that may be too wide for a console."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,3 +54,10 @@ def _broken(line: str, width: int) -> Iterator[str]:
 def fits(table: Table, console: Console) -> bool:
     """Return whether a console is wide enough for a table."""
     return Measurement.get(console, console.options.update(max_width=UNLIMITED), table).maximum <= console.width
+
+
+def abbreviated(number: int) -> str:
+    """Return a number with three digits and a unit: 197k, 1.05M."""
+    rounded = float(f"{number:.3g}")
+    power = max(0, math.floor(math.log10(rounded)) // 3) if rounded else 0
+    return f"{rounded / 1000**power:#.3g}".rstrip(".") + "kMGTP"[power - 1] if power else str(number)

@@ -20,7 +20,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mixers.costs import short
 from runners.c4.cost import model_parameters
 from runners.c4.identity import config_of
 from runners.c4.stored import StoredRun, curves_of, labels_of, stored_runs, that_differ_in_the_seed
@@ -28,7 +27,7 @@ from runners.cli import check_out, cli, shown_as
 from runners.ending import user_errors
 from runners.files import write_table
 from runners.intervals import mean_and_interval
-from runners.tables import Name
+from runners.tables import Name, abbreviated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +102,8 @@ class Standing:
         known = self.figures
         half = "" if known["half_width"] is None else f" ± {known['half_width']:.4f}"
         return [
-            "–" if known["parameters"] is None else short(int(known["parameters"])),
-            short(int(known["tokens"] or 0)),
+            "–" if known["parameters"] is None else abbreviated(int(known["parameters"])),
+            abbreviated(int(known["tokens"] or 0)),
             "" if known["nats_per_token"] is None else f"{known['nats_per_token']:.4f}{half}",
             "" if known["bits_per_byte"] is None else f"{known['bits_per_byte']:.4f}",
             "" if known["tokens_per_second"] is None else f"{known['tokens_per_second']:,.0f}",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mixers.costs import attempt, count_parameters, count_state, from_short, operations, short
+from mixers.costs import attempt, count_parameters, count_state, from_short, operations
 from mixers.named import is_path
 from runners.mad.duration import Clock, Duration, sentence, work_left
 from runners.mad.experiment import Experiment
@@ -21,7 +21,7 @@ from runners.mad.search.search import saved_step
 from runners.mad.search.study import done_of, run_of
 from runners.mad.studies import try_layers
 from runners.mad.training.protocol import Run
-from runners.tables import Name, fits
+from runners.tables import Name, abbreviated, fits
 
 FOOTNOTE = (
     "parameters of the model; state of its layers in floats after a sequence; FLOPs of a training step: three times "
@@ -59,7 +59,7 @@ class Forecast:
     def cells(self) -> list[str]:
         """Return the cells of a table's row."""
         figures = (self.parameters, self.state_floats, self.flops)
-        counts = ["?" if figure is None else short(figure) for figure in figures]
+        counts = ["?" if figure is None else abbreviated(figure) for figure in figures]
         return [f"{self.finished:,} / {self.runs:,}", f"{self.steps:,}", *counts]
 
 

@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers.base import Layer, Shape
-from mixers.costs import FOOTNOTE, HEADINGS
 from mixers.matching import FIGURES, Figure, count, match
 from mixers.options import override
 from mixers.registry import find_mixer
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
 from runners.cli import applicable, as_fields, defaults_of
+from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.mad.layer_choice import LayerChoice
 from runners.tables import Name
 
@@ -124,7 +124,7 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     with console.status("counting") as status:
         for choice in choices:
             status.update(f"counting {choice.label}")
-            families.setdefault(choice.layer.family, []).append((choice, choice.costs().cells()))
+            families.setdefault(choice.layer.family, []).append((choice, cells_of(choice.costs())))
 
     # The table is wide if it fits without the papers, whose names may be wrapped.
     bare = Measurement.get(console, console.options.update(max_width=1000), _table(families, wide=True, papers=False))

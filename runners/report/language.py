@@ -29,7 +29,6 @@ from statistics import fmean
 import numpy as np
 
 from mixers import MIXERS
-from mixers.costs import short
 from runners.c4.reference.cells import Cell as ModelCell
 from runners.c4.reference.order import RATES
 from runners.report.cells import Board, Cell
@@ -44,6 +43,7 @@ from runners.report.correlation import (
 )
 from runners.report.ranks import Ranks, mean_ranks
 from runners.report.trained import is_stale_model, read_models
+from runners.tables import abbreviated
 from tasks import TASKS
 
 LOSSES = {
@@ -256,8 +256,8 @@ def _setting(cell: ModelCell) -> str:
     config, corpus = cell.settings, cell.corpus
     return (
         f"{config['layers']} layers of width {config['width']}, sequences of {config['seq_len']} tokens, a vocabulary "
-        f"of {corpus.vocab_size:,}, and {short(cell.tokens)} tokens of training, {short(corpus.train_tokens)} of them "
-        "different"
+        f"of {corpus.vocab_size:,}, and {abbreviated(cell.tokens)} tokens of training, "
+        f"{abbreviated(corpus.train_tokens)} of them different"
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mixers.costs import short
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
 from runners.report.cells import METRICS, Board, Cell, limits
@@ -32,6 +31,7 @@ from runners.report.pictures import CIRCLES, DASHES, Picture
 from runners.report.pictures.language import forest_picture, language_picture
 from runners.report.ranks import Ranks, mean_ranks, rank_on_task
 from runners.report.speed import Anchor, Table
+from runners.tables import abbreviated
 from tasks import TASKS
 
 EDGES = {"smallest": "the smallest", "largest": "the largest"}
@@ -193,7 +193,7 @@ def write_page(page: Page, path: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"short": short, "digits": digits, "share": share, "plain": plain}
+    environment.filters |= {"short": abbreviated, "digits": digits, "share": share, "plain": plain}
     environment.globals |= {"link": lambda target: _link(Path(target), path), "circle": circle, "costs_of": costs_of}
 
     first, language = page.boards[0], page.language

@@ -13,7 +13,6 @@ from typing import Any, Literal, cast, get_args
 
 from jinja2 import Environment, StrictUndefined
 
-from mixers.costs import short
 from runners.files import read_json
 from runners.mad.reference.overview import BLOCKS, DEPTHS, NOT_RUN, effective_depth, solves_some
 from runners.mad.results.ranking import interval
@@ -22,6 +21,7 @@ from runners.report.cells import Board
 from runners.report.language import LanguageModel
 from runners.report.records import ABSENT, Records
 from runners.report.transition import Models, Transition
+from runners.tables import abbreviated
 from tasks import TASKS
 
 CLAIMS = Path(__file__).parent / "data" / "claims.toml"
@@ -218,7 +218,7 @@ class Evidence:
         """Return the number of parameters of a layer."""
         found = (cell for (name, _), cell in self.board.cells.items() if name == row)
         cell = next(found, None)
-        return NOT_TRAINED if cell is None else short(cell.standing.costs.parameters)
+        return NOT_TRAINED if cell is None else abbreviated(cell.standing.costs.parameters)
 
     def small_models(self) -> str:
         """Return the losses of RT and the Transformer as small language models; nothing before both are finished."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from mixers.costs import short
 from runners.c4.reference.cells import Cell
 from runners.c4.reference.order import SEEDS, Place, losses_by_rate
 from runners.progress import spell
 from runners.report.trained import is_stale_model, read_models
+from runners.tables import abbreviated
 
 NOT_TRAINED, NOT_FINISHED, DIVERGED = "not trained", "not finished", "diverged"
 YES, NO, EVEN = "yes", "no", "within the seeds"
@@ -196,7 +196,7 @@ class Transition:
         if not found:
             return ""
 
-        tokens = short(self._begun["rt-6"].tokens)
+        tokens = abbreviated(self._begun["rt-6"].tokens)
         state = "" if {"rt-6", "transformer-6", "transformer-12"} <= self._models.keys() else " Not finished."
         return (
             f"At 30M parameters on another text, after {tokens} tokens and with one seed, RT's loss minus that of the "
@@ -314,7 +314,7 @@ def table_of_runs(models: Models) -> list[list[str]]:
         seeds = [_loss(runs[name], (rate, SEEDS[0])) + "*" * (rate == chosen) for rate in rates]
         others = [place for place in runs[name] if place[1] != SEEDS[0]]
         second = ", ".join(f"{_loss(runs[name], place)} (lr {place[0]:g})" for place in others)
-        return [name, short(models[name].parameters_without_embeddings), *seeds, second or "–"]
+        return [name, abbreviated(models[name].parameters_without_embeddings), *seeds, second or "–"]
 
     return [["model", "parameters", *(f"lr {rate:g}" for rate in rates), "second seed"], *map(row, models)]
 

@@ -7,7 +7,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from mixers.costs import short
 from runners.bench.charts import LATENCY, draw_latencies, finish_axes, share_range
 from runners.bench.pretraining.bench import PretrainingBench
 from runners.bench.pretraining.cells import LAYER_PHASES, PretrainingCell
@@ -16,17 +15,18 @@ from runners.bench.tables import SHORT, print_table
 from runners.device import device_name
 from runners.drawing import styles
 from runners.files import write_atomically
+from runners.tables import abbreviated
 
 FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "median_ms": ("ms", "{:.4g}".format),
     "layer_ms": ("ms a\nlayer", "{:.4g}".format),
-    "tokens_per_second": ("tok/s", lambda speed: short(round(speed))),
+    "tokens_per_second": ("tok/s", lambda speed: abbreviated(round(speed))),
     "share_of_peak": ("of peak", "{:.1%}".format),
     "of_transformer": ("of\nTransf.", "{:.2f}".format),
     "peak_gib": ("peak\nGiB", "{:.3g}".format),
     "setup_seconds": ("set-up\ns", "{:.3g}".format),
     "cache_bytes": ("cache\nMiB", lambda size: f"{size / 2**20:.2f}"),
-    "parameters": ("parameters", lambda number: short(round(number))),
+    "parameters": ("parameters", lambda number: abbreviated(round(number))),
     "error": ("error", "{:.1e}".format),
     "quadratic_share": ("quadratic share", "{:.2f}".format),
 }

@@ -13,10 +13,10 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from mixers.costs import FOOTNOTE, HEADINGS, short
+from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.mad.results.standings import Standing, by_layer
 from runners.mad.results.tables import print_intervals, print_protocols
-from runners.tables import Name, fits
+from runners.tables import Name, abbreviated, fits
 
 LISTED = 4
 """Largest number of layers that a sentence names one by one."""
@@ -104,7 +104,7 @@ def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]]
     tables = []
     for standings, _ in found:
         rows = [(_label(s, mine), str(rank), *s.accuracies()) for rank, s in ranked(standings)]
-        costs = [tuple(s.costs.cells(short)) for _, s in ranked(standings)]
+        costs = [tuple(cells_of(s.costs, abbreviated)) for _, s in ranked(standings)]
         whole = [row + cells for row, cells in zip(rows, costs, strict=True)]
         tables.append((standings[0].setting, _table(headings, rows), _table((*headings, *HEADINGS), whole)))
 
@@ -118,7 +118,7 @@ def print_ranks(found: Sequence[tuple[Sequence[Standing], Collection[Standing]]]
     everything = [s for standings, _ in found for s in standings]
     for preset in () if is_wide else dict.fromkeys(s.preset for s in everything):
         own_first = sorted(by_layer(everything), key=lambda s: s not in mine)
-        layers = {_label(s, mine): s.costs.cells(short) for s in own_first if s.preset == preset}
+        layers = {_label(s, mine): cells_of(s.costs, abbreviated) for s in own_first if s.preset == preset}
         console.print(f"costs ({preset})" if preset else "costs", style="table.title")
         console.print(_table(HEADINGS, [(label, *cells) for label, cells in layers.items()]))
 

@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers import MIXERS
-from mixers.costs import FOOTNOTE, HEADINGS, LENGTHS, Costs, short
+from mixers.costs import LENGTHS, Costs
 from mixers.registry import changed, variant_label
+from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.mad.experiment import Described
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
 from runners.mad.results.tables import print_intervals, print_protocols
-from runners.tables import Name, fits
+from runners.tables import Name, abbreviated, fits
 from tasks import TASKS
 from tasks.base import Accuracy
 
@@ -341,7 +342,7 @@ def print_comparison(standings: Sequence[Standing], console: Console) -> None:
     if fits(table, console):
         console.print(table)
     else:
-        of_mixers = {s.mixer: s.costs.cells(short) for s in by_layer(standings)}
+        of_mixers = {s.mixer: cells_of(s.costs, abbreviated) for s in by_layer(standings)}
         console.print(
             _table(title, (tree, *headings), [(label, results) for label, results, _ in rows]),
             _table("costs", ("mixer", *HEADINGS), list(of_mixers.items())),
@@ -372,7 +373,7 @@ def _comparison_rows(standings: Sequence[Standing], levels: Sequence[str]) -> li
             indent = "  " * (len(levels) - 1)
             for s in of_family:
                 label = indent + s.mixer + (f"\n{indent}  {s.remark}" if s.remark else "")
-                rows.append((label, s.accuracies(), s.costs.cells(short)))
+                rows.append((label, s.accuracies(), cells_of(s.costs, abbreviated)))
 
         for name, limit, digits in (("ceiling", members[0].ceiling, 4), ("chance", members[0].chance, 2)):
             rows.append((f"  {name}", [f"{limit.sequence:.{digits}g}", f"{limit.token:.{digits}g}"], []))

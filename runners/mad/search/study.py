@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mixers.costs import costs
 from runners.cli import LARGEST_LR
+from runners.cost_cells import sentence_of
 from runners.mad.experiment import Experiment
 from runners.mad.training.protocol import Run
 from runners.mad.training.result import Metrics
@@ -206,7 +207,7 @@ The point is chosen on validation alone; the test split is read once, for the ch
 
 {settings}
 
-One layer: {layer.sentence()} (matrix products only).
+One layer: {sentence_of(layer)} (matrix products only).
 
 The value of a trial is read as follows: 1.782939 stands for 1.78% of the validation sequences and 29.39% of their
 tokens right. Points are chosen by sequences right, then tokens right, then loss, as a mean over seeds.

@@ -7,11 +7,12 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from mixers.costs import LENGTHS, short
+from mixers.costs import LENGTHS
 from runners.drawing import Style
 from runners.report.cells import Board, Cell, training_flops
 from runners.report.pictures import Picture, cells_of, estimate_text, legend_of, not_shown, panels_of_tasks
 from runners.report.svg import MUTED, STYLE, accuracy_axis, limit_lines, mark, panel, to_svg
+from runners.tables import abbreviated
 
 Cost = Callable[[Cell], float | None]
 POSITIONS = LENGTHS[0]
@@ -86,7 +87,7 @@ def _draw(cells: Sequence[Cell], cost: Cost, legend: dict[str, Style], metric: s
                 ends = max(0.0, estimate.mean - half), min(1.0, estimate.mean + half)
                 axes.plot([x, x], ends, color=legend[cell.row].color, linewidth=1, alpha=0.6)
             mark(axes, x, estimate.mean, legend[cell.row], f"point{n}")
-            tips[f"point{n}"] = f"{cell.row}: {estimate_text(cell, metric)}, {axis} {short(round(x))}"
+            tips[f"point{n}"] = f"{cell.row}: {estimate_text(cell, metric)}, {axis} {abbreviated(round(x))}"
 
         _draw_front(axes, [(x, cell.standing.accuracy(metric).mean) for x, cell in known])  # type: ignore[union-attr]
         limit_lines(axes, *(getattr(limit, metric) for limit in (cells[0].standing.ceiling, cells[0].standing.chance)))
@@ -103,7 +104,7 @@ def _draw(cells: Sequence[Cell], cost: Cost, legend: dict[str, Style], metric: s
 
 def _tick(value: float) -> str:
     """Return a cost with two digits and a unit: 33k."""
-    text = short(round(float(f"{value:.2g}")))
+    text = abbreviated(round(float(f"{value:.2g}")))
     figures = text.rstrip("kMGTP")
     return f"{float(figures):g}{text[len(figures) :]}"
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape
-from mixers.costs import FOOTNOTE
+from runners.cost_cells import FOOTNOTE
 from runners.mad import __main__ as mad
 from runners.mad import plan as plan_module
 from runners.mad.layers import choose_layers
