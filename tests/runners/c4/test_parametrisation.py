@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.decoding import Decoder, decodes_in_memory
+from mixers.decoding import Decoder, has_static_cache
 from mixers.models import LanguageModel
 from runners.c4.__main__ import main
 from runners.c4.checkpoints import load_model
@@ -142,15 +142,15 @@ def test_a_layer_that_the_authors_do_not_have_is_refused(mixer: str, capsys: pyt
 
 
 @pytest.mark.parametrize("mixer", ["rt", "transformer"])
-def test_a_folded_model_decodes_in_memory(mixer: str) -> None:
+def test_a_folded_model_has_static_cache(mixer: str) -> None:
     """Before, its embedding and maps are modules of other classes, whose weights are computed at each use."""
     model = build(replace(SMALL, mixer=mixer), {}, VOCAB).double().requires_grad_(False)
     tokens_TB = torch.arange(2 * LENGTH).view(LENGTH, 2)
     expected_TBV = model(tokens_TB.mT).transpose(0, 1)
 
-    assert not decodes_in_memory(model)
+    assert not has_static_cache(model)
     fold(model)
-    assert decodes_in_memory(model)
+    assert has_static_cache(model)
     decoder = Decoder(model, 2, LENGTH)
     found_TBV = torch.stack([decoder.step(tokens_B).clone() for tokens_B in tokens_TB])
     assert torch.allclose(found_TBV, expected_TBV, rtol=0, atol=1e-12)

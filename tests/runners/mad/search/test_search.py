@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.context import ForkServerProcess
@@ -243,7 +244,7 @@ def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypa
     sources = [(tmp_path / f"layer_{i}.py") for i in range(3)]
     for source in sources[1:]:
         sources[0].write_text(source.read_text())
-        versions.append(code_version(__import__("layer_0").Layer))
+        versions.append(code_version(importlib.reload(sys.modules["layer_0"]).Layer))
     assert versions[3] == versions[0]
     assert versions[4] != versions[0]
 
@@ -510,9 +511,11 @@ def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monk
     layer = importlib.import_module("lab.layer").Mine
     before = code_version(layer)
     assert code_version(layer) == before
-    (package / "helper.py").write_text("K = 2\n")
+    (package / "helper.py").write_text("K = 20\n")
+    importlib.reload(sys.modules["lab.helper"])
     after = code_version(layer)
-    (tmp_path / "beside.py").write_text("B = 2\n")
+    (tmp_path / "beside.py").write_text("B = 20\n")
+    importlib.reload(sys.modules["beside"])
     assert len({before, after, code_version(layer)}) == 3
 
 
