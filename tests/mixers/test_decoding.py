@@ -19,9 +19,9 @@ from mixers.transformer import Transformer
 triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels import decoding as kernels  # noqa: E402
+from tests.kernel_marks import interpreted  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 VOCAB = 29
 WAYS = {
     "rt": (RecurrentTransformer, {}),

@@ -14,10 +14,9 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.feedback.passes import unsupported  # noqa: E402
 from mixers.feedback_transformer import FeedbackTransformer  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 MIXTURE = "model.depth"  # the parameter that mixes the outputs of the layers into the memory
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -24,11 +24,10 @@ from mixers.ops.kernels.projection import project_method  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALE = 0.7
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

@@ -18,11 +18,10 @@ from mixers.ops.kernels import short_convolution as short_kernels  # noqa: E402
 from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
 from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 Inputs = tuple[Tensor, Tensor, Tensor]

@@ -11,10 +11,9 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels import products  # noqa: E402
 from mixers.ops.kernels.products import group_sum, rows_products  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

@@ -13,10 +13,9 @@ from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # n
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

@@ -26,10 +26,9 @@ from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.selective_scan import selective_scan  # noqa: E402
 from mixers.parts import MixerLayer  # noqa: E402
 from mixers.s5 import S5  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

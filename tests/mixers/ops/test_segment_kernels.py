@@ -21,10 +21,9 @@ from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.weights import LayerWeights  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

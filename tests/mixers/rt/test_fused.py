@@ -20,11 +20,10 @@ from mixers.rt.fused.passes import fused_backward, fused_forward, unsupported  #
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.naive import Weights, naive_recurrence  # noqa: E402
 from mixers.rt.wavefront import schedule  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 Inputs = tuple[list[Tensor], Weights, Tensor]

@@ -15,10 +15,9 @@ from mixers.models import Stack  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.wavefront import schedule  # noqa: E402
 from mixers.rt.wavefront.passes import unsupported  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -19,10 +19,9 @@ from runners.mad.training.ensemble import Ensemble  # noqa: E402
 from runners.mad.training.kernels.cross_entropy import cross_entropy_method  # noqa: E402
 from runners.mad.training.protocol import Optimizer, Run  # noqa: E402
 from tasks.base import IGNORE  # noqa: E402
+from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def fused_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
