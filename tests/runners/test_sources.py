@@ -1,8 +1,6 @@
 """The code that counts is the code that runs, although its file was edited since."""
 
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from runners.provenance import code_version, keep_sources
+from tests.runners.processes import run_program, start
 
-ROOT = Path(__file__).parents[2]
 NAME = "a_layer_that_is_edited"
 SOURCE = """
 from functools import cached_property
@@ -118,19 +116,25 @@ EDITS = True
 """
 
 
-def test_a_study_that_begins_after_an_edit_is_one_of_the_code_that_trained_it(tmp_path: Path) -> None:
+def test_a_study_that_begins_after_an_edit_is_one_of_the_code_that_trained_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first command trains both tasks with the layer as it was imported, and edits its file in the first step."""
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "edited.py").write_text(LAYER)
     line = [
-        *(sys.executable, "-m", "runners.mad", "--mixer", "edited:Layer", "--task", "parity", "memorization"),
+        *("--mixer", "edited:Layer", "--task", "parity", "memorization", "--reference", "none"),
         *("--task.train-examples", "64", "--task.eval-examples", "32", "--batch-size", "16", "--width", "16"),
         *("--mlp-width", "16", "--device", "cpu", "--steps", "2", "--evaluations", "1", "--lr", "1e-2"),
-        *("--weight-decay", "0", "--reference", "none", "--out", str(tmp_path / "out")),
+        *("--weight-decay", "0", "--out", str(tmp_path / "out")),
     ]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "COLUMNS": "200"}
-    first = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert "SCALE = 0.3" in (tmp_path / "edited.py").read_text()
-    assert "trains differently" not in first.stdout
 
-    second = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert second.stdout.count("was trained by code that trains differently") == 2
+    def said(name: str) -> str:
+        process = start(run_program, "runners.mad.__main__", line, tmp_path / name)
+        process.join()
+        assert process.exitcode == 0
+        return (tmp_path / name).read_text()
+
+    assert "trains differently" not in said("first")
+    assert "SCALE = 0.3" in (tmp_path / "edited.py").read_text()
+    assert said("second").count("was trained by code that trains differently") == 2
