@@ -4,6 +4,7 @@ They find faults that make results wrong without an error: outputs that depend o
 steps that differ from the parallel form, and parameters that are not trained.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -22,8 +23,10 @@ SPIKED, TOGETHER = 2**14, 2**11
 """Largest numbers of positions in sequences of which one position is changed: of all together, and of one call."""
 STEPS = 512
 """Number of positions that are also decoded one by one. This is checked only on a CPU, because decoding is float32."""
-DISTURBANCE = 1e-6
-"""Relative change of the inputs that shows how much a layer enlarges rounding from position to position."""
+FIRST_STEPS = 8
+"""Number of the first of these, at one of which differences have not grown."""
+DISTURBANCE = 1e-5
+"""Change of the inputs that shows how differences grow from position to position."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
 CLOSED = 1e-2
@@ -94,12 +97,19 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     unused = _unused(mixer, layer, torch.randn(1, positions, layer.shape.width, generator=draw).to(device))
 
     # Open the gates that start closed, and check again.
-    closed = [(p, p.abs() < CLOSED) for p in layer.parameters() if (p.abs() < CLOSED).any()]
-    for parameter, small in closed:
-        parameter.copy_(torch.where(small, 0.1 * torch.randn(parameter.shape, generator=draw).to(device), parameter))
+    closed = [p for p in layer.parameters() if (p.abs() < CLOSED).any()]
+    for parameter in closed:
+        parameter.copy_(_opened(parameter, draw))
     if closed:
         _check_outputs(mixer, layer, device, positions, draw)
     return unused
+
+
+def _opened(parameter: Tensor, draw: torch.Generator) -> Tensor:
+    """Return a parameter with random numbers in place of those near zero, which keep their signs, as rates need."""
+    random = 0.1 * torch.randn(parameter.shape, generator=draw).to(parameter.device)
+    random = torch.where(parameter == 0, random, random.abs() * parameter.sign())
+    return torch.where(parameter.abs() < CLOSED, random, parameter)
 
 
 def _in_place_of(parameter: Tensor) -> str:
@@ -120,7 +130,7 @@ class _Outputs(NamedTuple):
         after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
         ended: outputs (B, t, D) of the first t positions alone, by t, for lengths that the layer takes.
         steps: outputs (B, D) of single steps, of up to ``STEPS`` positions; none if the layer has no step form.
-        disturbed_BTD: outputs of slightly other inputs.
+        disturbed: outputs (B, T, D) of inputs that are a little larger, and as much smaller; none without steps.
         mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
     """
 
@@ -131,7 +141,7 @@ class _Outputs(NamedTuple):
     after: dict[int, Tensor]
     ended: dict[int, Tensor]
     steps: list[Tensor]
-    disturbed_BTD: Tensor
+    disturbed: list[Tensor]
     mixed: list[Tensor]
 
 
@@ -166,7 +176,7 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
             after[cut] = layer(changed_BTD)
         steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
         noise_BTD = torch.randn(x_BTD.shape, generator=draw).to(device)
-        disturbed_BTD = layer(x_BTD + DISTURBANCE * noise_BTD) if steps else z_BTD
+        disturbed = [layer(x_BTD + change * noise_BTD) for change in (DISTURBANCE, -DISTURBANCE)] if steps else []
         inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
         mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]
 
@@ -177,7 +187,7 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
             if length in ended and _form(ended[length]) != _form(part_BTD):
                 del ended[length]
 
-    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, steps, disturbed_BTD, mixed)
+    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, steps, disturbed, mixed)
 
 
 def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -281,12 +291,15 @@ def _check_ends(mixer: str, outputs: _Outputs) -> None:
 def _check_steps(mixer: str, outputs: _Outputs) -> None:
     """Refuse a layer whose single steps give other outputs than its forward pass.
 
-    A layer that enlarges small differences, as a chaotic one does, may differ as much as it does for other inputs.
+    Rounding grows in a layer as other small differences do: fast in a chaotic one, by leaps in one that rounds numbers.
     """
+    if not outputs.steps:
+        return
+    moved_2T = torch.stack([(y_BTD - outputs.z_BTD).abs().amax((0, 2)) for y_BTD in outputs.disturbed])
+    first = min((moved for moved in moved_2T[:, :FIRST_STEPS].flatten().tolist() if moved > 0), default=math.inf)
     for t, step_BD in enumerate(outputs.steps):
-        z_BD = outputs.z_BTD[:, t]
-        enlarged = (outputs.disturbed_BTD[:, t] - z_BD).abs().max()
-        if _differ(z_BD, step_BD, times=10) and not (step_BD - z_BD).abs().max() <= 100 * enlarged:
+        growth = max(1.0, float(moved_2T[:, : t + 1].max()) / first)
+        if _differ(outputs.z_BTD[:, t], step_BD, times=10 * growth):
             raise ContractError(
                 f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step form "
                 "defines neither init_state nor step"

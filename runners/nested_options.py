@@ -10,9 +10,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import tyro
 
 from mixers import MIXERS
+from mixers.named import is_path
 from mixers.registry import find_mixer
 from runners.cli import defaults_of, expand, parse_known
 from runners.guidance import closest, default_hint, flag_of, in_groups, not_understood, texts_of
+from runners.provenance import keep_sources
 from runners.task_names import find_task
 from tasks import TASKS
 
@@ -78,11 +80,13 @@ def _chosen_configs(base: type, preset: Any, arguments: Sequence[str]) -> dict[s
         names.add_argument(f"--{group}", nargs="*", default=[default] if isinstance(default, str) else list(default))
     chosen, _ = names.parse_known_args(arguments)
 
-    return {
-        group: {name: find(name).Config for name in expand(getattr(chosen, group), registry)}
+    found = {
+        group: {name: find(name) for name in expand(getattr(chosen, group), registry)}
         for group, (registry, find) in FIND.items()
         if group in groups
     }
+    keep_sources(*(kind for of_group in found.values() for name, kind in of_group.items() if is_path(name)))
+    return {group: {name: kind.Config for name, kind in of_group.items()} for group, of_group in found.items()}
 
 
 def _with_nested(

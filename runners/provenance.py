@@ -19,7 +19,7 @@ import torch
 
 from mixers.origin import is_library
 from runners.interactive import MAIN, code_of
-from runners.sources import source_of
+from runners.sources import differences, source_of
 
 OWN_PACKAGES = ("mixers", "tasks", "runners")
 
@@ -45,9 +45,6 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     Args:
         *roots: modules by name, or classes, which stand for their modules and those of their base classes.
         alone: modules that count without their imports.
-
-    Raises:
-        ValueError: the file of a module outside this project has changed since the module was imported.
     """
     waiting: list[str] = []
     own: list[type] = []
@@ -58,6 +55,7 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
     in_main = code_of(own, waiting.append)
     seen = {name: _parsed(source)[1] for name in alone if (source := _source(name)) is not None}
     in_c: dict[str, str] = {}
+    of_users: dict[str, str] = {}
 
     while waiting:
         name = waiting.pop()
@@ -65,18 +63,17 @@ def code_version(*roots: type | str, alone: Sequence[str] = ()) -> str:
             continue
 
         statements, seen[name] = _parsed(source)
+        if name.partition(".")[0] not in OWN_PACKAGES:
+            of_users[name] = source
         in_c |= _c_files(name)
         waiting += _imports(statements, _package(name))
 
-    return sha256_of(json.dumps([*sorted((seen | in_c).items()), *in_main]))
+    files = {name: file for name in of_users if (file := _file(name)) is not None}
+    return sha256_of(json.dumps([*sorted((seen | in_c).items()), *in_main, *differences(of_users, files)]))
 
 
 def keep_sources(*roots: type | str) -> None:
-    """Read the code of classes or modules now, so that it counts as it was imported if its files are edited later.
-
-    Raises:
-        ValueError: a file has changed already.
-    """
+    """Read the code of classes or modules now, so that it counts as it was imported if its files are edited later."""
     code_version(*roots)
 
 
@@ -100,7 +97,7 @@ def _plain(value: Any) -> Any:
 def _source(module_name: str) -> str | None:
     """Return a module's source; None if it belongs to Python or an installed library, or is no module."""
     file = _file(module_name)
-    return None if file is None else source_of(module_name, file, module_name.partition(".")[0] in OWN_PACKAGES)
+    return None if file is None else source_of(module_name, file)
 
 
 def _file(module_name: str) -> str | None:

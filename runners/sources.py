@@ -1,68 +1,88 @@
 """Sources of modules as this process runs them, not as their files are by now: users edit layers while others train."""
 
+import ast
+import importlib.util
 import inspect
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+"""Types of constants whose values are compared."""
 
 _kept: dict[str, tuple[ModuleSpec, str]] = {}
 """By module, the source that was read first, and the module's specification, which a reload replaces."""
 
 
-def source_of(module_name: str, file: str, own: bool) -> str:
+def source_of(module_name: str, file: str) -> str:
     """Return the source of a module: of an imported one, that of its import, or of its last reload.
 
     It is read at the first call, and kept. A module that is not imported yet is read each time.
 
-    Args:
-        module_name: name of the module.
-        file: its file.
-        own: whether it belongs to this project, whose files are not compared with what was imported.
-
     Raises:
-        ValueError: the file has changed between import and first reading, as far as its functions show.
+        OSError, SyntaxError: the file cannot be read.
     """
     module = sys.modules.get(module_name)
     spec = getattr(module, "__spec__", None)
-    if module is None or spec is None:
-        return Path(file).read_text()
-
-    kept = _kept.get(module_name)
-    if kept is None or kept[0] is not spec:
-        source = Path(file).read_text()
-        if not own and _has_changed(module, spec, source, file):
-            raise ValueError(
-                f"{file} has changed since it was imported: start the command again, or in a notebook reload "
-                f"{module_name}"
-            )
-        kept = _kept[module_name] = spec, source
-    return kept[1]
+    if spec is None:
+        return _read(file)
+    if module_name not in _kept or _kept[module_name][0] is not spec:
+        _kept[module_name] = spec, _read(file)
+    return _kept[module_name][1]
 
 
-def _has_changed(module: ModuleType, spec: ModuleSpec, source: str, file: str) -> bool:
-    """Return whether a function of a module, or a method of its classes, is not one that the source defines.
+def _read(file: str) -> str:
+    return importlib.util.decode_source(Path(file).read_bytes()).removeprefix("\ufeff")
 
-    A loader other than Python's own may have imported other code than the source, and tells nothing.
+
+def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[str]:
+    """Return, as sorted texts, what imported modules run that their sources do not define; nothing for most modules.
+
+    So a file that was edited between import and first reading, or whose module was loaded again while others still hold
+    its earlier functions, is not taken for what runs. Compared are functions, methods, their defaults, and plain
+    constants of modules and classes.
+
+    Args:
+        sources: source of each module by its name.
+        files: file of each module by its name.
     """
-    if type(spec.loader) is not SourceFileLoader:
-        return False
-    defined = {_essence(code) for code in _all_codes(compile(source, file, "exec", dont_inherit=True))}
-    return any(_essence(code) not in defined for code in _live_codes(module) if code.co_filename == file)
+    defined = {
+        files[name]: {_essence(code) for code in _codes_in(source, files[name])} for name, source in sources.items()
+    }
+    found = set[str]()
+    for name, source in sources.items():
+        if (module := sys.modules.get(name)) is not None:
+            codes = ((code.co_filename, _essence(code)) for code in _live_codes(module))
+            found |= {essence for file, essence in codes if essence not in defined.get(file, {essence})}
+            found |= set(_changed_values(source, module))
+    return sorted(found)
+
+
+def _codes_in(source: str, file: str) -> Iterator[CodeType]:
+    """Return all code objects of a source; none if it is no Python, which its import has said."""
+    waiting: list[CodeType] = []
+    with suppress(SyntaxError, ValueError):
+        waiting.append(compile(source, file, "exec", dont_inherit=True))
+    while waiting:
+        yield (code := waiting.pop())
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _live_codes(module: ModuleType) -> Iterator[CodeType]:
-    """Return the code of a module's functions, and of its classes' methods."""
+    """Return the code of a module's functions, and of its classes' methods; some may be those of other modules."""
     for item in list(vars(module).values()):
-        members = list(vars(item).values()) if inspect.isclass(item) and item.__module__ == module.__name__ else [item]
-        for member in members:
+        for member in list(vars(item).values()) if inspect.isclass(item) else [item]:
             for function in _functions_of(member):
-                plain = inspect.unwrap(function)
-                if isinstance(plain, FunctionType):
-                    yield plain.__code__
+                with suppress(ValueError):  # wrappers in a loop
+                    function = inspect.unwrap(function)
+                if isinstance(function, FunctionType):
+                    yield function.__code__
 
 
 def _functions_of(member: Any) -> list[Any]:
@@ -76,15 +96,61 @@ def _functions_of(member: Any) -> list[Any]:
     return [member] if isinstance(member, FunctionType) else []
 
 
-def _all_codes(code: CodeType) -> Iterator[CodeType]:
-    """Return a code object and all those inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _all_codes(constant)
+def _changed_values(source: str, module: ModuleType) -> Iterator[str]:
+    """Return in words the constants and defaults that are others than in the source."""
+    with suppress(SyntaxError, ValueError):
+        for owner, body in _bodies(ast.parse(source), module):
+            for statement in body:
+                for name, value in _values_of(statement, owner):
+                    with suppress(ValueError, TypeError):
+                        if isinstance(value, PLAIN) and (stated := _stated(statement)) != value:
+                            yield f"{module.__name__} {name} {value!r} {stated!r}"
 
 
-def _essence(code: CodeType) -> tuple[Any, ...]:
-    """Return what a code object does, without its lines."""
-    constants = tuple(_essence(y) if isinstance(y, CodeType) else (type(y), repr(y)) for y in code.co_consts)
-    return code.co_qualname, code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+def _bodies(tree: ast.Module, module: ModuleType) -> Iterator[tuple[Any, list[ast.stmt]]]:
+    """Return the statements of a module and of each of its classes, each with the object that they define."""
+    yield module, tree.body
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef) and inspect.isclass(found := vars(module).get(statement.name)):
+            yield found, statement.body
+
+
+def _values_of(statement: ast.stmt, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Return the name and the live value of what a statement sets: a constant, or the defaults of a function."""
+    if isinstance(statement, ast.FunctionDef):
+        function = inspect.unwrap(vars(owner).get(statement.name))
+        if isinstance(function, FunctionType) and function.__name__ == statement.name:
+            yield statement.name, function.__defaults__
+    elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in vars(owner):
+                yield target.id, vars(owner)[target.id]
+
+
+def _stated(statement: Any) -> Any:
+    """Return the value that a statement sets.
+
+    Raises:
+        ValueError: it is no literal.
+    """
+    if isinstance(statement, ast.FunctionDef):
+        return tuple(map(ast.literal_eval, statement.args.defaults)) or None
+    return ast.literal_eval(statement.value)
+
+
+def _essence(code: CodeType) -> str:
+    """Return what a code object does, without its lines, as a text that is the same in every process."""
+    names = code.co_qualname, code.co_names, code.co_varnames, code.co_freevars
+    return json.dumps([*names, code.co_code.hex(), *map(_plain, code.co_consts)])
+
+
+def _plain(constant: Any) -> Any:
+    """Return a constant of a code object as a text or nested lists; sets have no order of their own."""
+    if isinstance(constant, CodeType):
+        return _essence(constant)
+    if isinstance(constant, tuple):
+        return ["tuple", *map(_plain, constant)]
+    if isinstance(constant, frozenset):
+        return ["set", *sorted(json.dumps(_plain(item)) for item in constant)]
+    return [type(constant).__name__, repr(constant)]

@@ -113,7 +113,6 @@ def check_users_layer(config: Config, options: dict[str, Any], device: torch.dev
 
     Raises:
         ContractError: the layer's outputs or steps are wrong.
-        ValueError: its file has changed since it was imported.
         Exception: the layer's own error.
     """
     keep_sources(find_mixer(config.mixer))

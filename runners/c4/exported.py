@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-PROBED = 16
-"""Length of the sequence, and number of its last logits, that show whether the code computes what it did."""
+PROBED, LONGEST = 16, 512
+"""Number of logits that show whether the code computes what it did, and largest length of the sequence before them."""
 TOLERANCE = 1e-3
 """Difference of these logits that counts as rounding, relative to the largest."""
 EXPORT_AGAIN = "export the run again"
@@ -82,7 +82,7 @@ def write_exported(folder: Path, model: LanguageModel, tokenizer: bytes, info: M
         "vocab_size": info["corpus"]["vocab_size"],
         "step": info["step"],
         "tokenizer_checksum": checksum(tokenizer),
-        "probe": _probe(model),
+        "probe": _probe(model, config),
     }
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,8 +135,8 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(folder) from error
 
-    then, now = description.get("probe"), _probe(model.eval())
-    if then is not None and (now is None or not _agree(then, now)):
+    then, now = description.get("probe"), _probe(model.eval(), config)
+    if then is not None and now is not None and not _agree(then, now):
         print(
             f"{folder} computed other outputs when it was exported: the code of {config.mixer} has changed since",
             file=sys.stderr,
@@ -155,12 +155,15 @@ def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _probe(model: LanguageModel) -> list[float] | None:
-    """Return the first logits at the end of a fixed sequence; None if the layer cannot compute them here."""
-    vocab_size = len(model.embedding.weight)
+def _probe(model: LanguageModel, config: Config) -> list[float] | None:
+    """Return the first logits at the end of a fixed sequence, as long as in training unless that is long.
+
+    None if the layer cannot compute them here.
+    """
+    tokens_T = torch.arange(min(config.seq_len, LONGEST)) % len(model.embedding.weight)
     try:
         with torch.no_grad():
-            logits_V = model(torch.arange(PROBED)[None] % vocab_size)[0, -1]
+            logits_V = model(tokens_T[None])[0, -1]
     except Exception:  # a user's layer may need a GPU, or other lengths
         return None
     found: list[float] = logits_V[:PROBED].float().tolist()

@@ -93,7 +93,6 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
 
     Raises:
         ContractError: a layer from outside does not do what the trainer takes for granted.
-        ValueError: a file has changed since it was imported.
     """
     unused = []
     for experiment in experiments:
@@ -168,7 +167,7 @@ def train_studies(
             say(f"{len(devices)} GPUs share each grid, up to {together} runs at a time on each; bars: the first")
 
         # Other processes get the experiments without the data that these hold, and a tracker of their own.
-        bare = [replace(experiment) for experiment in experiments]
+        bare = [(replace(experiment), experiment.code) for experiment in experiments]
         tracker = Tracker(settings.tracking)
         work = partial(train_elsewhere, bare, grid, store.folder, store.url, together, tracker)
 

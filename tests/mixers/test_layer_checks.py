@@ -184,6 +184,68 @@ def test_a_chaotic_layer_with_a_step_form_is_not_refused_and_a_wrong_one_is() ->
                 check_layer("other", layer, CPU, 256)
 
 
+def rounded_mean(of_all: bool) -> Callable[..., Any]:
+    """Return forward or step of a mean that forgets, of a product's numbers in eight bits; rounding makes them leap."""
+
+    def eight_bits(self: Transformer, y: Tensor) -> Tensor:
+        y = y @ self.weight
+        scale = y.abs().amax(-1, keepdim=True) / 127
+        return (y / scale).round() * scale
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h = 0.9 * state["h"] + 0.1 * eight_bits(self, x_BD)
+        return h, {"h": h}
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x_BTD[:, 0]), []
+        for y_BD in eight_bits(self, x_BTD).unbind(1):
+            h = 0.9 * h + 0.1 * y_BD
+            states.append(h)
+        return torch.stack(states, 1)
+
+    return forward if of_all else step
+
+
+def test_a_layer_that_rounds_numbers_is_not_refused() -> None:
+    members = {"forward": rounded_mean(True), "step": rounded_mean(False)}
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layer = of_others(128, init_state=lambda self, batch: {"h": torch.zeros(batch, 128)}, **members)
+        layer.weight = nn.Parameter(torch.randn(128, 128) / 128**0.5)
+        check_layer("other", layer, CPU, 512)
+
+
+@pytest.mark.parametrize("gain", [1.0, 100.0, 1000.0])
+def test_a_small_fault_of_a_step_is_found_however_steep_the_layer(gain: float) -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        return (gain * x_BTD.cumsum(1)).sin()
+
+    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        total = state["total"] + x_BD
+        return 1.001 * (gain * total).sin(), {"total": total}
+
+    def first(self: Transformer, batch: int) -> Any:
+        return {"total": torch.zeros(batch, self.shape.width)}
+
+    assert "step gives another output" in refusal(of_others(forward=forward, init_state=first, step=step), 256)
+
+
+def test_small_rates_keep_their_signs() -> None:
+    """With others the sum would grow from position to position, and its rounding in a convolution reach all of them."""
+
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        length = x_BTD.shape[1]
+        kernel_TD = torch.exp(-self.rates * torch.arange(length)[:, None])
+        spectrum = torch.fft.rfft(kernel_TD, 2 * length, 0) * torch.fft.rfft(x_BTD, 2 * length, 1)
+        return torch.fft.irfft(spectrum, 2 * length, 1)[:, :length]
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        layer = of_others(forward=forward, init_state=Layer.init_state)
+        layer.rates = nn.Parameter(torch.logspace(-3, -1, 16))
+        check_layer("other", layer, CPU, 512)
+
+
 @pytest.mark.parametrize("chunk", [16, 64, 256])
 def test_a_parallel_form_that_forgets_its_state_between_chunks_is_refused(chunk: int) -> None:
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """The code that counts is the code that runs, although its file was edited since."""
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,18 +10,28 @@ from types import ModuleType
 
 import pytest
 
-from runners.provenance import code_version, keep_sources
+from runners.provenance import code_version
 from tests.runners.processes import run_program, start
 
+ROOT = Path(__file__).parents[2]
 NAME = "a_layer_that_is_edited"
 SOURCE = """
 from functools import cached_property
 
 SCALE = 1.0
+KINDS = ["gelu", "relu"]
+
+def scaled(y, times=3):
+    return times * y
 
 class Layer:
+    depth = 1
+
     def forward(self, x):
         return SCALE * x
+
+    def kind(self, name):
+        return name in {"gelu", "silu", "relu", "tanh", "sigmoid"}
 
     @property
     def half(self):
@@ -66,26 +78,74 @@ def test_an_edit_does_not_count_until_the_module_is_loaded_again(file: Path, cha
 @pytest.mark.parametrize(
     "change",
     [
+        ("SCALE = 1.0", "SCALE = 2.0"),
+        ("times=3", "times=4"),
         ("SCALE * x", "SCALE + x"),
         ("return 0.5", "return 0.4"),
         ("1 / 3 for", "1 / 2 for"),
         ("0.25", "0.2"),
         ("def fourth", "def fifth"),
+        ("depth = 1", "depth = 2"),
     ],
 )
-def test_an_edit_between_import_and_first_reading_is_refused(file: Path, change: tuple[str, str]) -> None:
+def test_a_file_that_was_edited_between_import_and_first_reading_is_not_taken_for_what_runs(
+    file: Path, change: tuple[str, str]
+) -> None:
     module = imported()
     file.write_text(SOURCE.replace(*change))
-    with pytest.raises(ValueError, match=f"{NAME}.py has changed since it was imported: start the command again, or"):
-        keep_sources(module.Layer)
+    mixed = code_version(module.Layer)
     importlib.reload(module)
-    keep_sources(module.Layer)
+    after = code_version(module.Layer)
+    file.write_text(SOURCE)
+    del sys.modules[NAME]
+    before = code_version(imported().Layer)
+    assert len({before, mixed, after}) == 3
+
+
+def test_what_a_reloaded_module_was_before_counts_where_it_is_still_used(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = tmp_path / "a_user_of_it.py"
+    user.write_text(f"from {NAME} import Layer, scaled\nclass Mine(Layer):\n    pass\n")
+    mine = importlib.import_module("a_user_of_it").Mine
+    before = code_version(mine)
+    file.write_text(SOURCE.replace("return times * y", "return times + y"))
+    importlib.reload(sys.modules[NAME])
+    mixed = code_version(mine)
+    after = code_version(importlib.reload(sys.modules["a_user_of_it"]).Mine)
+    assert len({before, mixed, after}) == 3
+    del sys.modules["a_user_of_it"]
 
 
 def test_comments_and_lines_are_no_change(file: Path) -> None:
     module = imported()
     file.write_text(SOURCE.replace("class Layer:", "# A layer.\n\n\nclass Layer:"))
-    keep_sources(module.Layer)
+    edited = code_version(module.Layer)
+    file.write_text(SOURCE)
+    importlib.reload(module)
+    assert edited == code_version(module.Layer)
+
+
+def test_the_code_of_a_module_is_the_same_in_every_process(file: Path) -> None:
+    """A set of strings has another order in each, and constants that a file of bytecode holds have one of their own."""
+    code = f"import {NAME}, runners.provenance as p; print(p.code_version({NAME}.Layer))"
+    found = set()
+    for seed in ("0", "1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}:{file.parent}"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        found.add(made.stdout)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
+def test_a_source_has_the_encoding_that_it_states(file: Path, encoding: str) -> None:
+    text = SOURCE.replace("return 0.5", "return len('é')")
+    file.write_bytes((f"# coding: {encoding}\n{text}" if encoding == "latin-1" else text).encode(encoding))
+    digest = code_version(imported().Layer)
+    file.write_text(text, encoding="utf-8")
+    importlib.reload(sys.modules[NAME])
+    assert code_version(sys.modules[NAME].Layer) == digest
 
 
 def test_a_module_that_is_not_imported_is_read_each_time(file: Path) -> None:

@@ -30,7 +30,7 @@ LONGEST_MESSAGE = 1000
 
 
 def train_elsewhere(
-    experiments: Sequence[Experiment],
+    experiments: Sequence[tuple[Experiment, str]],
     grid: Sequence[Run],
     folder: Path,
     storage: str,
@@ -38,10 +38,21 @@ def train_elsewhere(
     watcher: Watcher,
     device: torch.device,
 ) -> None:
-    """Train on ``device`` what other processes leave of each experiment's grid, and wait for none of them."""
+    """Train on ``device`` what other processes leave of each experiment's grid, and wait for none of them.
+
+    Each experiment comes with the hash of its code in the process that began, which imported it earlier.
+
+    Raises:
+        WorkerError: the code was edited in between.
+    """
     with closing(Store(folder, storage)) as store:
         searcher = Searcher(store=store, device=device, together=together, watcher=watcher)
-        for experiment in experiments:
+        for experiment, code in experiments:
+            if experiment.code != code:
+                raise WorkerError(
+                    f"the code of {experiment.mixer} or {experiment.task} was edited while the command began: start "
+                    "it again"
+                )
             searcher.train_available(experiment, grid)
             watcher.close()
 

@@ -22,7 +22,8 @@ from runners.mad.experiment import Experiment
 from runners.mad.search import progress
 from runners.mad.search.progress import Display
 from runners.mad.search.study import run_of
-from runners.mad.search.workers import WorkerError, Workers
+from runners.mad.search.watch import Watcher
+from runners.mad.search.workers import WorkerError, Workers, train_elsewhere
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.result import CurvePoint, Metrics
 from runners.storage import Store
@@ -60,6 +61,13 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported the program: as fresh ones, but seconds earlier."""
     context = forks()
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+
+
+def test_a_worker_does_not_train_code_that_was_edited_since(tmp_path: Path) -> None:
+    with pytest.raises(
+        WorkerError, match="the code of transformer or in-context-recall was edited while the command began"
+    ):
+        train_elsewhere([(EXPERIMENT, "another hash")], GRID, tmp_path, str(tmp_path / "journal"), 1, Watcher(), CPU)
 
 
 @pytest.mark.usefixtures("forked", "undiagnosed")
