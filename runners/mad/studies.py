@@ -11,6 +11,8 @@ For each experiment:
 """
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +24,7 @@ import torch
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
-from mixers.base import Layer
+from mixers.base import Layer, log_once
 from mixers.contract import POSITIONS, check_foreign, warn_unused
 from mixers.models import Backbone
 from mixers.named import is_path
@@ -57,6 +59,9 @@ from runners.provenance import keep_sources
 from runners.storage import Store
 from runners.task_names import find_task
 from runners.tracking import Tracking
+
+NO_BATCHING_RULE = re.compile(r"There is a performance drop because .* the batching rule for ([\w:]+)")
+"""PyTorch's warning of an operation that ``torch.func.vmap`` computes run by run."""
 
 Say = Callable[[str], None]
 """Prints a line."""
@@ -102,10 +107,29 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
         if is_path(experiment.mixer):
             _check_beyond_training(experiment, build, device)
         length = positions() if is_path(experiment.mixer) else min(POSITIONS, positions())
-        call_as_in_training(experiment, experiment.build, length, device)
+        with _one_line_on_slow_operations(experiment.mixer):
+            call_as_in_training(experiment, experiment.build, length, device)
 
     for experiment, names in zip(experiments, unused, strict=True):
         warn_unused(experiment.mixer, names)
+
+
+@contextmanager
+def _one_line_on_slow_operations(mixer: str) -> Iterator[None]:
+    """Say in one line which operations ``vmap`` computes run by run, in place of PyTorch's warnings, now and later."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+
+    slow = dict[str, None]()
+    for warning in caught:
+        if found := NO_BATCHING_RULE.search(str(warning.message)):
+            slow[found[1]] = None
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if slow:
+        warnings.filterwarnings("ignore", NO_BATCHING_RULE.pattern, UserWarning)
+        log_once(f"mixer {mixer!r}: PyTorch computes {', '.join(slow)} one run after another, which is slower")
 
 
 def _check_beyond_training(experiment: Experiment, build: Callable[[], Layer], device: torch.device) -> None:

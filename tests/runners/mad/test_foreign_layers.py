@@ -458,6 +458,31 @@ def test_the_modules_without_a_rule_are_those_of_vmap(name: str) -> None:
             torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
 
 
+class Attending(nn.Module):
+    """A layer whose attention ``vmap`` computes run by run on a CPU."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(x_BTD).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_operations_that_are_slow_for_several_runs_are_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All warnings are errors in these tests."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Attending=Attending))
+    mad.main([*COMMAND, "--mixer", "layers_of_others:Attending", "--lr", "1e-3", "2e-3", "--out", str(tmp_path)])
+    (line,) = (record.getMessage() for record in caplog.records if "PyTorch computes" in record.getMessage())
+    operations = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert line.startswith(f"mixer 'layers_of_others:Attending': PyTorch computes {operations}")
+    assert line.endswith(" one run after another, which is slower")
+
+
 class Spare(nn.Module):
     """A module with a parameter that it does not use."""
 
