@@ -27,8 +27,8 @@ def seconds_of_run(
     """Return how long one process takes to train and evaluate a run, without the preparation of its data.
 
     The parameters are new and the tokens random. A GPU takes whole steps, in the CUDA graphs of training. A CPU takes
-    steps of 1, 2, 4, ... sequences until one takes ``BUDGET`` seconds; a step of the whole batch is assumed to take as
-    long as so many of the last. None on a CPU if a sequence takes more than ``LARGEST`` operations.
+    steps of 1, 2, 4, ... sequences until one takes ``BUDGET`` seconds. The time of a whole batch is then in proportion
+    to its sequences. A model with more than ``LARGEST`` operations a sequence is not timed on a CPU: None.
 
     Args:
         config: configuration of the run.

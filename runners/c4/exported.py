@@ -24,7 +24,7 @@ from mixers.models import LanguageModel
 from runners import __version__
 from runners.c4.config import Config
 from runners.c4.corpus.tokenizer import load_tokenizer
-from runners.c4.identity import INCIDENTAL
+from runners.c4.identity import INCIDENTAL, run_code
 from runners.c4.model import build, layer_of
 from runners.files import (
     DamagedFileError,
@@ -82,6 +82,7 @@ def write_exported(folder: Path, model: LanguageModel, tokenizer: bytes, info: M
         "vocab_size": info["corpus"]["vocab_size"],
         "step": info["step"],
         "tokenizer_checksum": checksum(tokenizer),
+        "code": run_code(config),
         "probe": _probe(model, config),
     }
 
@@ -109,7 +110,7 @@ def _space_for(folder: Path) -> Iterator[None]:
 def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
     """Load an exported model, on the CPU and in evaluation mode, and its tokenizer.
 
-    A line on standard error says if the model computes other outputs than when it was exported.
+    A line on standard error says if the code has changed since the export and computes other outputs.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -135,13 +136,15 @@ def load_exported(folder: Path) -> tuple[LanguageModel, "Tokenizer"]:
     except (KeyError, TypeError, RuntimeError) as error:
         raise _other_version(folder) from error
 
-    then, now = description.get("probe"), _probe(model.eval(), config)
-    if then is not None and now is not None and not _agree(then, now):
-        print(
-            f"{folder} computed other outputs when it was exported: the code of {config.mixer} has changed since",
-            file=sys.stderr,
-        )
-    return model, load_tokenizer(str(folder / TOKENIZER))
+    then = description.get("probe")
+    if then is not None and description["code"] != run_code(config):
+        now = _probe(model.eval(), config)
+        if now is not None and not _agree(then, now):
+            print(
+                f"{folder} computed other outputs when it was exported: the code of {config.mixer} has changed since",
+                file=sys.stderr,
+            )
+    return model.eval(), load_tokenizer(str(folder / TOKENIZER))
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

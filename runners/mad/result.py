@@ -12,7 +12,7 @@ from runners.mad.reference.rows import Ranking, rankings
 from runners.mad.results.held_out import read_test
 from runners.mad.results.ranking import ranked
 from runners.mad.results.standings import Standing
-from runners.mad.results.summary import Estimate, Summary
+from runners.mad.results.summary import Estimate, Summary, means_beyond_training
 from runners.mad.studies import kept_model, kept_record
 from runners.mad.training.protocol import Run
 from tasks.base import Accuracy, Batch
@@ -65,10 +65,10 @@ class Study:
         Each set has the keys ``sequence_accuracy`` and ``token_accuracy``. Empty if the task has no such sets, or if
         every point diverged.
         """
-        chosen, kinds = self.summary.chosen_point, ("sequence", "token")
+        chosen = self.summary.chosen_point
         return {
-            name: {f"{kind}_accuracy": Estimate.of([getattr(a, kind) for a in accuracies]) for kind in kinds}
-            for name, accuracies in (chosen.extrapolation if chosen else {}).items()
+            name: {f"{kind}_accuracy": mean for kind, mean in means.items()}
+            for name, means in means_beyond_training(chosen.extrapolation if chosen else {}).items()
         }
 
     @property

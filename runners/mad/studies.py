@@ -99,9 +99,11 @@ def try_layers(experiments: Sequence[Experiment], device: torch.device) -> None:
     Raises:
         ContractError: a layer from outside does not do what the trainer takes for granted.
     """
+    named = {find_mixer(e.mixer) for e in experiments} | {find_task(e.task) for e in experiments}
+    keep_sources("runners.mad.training.loop", *named)
+
     unused = []
     for experiment in experiments:
-        keep_sources(experiment.layer, find_mixer(experiment.mixer), find_task(experiment.task))
         build, positions = partial(first_layer, experiment), partial(_positions, experiment)
         unused.append(check_foreign(experiment.mixer, build, device, positions))
         if is_path(experiment.mixer):

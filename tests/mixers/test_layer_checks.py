@@ -135,8 +135,8 @@ def test_outputs_with_and_without_gradients_are_the_same() -> None:
     assert "outputs differ when gradients are computed" in refusal(of_others(forward=forward))
 
 
-def test_a_chaotic_layer_is_not_refused() -> None:
-    """It enlarges rounding, which differs between calls of different shapes."""
+def chaotic(seed: int, **members: Any) -> Transformer:
+    """Return a recurrent layer that enlarges rounding, which differs between products of different shapes."""
 
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         h, states = torch.zeros_like(x_BTD[:, 0]), []
@@ -145,16 +145,18 @@ def test_a_chaotic_layer_is_not_refused() -> None:
             states.append(h)
         return torch.stack(states, 1)
 
+    torch.manual_seed(seed)
+    layer = of_others(64, forward=forward, **members)
+    layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
+    return layer
+
+
+def test_a_chaotic_layer_is_not_refused() -> None:
     for seed in range(3):
-        torch.manual_seed(seed)
-        layer = of_others(64, forward=forward, init_state=Layer.init_state)
-        layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
-        check_layer("other", layer, CPU, 128)
+        check_layer("other", chaotic(seed, init_state=Layer.init_state), CPU, 128)
 
 
 def test_a_chaotic_layer_with_a_step_form_is_not_refused_and_a_wrong_one_is() -> None:
-    """Products of one position and of all round differently."""
-
     def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
         h = torch.tanh(state["h"] @ self.weight + self.mlp(x_BD))
         return h, {"h": h}
@@ -166,22 +168,10 @@ def test_a_chaotic_layer_with_a_step_form_is_not_refused_and_a_wrong_one_is() ->
     def first(self: Transformer, batch: int) -> Any:
         return {"h": torch.zeros(batch, 64)}
 
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        h, states = torch.zeros_like(x_BTD[:, 0]), []
-        for x_BD in self.mlp(x_BTD).unbind(1):
-            h = torch.tanh(h @ self.weight + x_BD)
-            states.append(h)
-        return torch.stack(states, 1)
-
     for seed in range(3):
-        for of_step, is_wrong in ((step, False), (wrong, True)):
-            torch.manual_seed(seed)
-            layer = of_others(64, forward=forward, init_state=first, step=of_step)
-            layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
-            if is_wrong:
-                assert "step gives another output at position 1 than forward" in refusal(layer, 256)
-            else:
-                check_layer("other", layer, CPU, 256)
+        check_layer("other", chaotic(seed, init_state=first, step=step), CPU, 256)
+        message = refusal(chaotic(seed, init_state=first, step=wrong), 256)
+        assert "step gives another output at position 1 than forward" in message
 
 
 def rounded_mean(of_all: bool) -> Callable[..., Any]:

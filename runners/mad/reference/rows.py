@@ -21,8 +21,8 @@ from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, prot
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import MARK, print_ranks
-from runners.mad.results.standings import Standing, means_beyond_training
-from runners.mad.results.summary import Estimate, Point, Summary, under_grid
+from runners.mad.results.standings import Standing
+from runners.mad.results.summary import Estimate, Point, Summary, means_beyond_training, under_grid
 from tasks import TASKS
 
 STALE = "stale: trained on other data, or by code that trains differently from today's"

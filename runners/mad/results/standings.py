@@ -17,7 +17,7 @@ from mixers.costs import LENGTHS, Costs
 from mixers.registry import changed, variant_label
 from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.mad.experiment import Described
-from runners.mad.results.summary import TEST_METRICS, Estimate, Summary
+from runners.mad.results.summary import TEST_METRICS, Estimate, Summary, means_beyond_training
 from runners.mad.results.tables import print_intervals, print_protocols
 from runners.tables import Name, abbreviated, fits
 from tasks import TASKS
@@ -151,14 +151,6 @@ class Standing:
             return [self.failure, ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
         return ["" if estimate is None else estimate.text() for estimate in estimates]
-
-
-def means_beyond_training(accuracies: Mapping[str, Sequence[Accuracy]]) -> dict[str, dict[str, Estimate]]:
-    """Return the means over seeds of both accuracies on each extrapolation set."""
-    return {
-        name: {metric: Estimate.of([getattr(seed, metric) for seed in seeds]) for metric in ("sequence", "token")}
-        for name, seeds in accuracies.items()
-    }
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:

@@ -85,6 +85,14 @@ class Point:
         return [Run(lr=self.lr, weight_decay=self.weight_decay, seed=seed) for seed in self.seeds]
 
 
+def means_beyond_training(accuracies: Mapping[str, Sequence[Accuracy]]) -> dict[str, dict[str, Estimate]]:
+    """Return the means over seeds of the ``sequence`` and ``token`` accuracy on each extrapolation set, by its name."""
+    return {
+        name: {metric: Estimate.of([getattr(seed, metric) for seed in seeds]) for metric in ("sequence", "token")}
+        for name, seeds in accuracies.items()
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A finished search.

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.mad.results.choice import PAPER_LRS
-from runners.mad.results.summary import METRICS, TEST_METRICS, Estimate, Point, Summary
+from runners.mad.results.summary import METRICS, TEST_METRICS, Point, Summary, means_beyond_training
 from runners.tables import fits
 
 COLUMNS = (
@@ -84,9 +84,8 @@ def print_choice(summary: Summary, console: Console) -> None:
         found = [(point.estimates or {}).get(name) for name in TEST_METRICS[:2]]
         test = " / ".join(estimate.text() for estimate in found if estimate is not None)
         console.print(f"grid {grid!r} would choose lr {point.lr:g}, weight decay {point.weight_decay:g}: test {test}")
-    for name, accuracies in chosen.extrapolation.items():
-        sequence, token = (Estimate.of([getattr(a, kind) for a in accuracies]) for kind in ("sequence", "token"))
-        console.print(f"sequence / token accuracy on {name!r}: {sequence.text()} / {token.text()}")
+    for name, means in means_beyond_training(chosen.extrapolation).items():
+        console.print(f"sequence / token accuracy on {name!r}: {' / '.join(y.text() for y in means.values())}")
 
 
 def explain_divergence(summary: Summary) -> str:

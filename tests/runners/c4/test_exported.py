@@ -150,6 +150,9 @@ def test_a_layer_with_tied_parameters_is_stored_and_exported_and_a_change_of_its
     tokens = torch.tensor([tokenizer.encode("kan lor mis").ids])
     assert torch.equal(other(tokens), model(tokens))
 
+    monkeypatch.setattr("runners.c4.exported.run_code", lambda config: "another hash")
+    load_model(folder)
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr(Scaled, "scale", 1.5)
     load_model(folder)
     what = "computed other outputs when it was exported: the code of layers_of_others:Scaled has changed since"

@@ -1,6 +1,5 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
-import importlib
 import json
 import os
 import pickle
@@ -29,7 +28,6 @@ from mixers.transformer import Transformer
 from mixers.vmap_errors import NO_VMAP_RULE
 from runners.mad import __main__ as mad
 from runners.mad import studies
-from runners.provenance import code_version
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
 
@@ -331,46 +329,6 @@ def test_a_module_of_another_library_trains_without_an_edit(
     mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
     label = "stranger:GatedToy-num-heads-2-no-use-gate-layer-idx-3"
     assert f"compression · {label} · custom" in capsys.readouterr().out
-
-
-def test_the_code_of_a_plain_module_belongs_to_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "counted.py"
-    code = "from torch import nn\nclass M(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
-    file.write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    layer = find_mixer("counted:M")
-    before = code_version(layer)
-    file.write_text(code + "        # more words\n")
-    importlib.reload(sys.modules["counted"])
-    assert code_version(layer) == before
-    file.write_text(code + "        self.out = nn.Linear(dim, dim)\n")
-    importlib.reload(sys.modules["counted"])
-    assert code_version(layer) != before
-
-
-def test_so_does_a_package_whose_inner_module_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "outer").mkdir()
-    (tmp_path / "outer" / "inner.py").write_text("FACTOR = 1\n")
-    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 1\n")
-    (tmp_path / "uses_outer.py").write_text("import outer.inner\ny = outer.SCALE\n")
-    (tmp_path / "uses_inner.py").write_text("import outer.inner as m\ny = m.FACTOR\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = code_version("uses_outer"), code_version("uses_inner")
-    (tmp_path / "outer" / "__init__.py").write_text("SCALE = 20\n")
-    importlib.reload(sys.modules["outer"])
-    assert code_version("uses_outer") != before[0]
-    assert code_version("uses_inner") == before[1]
-
-
-@pytest.mark.parametrize("suffix", ["c", "h", "cu", "cuh"])
-def test_so_does_code_in_c_beside_it(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"beside_{suffix}.py").write_text("")
-    without = code_version(f"beside_{suffix}")
-    (tmp_path / f"loop.{suffix}").write_text("int one(void) { return 1; }")
-    before = code_version(f"beside_{suffix}")
-    (tmp_path / f"loop.{suffix}").write_text("int one(void) { return 2; }")
-    assert len({without, before, code_version(f"beside_{suffix}")}) == 3
 
 
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

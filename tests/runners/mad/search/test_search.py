@@ -1,12 +1,9 @@
 """The search: each point exactly once, whatever is killed or runs beside it."""
 
-import ast
-import importlib
 import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.context import ForkServerProcess
@@ -230,35 +227,6 @@ def test_what_differs_in_anything_that_counts_has_a_study_of_its_own() -> None:
     ]
     assert len({e.fingerprint for e in different}) == len(different)
     assert experiment().fingerprint == experiment(difficulty="another label").fingerprint
-
-
-def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    versions = []
-    for i, body in enumerate(["return 1", "'a docstring'\n    return 1  # a comment", "return 2"]):
-        name = f"layer_{i}"
-        (tmp_path / f"{name}.py").write_text(f"class Layer:\n  def f(self):\n    {body}\n")
-        module = __import__(name)
-        digest = code_version(module.Layer)
-        versions.append(digest)
-    sources = [(tmp_path / f"layer_{i}.py") for i in range(3)]
-    for source in sources[1:]:
-        sources[0].write_text(source.read_text())
-        versions.append(code_version(importlib.reload(sys.modules["layer_0"]).Layer))
-    assert versions[3] == versions[0]
-    assert versions[4] != versions[0]
-
-
-def test_an_empty_field_that_a_later_python_adds_does_not_count() -> None:
-    """As 3.12 added the type parameters of a function."""
-    tree = ast.parse("def f():\n    return 1\n")
-    before = provenance._plain(tree)
-    (function,) = tree.body
-    function._fields = (*function._fields, "later")  # type: ignore[misc]
-    function.later = []  # type: ignore[attr-defined]
-    assert provenance._plain(tree) == before
-    function.later = [ast.Name("T")]  # type: ignore[attr-defined]
-    assert provenance._plain(tree) != before
 
 
 def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
@@ -500,25 +468,6 @@ def test_a_run_that_only_its_evaluation_finds_broken_is_recorded_as_diverged(
     assert trial.user_attrs["diverged_step"] == 2
 
 
-def test_a_layer_is_another_when_a_module_beside_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    package = tmp_path / "lab"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "layer.py").write_text("from .helper import K\nimport beside\nclass Mine:\n    k = K\n")
-    (package / "helper.py").write_text("K = 1\n")
-    (tmp_path / "beside.py").write_text("B = 1\n")
-    layer = importlib.import_module("lab.layer").Mine
-    before = code_version(layer)
-    assert code_version(layer) == before
-    (package / "helper.py").write_text("K = 20\n")
-    importlib.reload(sys.modules["lab.helper"])
-    after = code_version(layer)
-    (tmp_path / "beside.py").write_text("B = 20\n")
-    importlib.reload(sys.modules["beside"])
-    assert len({before, after, code_version(layer)}) == 3
-
-
 def add_a_line(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """Let the code of a module be another."""
     source = provenance._source
@@ -589,23 +538,3 @@ def test_a_layer_is_the_same_when_another_one_changes(monkeypatch: pytest.Monkey
     add_a_line(monkeypatch, "mixers.lstm")
     after = [code_version("runners.mad.training.loop", layer) for layer in MIXERS.values()]
     assert [name for name, a, b in zip(MIXERS, before, after, strict=True) if a != b] == ["lstm"]
-
-
-@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
-def test_the_version_of_code_imports_no_library(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also none of a user's own folder, into which pip installs with --user."""
-    library = tmp_path / folder / f"slow_{folder[:4]}" / "__init__.py"
-    library.parent.mkdir(parents=True)
-    library.write_text("raise RuntimeError('imported')\n")
-    (tmp_path / folder / "slow_library-1.0.dist-info").mkdir()
-    own = f"own_{folder[:4]}"
-    (tmp_path / f"{own}.py").write_text(
-        f"class Mine:\n    def run(self):\n        import {library.parent.name}.inner\n"
-    )
-    for place in (tmp_path, tmp_path / folder):
-        monkeypatch.syspath_prepend(place)
-
-    layer = importlib.import_module(own).Mine
-    before = code_version(layer)
-    library.write_text("raise RuntimeError('a later version')\n")
-    assert code_version(layer) == before
