@@ -14,8 +14,8 @@ from runners.c4.step import Stepper
 BUDGET = 3.0
 """Seconds after which no larger step is timed on a CPU."""
 LARGEST = 3e11
-"""Operations of one sequence above which a CPU is not timed. A step of the paper's 300M model has 5e14 operations, which
-take more than an hour at 100 billion a second."""
+"""Operations of one sequence above which a CPU is not timed. A step of the paper's 300M model has 5e14 operations, and
+takes more than an hour at 100 billion a second."""
 STEPS = 3
 """Steps that are timed on a GPU, after a first one that is not."""
 FORWARD = 1 / 3
