@@ -124,6 +124,23 @@ def test_the_correlation_among_the_results_is_that_of_the_families() -> None:
     assert f"ρ is {rho:.2f} between the seven families" in " ".join(RESULTS.read_text(encoding="utf-8").split())
 
 
+def test_every_loss_in_the_log_is_that_of_a_run() -> None:
+    """Losses with those of recall tokens, in tables, and those of rows on the models of 30M parameters."""
+    files = (REFERENCE / "language-models").rglob("*.json")
+    runs = [run for path in files for run in json.loads(path.read_text())["runs"] if run["validation_loss"] is not None]
+    known = {f"{run['validation_loss']:.3f} ({run['recall_loss']:.2f})" for run in runs}
+    log = (ROOT / "results" / "LOG.md").read_text(encoding="utf-8").replace("**", "")
+
+    pairs = set(re.findall(r"\b\d\.\d{3} \(\d\.\d\d\)", log))
+    assert len(pairs) > 100
+    assert pairs <= known
+
+    rows = [row for row in ROW.findall(log) if "](reference/language-models/rt-against-transformer)" in row]
+    losses = {loss for row in rows for loss in re.findall(r"\b2\.\d{3}\b", row)}
+    assert len(losses) > 40
+    assert losses <= {pair.split()[0] for pair in known}
+
+
 def test_every_interval_in_the_log_is_that_of_a_cell() -> None:
     """Of any cell: that it is the one of the layer before it is not checked."""
     known = [estimate for key in cells() for estimate in estimates(*key)]

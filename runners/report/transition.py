@@ -199,7 +199,7 @@ class Transition:
         tokens = abbreviated(self._begun["rt-6"].tokens)
         state = "" if {"rt-6", "transformer-6", "transformer-12"} <= self._models.keys() else " Not finished."
         return (
-            f"At 30M parameters on another text, after {tokens} tokens and with one seed, RT's loss minus that of the "
+            f"At 30M parameters on another text, after {tokens} tokens and with seed 0, RT's loss minus that of the "
             f"Transformer is: {'; '.join(found)}. Below zero, RT is ahead.{state} "
         )
 

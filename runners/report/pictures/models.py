@@ -7,6 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.ticker import LogLocator
+from scipy.interpolate import PchipInterpolator
 
 from mixers import MIXERS
 from mixers.named import is_path
@@ -164,18 +165,20 @@ def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Marku
     base = _baseline(found)
     assert base is not None
     base_tokens, base_SE = _curves(found[base])
+    base_loss = PchipInterpolator(np.log(base_tokens), base_SE.mean(0))  # curved as losses are, and without overshoot
     ends, last, tips = [], [], {}
     with rc_context(STYLE):
         for n, (row, cell) in enumerate(found.items()):
             # The end of training, because the first steps would take most of the panel.
             tokens_E, losses_SE = _curves(cell)
-            shown, style = (tokens_E >= base_tokens[-1] / LAST) & (tokens_E <= base_tokens[-1]), legend[row]
+            first, style = max(base_tokens[0], base_tokens[-1] / LAST), legend[row]
+            shown = (tokens_E >= first) & (tokens_E <= base_tokens[-1])
             if not shown.any():
                 continue
 
             # Differences to the Transformer after as many tokens.
             x_E, y_SE = tokens_E[shown], losses_SE[:, shown]
-            y_SE = y_SE - np.interp(np.log(x_E), np.log(base_tokens), base_SE.mean(0))
+            y_SE = y_SE - base_loss(np.log(x_E))
             axes.plot(x_E, y_SE.mean(0), style.line, color=style.color, linewidth=1.6, marker=".", gid=f"line{n}")
             axes.fill_between(x_E, y_SE.min(0), y_SE.max(0), color=style.color, alpha=0.2, linewidth=0)
 

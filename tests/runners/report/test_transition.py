@@ -165,7 +165,7 @@ def test_losses_are_compared_at_rates_that_both_have(tmp_path: Path) -> None:
         runs = [run(lr, loss) for lr, loss in losses.items()]
         write_cell(tmp_path / f"{name}.json", replace(LANGUAGE_MODEL, runs=runs))
     assert Transition(current_models(tmp_path)).at_equal_rates() == (
-        "At 30M parameters on another text, after 1.00k tokens and with one seed, RT's loss minus that of the "
+        "At 30M parameters on another text, after 1.00k tokens and with seed 0, RT's loss minus that of the "
         "Transformer is: with 12 layers -0.150 (lr 0.01). Below zero, RT is ahead. Not finished. "
     )
 
