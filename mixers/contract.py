@@ -1,7 +1,7 @@
 """Checks of the properties of a layer that the trainer relies on, with random inputs before the first step.
 
 They find faults that make results wrong without an error: outputs that depend on later inputs or on other sequences,
-steps that differ from the parallel form, and parameters that are not trained.
+steps that differ from the parallel form, parameters that are not trained, and tensors that differ from run to run.
 """
 
 import math
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixers.base import ContractError, Layer, log_once
 from mixers.named import is_path
@@ -29,6 +29,9 @@ DISTURBANCE = 1e-5
 """Change of the inputs that shows how differences grow from position to position."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
+SHARED = (
+    "depends on the seed, but all runs share one: draw it from a generator of its own, torch.Generator().manual_seed(0)"
+)
 CLOSED = 1e-2
 """Numbers this small in a parameter hide faults in what they multiply, as in a gate or a map that starts at zero."""
 
@@ -36,18 +39,90 @@ CLOSED = 1e-2
 def check_foreign(
     mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]
 ) -> list[str]:
-    """Call ``check_layer`` for a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
+    """Check a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
 
     Args:
         mixer: name of the layer; a name with a colon is a layer from outside.
-        build: builds the layer.
+        build: builds the layer, with parameters from torch's global generator.
         device: device on which the layer is called.
         positions: returns the length of the sequences to train on.
 
     Returns:
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
+
+    Raises:
+        ContractError: as ``check_held`` and ``check_layer``.
     """
-    return check_layer(mixer, build(), device, positions()) if is_path(mixer) else []
+    if not is_path(mixer):
+        return []
+    layer, other = _built(build, seed=0), _built(build, seed=1)
+    check_held(mixer, layer, other)
+    return check_layer(mixer, layer, device, positions())
+
+
+def _built(build: Callable[[], Layer], seed: int) -> Layer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def check_held(mixer: str, layer: Layer, other: Layer) -> None:
+    """Compare what two layers hold beside their parameters: all runs share it, and files of models lack it.
+
+    Args:
+        mixer: name of the layer in messages.
+        layer: the layer.
+        other: the same layer, built with another seed.
+
+    Raises:
+        ContractError: a module or a parameter is not registered, so that it is not trained; a buffer or another tensor
+            depends on the seed.
+    """
+    of_other = dict(_unregistered(other))
+    for name, held in _unregistered(layer):
+        if isinstance(held, nn.Module) or held.requires_grad:
+            kind = "Module" if isinstance(held, nn.Module) else "Parameter"
+            raise ContractError(
+                f"mixer {mixer!r}: {name} is not trained, because PyTorch does not know it: let self.name be a "
+                f"torch.nn.{kind}, or a torch.nn.{kind}List or {kind}Dict in place of a list or dict"
+            )
+        if not _equal(held, of_other.get(name)):
+            raise ContractError(f"mixer {mixer!r}: {name} {SHARED}, and keep it by self.register_buffer")
+
+    buffers = dict(other.named_buffers())
+    for name, buffer in layer.named_buffers():
+        if not _equal(buffer, buffers.get(name)):
+            raise ContractError(f"mixer {mixer!r}: buffer {name!r} {SHARED}, and leave no values unset")
+
+
+def _unregistered(layer: Layer) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    """Return tensors and modules with parameters that plain attributes hold, by the names that code would give them."""
+    known = {id(item) for item in (*layer.parameters(), *layer.buffers(), *layer.modules())}
+    for module in layer.modules():
+        for attribute, value in vars(module).items():
+            if attribute not in ("_parameters", "_buffers", "_modules"):
+                for name, item in _items(f"{type(module).__name__}.{attribute}", value):
+                    empty = isinstance(item, nn.Module) and not any(True for _ in item.parameters())
+                    if id(item) not in known and not empty:
+                        yield name, item
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    """Return the tensors and modules in a value and in the lists, tuples and dicts that it consists of."""
+    if isinstance(value, Tensor | nn.Module):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _items(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _items(f"{name}[{index}]", item)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether two tensors are equal, NaN counting as NaN; what is no tensor differs."""
+    both = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return both and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def warn_unused(mixer: str, names: Sequence[str]) -> None:
@@ -75,10 +150,10 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
 
     Raises:
         ContractError: outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
-            depend on later positions, on the number of positions, on other sequences, or on the module's mode; ``step``
-            gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not float32; the
-            layer cannot be called, or writes into its inputs. Errors in the layer's own code are raised again with a
-            note that names the mixer.
+            depend on later positions, on the number of positions or sequences, on other sequences, or on the module's
+            mode; ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not
+            float32; the layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code
+            are raised again with a note that names the mixer.
     """
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
@@ -129,6 +204,7 @@ class _Outputs(NamedTuple):
         evaluated_BTD: their outputs in evaluation mode.
         after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
         ended: outputs (B, t, D) of the first t positions alone, by t, for lengths that the layer takes.
+        alone_BTD: outputs of the first sequence alone.
         steps: outputs (B, D) of single steps, of up to ``STEPS`` positions; none if the layer has no step form.
         disturbed: outputs (B, T, D) of inputs that are a little larger, and as much smaller; none without steps.
         mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
@@ -140,6 +216,7 @@ class _Outputs(NamedTuple):
     evaluated_BTD: Tensor
     after: dict[int, Tensor]
     ended: dict[int, Tensor]
+    alone_BTD: Tensor
     steps: list[Tensor]
     disturbed: list[Tensor]
     mixed: list[Tensor]
@@ -148,11 +225,18 @@ class _Outputs(NamedTuple):
 def _check_outputs(
     mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator, finite: bool = False
 ) -> None:
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in layer.named_buffers()}
     outputs = _call(mixer, layer, device, positions, draw)
     _check_form(mixer, outputs)
     if finite:
         _check_finite(mixer, outputs)
     _check_equal_calls(mixer, outputs)
+    for name, (buffer, before) in buffers.items():
+        if not _equal(buffer, before):
+            raise ContractError(
+                f"mixer {mixer!r}: a call changes its buffer {name!r}, which all runs share: keep nothing from call to "
+                "call"
+            )
     _check_causal(mixer, outputs)
     _check_each_position(mixer, layer, outputs.x_BTD[0])
     _check_ends(mixer, outputs)
@@ -174,6 +258,7 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
             changed_BTD = x_BTD.clone()
             changed_BTD[0, cut:] = other_TD[cut:]
             after[cut] = layer(changed_BTD)
+        alone_BTD = layer(x_BTD[:1].clone())
         steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
         noise_BTD = torch.randn(x_BTD.shape, generator=draw).to(device)
         disturbed = [layer(x_BTD + change * noise_BTD) for change in (DISTURBANCE, -DISTURBANCE)] if steps else []
@@ -187,7 +272,7 @@ def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: 
             if length in ended and _form(ended[length]) != _form(part_BTD):
                 del ended[length]
 
-    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, steps, disturbed, mixed)
+    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, alone_BTD, steps, disturbed, mixed)
 
 
 def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -248,6 +333,11 @@ def _check_causal(mixer: str, outputs: _Outputs) -> None:
             )
         if _differ(outputs.z_BTD[1], after_BTD[1]):
             raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
+    if _differ(outputs.z_BTD[:1], outputs.alone_BTD, times=10):
+        raise ContractError(
+            f"mixer {mixer!r}: outputs of a sequence change when the layer is called with it alone: let nothing depend "
+            "on the number of sequences"
+        )
 
 
 def _check_each_position(mixer: str, layer: Layer, x_TD: Tensor) -> None:

@@ -230,7 +230,7 @@ def call_as_in_training(
         device: device on which the model is called.
 
     Raises:
-        ContractError: the model's buffers depend on the seed, or it cannot be computed for several runs at once.
+        ContractError: the layer cannot be computed for several runs at once.
         Exception: errors of the layer's own code, with a note that names the mixer.
     """
     foreign = is_path(experiment.mixer)

@@ -1,4 +1,4 @@
-"""What ``check_layer`` finds in a layer from outside, and what it must not refuse."""
+"""What ``check_layer`` and ``check_held`` find in a layer from outside, and what they must not refuse."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixers.adapt import adapt
 from mixers.base import ContractError, Layer, Shape
-from mixers.contract import check_layer, warn_unused
+from mixers.contract import check_held, check_layer, warn_unused
 from mixers.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -334,6 +334,62 @@ def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
         return {"h": torch.zeros(batch, 16)}
 
     check_layer("other", of_others(forward=forward, step=step, init_state=init_state), CPU)
+
+
+def holding(hold: Callable[[Transformer], Any]) -> list[Transformer]:
+    """Two layers of different seeds; each keeps in a plain attribute what ``hold`` returns."""
+    layers = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        layers.append(of_others())
+        layers[-1].held = hold(layers[-1])
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("hold", "message"),
+    [
+        (lambda layer: [nn.GELU(), nn.Linear(16, 16)], r"Other.held\[1\] is not trained.* torch.nn.ModuleList or"),
+        (
+            lambda layer: {"gain": nn.Parameter(torch.ones(16))},
+            r"Other.held\['gain'\] is not trained.*ParameterList or",
+        ),
+        (lambda layer: torch.ones(16, requires_grad=True), "Other.held is not trained.*a torch.nn.Parameter, or"),
+        (lambda layer: torch.randn(16), "Other.held depends on the seed"),
+        (lambda layer: ((), (torch.randn(16),)), r"Other.held\[1\]\[0\] depends on the seed"),
+    ],
+)
+def test_tensors_that_pytorch_does_not_know_are_refused_if_they_are_trained_or_depend_on_the_seed(
+    hold: Callable[[Transformer], Any], message: str
+) -> None:
+    with pytest.raises(ContractError, match=message):
+        check_held("other", *holding(hold))
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda layer: [layer, *layer.children(), *layer.parameters()],
+        lambda layer: {"activation": nn.GELU()},
+        lambda layer: (torch.arange(16), torch.tensor(torch.nan), "text", None),
+    ],
+)
+def test_other_names_of_parameters_and_constants_are_allowed(hold: Callable[[Transformer], Any]) -> None:
+    check_held("other", *holding(hold))
+
+
+def test_outputs_that_depend_on_the_number_of_sequences_are_refused() -> None:
+    assert "when the layer is called with it alone" in refusal(changed(lambda z: z / len(z)))
+
+
+def test_a_buffer_that_a_call_changes_is_refused() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        self.calls += 1
+        return Transformer.forward(self, x_BTD) + (self.calls > 400)
+
+    layer = of_others(forward=forward)
+    layer.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    assert "a call changes its buffer 'calls'" in refusal(layer)
 
 
 def test_frozen_parameters_are_refused() -> None:

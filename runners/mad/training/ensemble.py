@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixers.base import ContractError, decayed
+from mixers.base import decayed
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
 from mixers.vmap_errors import explaining_vmap
@@ -43,22 +43,18 @@ class Ensemble:
             settings: constants of AdamW and its schedule, the same for all runs.
             total_steps: steps of the learning rate schedule.
             device: where the parameters lie.
-
-        Raises:
-            ContractError: the model's buffers depend on the seed.
         """
         self.runs = tuple(runs)
         self.device = device
         if device.type == "cpu":
             keep_freed_memory()
 
-        rows, buffers = [], None
+        rows = []
         for run in runs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(run.seed)
                 model = build()
             rows.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-            buffers = _same_buffers(buffers, model)
 
         self.model = model.to(device)
         self.gradient: Step = self._gradient
@@ -137,20 +133,3 @@ class Ensemble:
         loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
         (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
         return loss_R.detach(), gradient_RP
-
-
-def _same_buffers(expected: dict[str, Tensor] | None, model: Backbone) -> dict[str, Tensor]:
-    """Return a model's buffers.
-
-    Raises:
-        ContractError: they differ from ``expected``, the buffers of another run; all runs share one set.
-    """
-    buffers = dict(model.named_buffers())
-    for name, of_other in (expected or {}).items():
-        buffer = buffers[name]
-        if not (buffer.shape == of_other.shape and ((buffer == of_other) | (buffer.isnan() & of_other.isnan())).all()):
-            raise ContractError(
-                f"buffer {name!r} of mixer {type(model.stack[0]).__name__} depends on the seed, but all runs share "
-                "one: draw it from a generator of its own, torch.Generator().manual_seed(0), and leave no values unset"
-            )
-    return buffers
