@@ -5,16 +5,19 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
-"""Types of constants whose values are compared."""
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""Types whose values are their texts."""
+MOST = 10_000
+"""Number of entries from which on a container is data that was loaded, and does not count."""
 
 _kept: dict[str, tuple[ModuleSpec, str]] = {}
 """By module, the source that was read first, and the module's specification, which a reload replaces."""
@@ -45,8 +48,9 @@ def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[st
     """Return, as sorted texts, what imported modules run that their sources do not define; nothing for most modules.
 
     So a file that was edited between import and first reading, or whose module was loaded again while others still hold
-    its earlier functions, is not taken for what runs. Compared are functions, methods, their defaults, and plain
-    constants of modules and classes.
+    its earlier functions, is not taken for what runs. Compared are functions, methods, their defaults, and the numbers,
+    texts and containers of such that modules and classes name and functions read: also those that were changed since,
+    or come from elsewhere, such as the environment.
 
     Args:
         sources: source of each module by its name.
@@ -55,12 +59,14 @@ def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[st
     defined = {
         files[name]: {_essence(code) for code in _codes_in(source, files[name])} for name, source in sources.items()
     }
+    modules = {name: sys.modules[name] for name in sources if name in sys.modules}
+    live = {name: list(_live_codes(module)) for name, module in modules.items()}
+    read = _names_in(code for codes in live.values() for code in codes)
     found = set[str]()
-    for name, source in sources.items():
-        if (module := sys.modules.get(name)) is not None:
-            codes = ((code.co_filename, _essence(code)) for code in _live_codes(module))
-            found |= {essence for file, essence in codes if essence not in defined.get(file, {essence})}
-            found |= set(_changed_values(source, module))
+    for name, module in modules.items():
+        codes = ((code.co_filename, _essence(code)) for code in live[name])
+        found |= {essence for file, essence in codes if essence not in defined.get(file, {essence})}
+        found |= set(_unstated_values(sources[name], module, read))
     return sorted(found)
 
 
@@ -96,15 +102,25 @@ def _functions_of(member: Any) -> list[Any]:
     return [member] if isinstance(member, FunctionType) else []
 
 
-def _changed_values(source: str, module: ModuleType) -> Iterator[str]:
-    """Return in words the constants and defaults that are others than in the source."""
+def _names_in(codes: Iterable[CodeType]) -> set[str]:
+    """Return the global names and attributes that some code and the functions in it use."""
+    found, waiting = set[str](), list(codes)
+    while waiting:
+        code = waiting.pop()
+        found.update(code.co_names)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found
+
+
+def _unstated_values(source: str, module: ModuleType, read: Set[str]) -> Iterator[str]:
+    """Return in words the constants and defaults that the source does not state: other ones, and computed ones."""
     with suppress(SyntaxError, ValueError):
         for owner, body in _bodies(ast.parse(source), module):
             for statement in body:
-                for name, value in _values_of(statement, owner):
-                    with suppress(ValueError, TypeError):
-                        if isinstance(value, PLAIN) and (stated := _stated(statement)) != value:
-                            yield f"{module.__name__} {name} {value!r} {stated!r}"
+                for name, value in _values_of(statement, owner, read):
+                    with suppress(TypeError, RecursionError):  # no data, or data that holds itself
+                        if (words := _in_words(value)) != (stated := _stated(statement)):
+                            yield f"{module.__name__} {name} {words} {stated}"
 
 
 def _bodies(tree: ast.Module, module: ModuleType) -> Iterator[tuple[Any, list[ast.stmt]]]:
@@ -115,8 +131,11 @@ def _bodies(tree: ast.Module, module: ModuleType) -> Iterator[tuple[Any, list[as
             yield found, statement.body
 
 
-def _values_of(statement: ast.stmt, owner: Any) -> Iterator[tuple[str, Any]]:
-    """Return the name and the live value of what a statement sets: a constant, or the defaults of a function."""
+def _values_of(statement: ast.stmt, owner: Any, read: Set[str]) -> Iterator[tuple[str, Any]]:
+    """Return the name and the live value of what a statement sets: a constant, or the defaults of a function.
+
+    Of a module, constants count that are in ``read``; of a class all, which may say something to its base class.
+    """
     if isinstance(statement, ast.FunctionDef):
         function = inspect.unwrap(vars(owner).get(statement.name))
         if isinstance(function, FunctionType) and function.__name__ == statement.name:
@@ -124,19 +143,44 @@ def _values_of(statement: ast.stmt, owner: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
-            if isinstance(target, ast.Name) and target.id in vars(owner):
+            if (
+                isinstance(target, ast.Name)
+                and target.id in vars(owner)
+                and (inspect.isclass(owner) or target.id in read)
+            ):
                 yield target.id, vars(owner)[target.id]
 
 
-def _stated(statement: Any) -> Any:
-    """Return the value that a statement sets.
+def _stated(statement: Any) -> str:
+    """Return in words the value that a statement sets; an empty text if it is computed."""
+    try:
+        if isinstance(statement, ast.FunctionDef):
+            return _in_words(tuple(map(ast.literal_eval, statement.args.defaults)) or None)
+        return _in_words(ast.literal_eval(statement.value))
+    except (ValueError, TypeError):
+        return ""
+
+
+def _in_words(value: Any) -> str:
+    """Return data as a text that is the same in every process.
 
     Raises:
-        ValueError: it is no literal.
+        TypeError: it is no number, text or None, and no short container or dataclass of such.
     """
-    if isinstance(statement, ast.FunctionDef):
-        return tuple(map(ast.literal_eval, statement.args.defaults)) or None
-    return ast.literal_eval(statement.value)
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__} {_in_words(vars(value))}"
+    if not isinstance(value, tuple | list | dict | set | frozenset) or len(value) > MOST:
+        raise TypeError(f"{type(value).__name__} is no data")
+
+    if isinstance(value, dict):
+        entries = [f"{_in_words(key)}: {_in_words(item)}" for key, item in value.items()]
+    else:
+        entries = [_in_words(item) for item in value]
+    if isinstance(value, set | frozenset):  # whose order is not that of another process
+        entries.sort()
+    return f"{type(value).__name__}({', '.join(entries)})"
 
 
 def _essence(code: CodeType) -> str:

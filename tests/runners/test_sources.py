@@ -20,6 +20,7 @@ from functools import cached_property
 
 SCALE = 1.0
 KINDS = ["gelu", "relu"]
+SIZES = {"hidden": 4}
 
 def scaled(y, times=3):
     return times * y
@@ -28,10 +29,10 @@ class Layer:
     depth = 1
 
     def forward(self, x):
-        return SCALE * x
+        return SCALE * x * SIZES["hidden"]
 
     def kind(self, name):
-        return name in {"gelu", "silu", "relu", "tanh", "sigmoid"}
+        return name in KINDS or name in {"gelu", "silu", "relu", "tanh", "sigmoid"}
 
     @property
     def half(self):
@@ -85,6 +86,7 @@ def test_an_edit_does_not_count_until_the_module_is_loaded_again(file: Path, cha
         ("1 / 3 for", "1 / 2 for"),
         ("0.25", "0.2"),
         ("def fourth", "def fifth"),
+        ('"hidden": 4', '"hidden": 5'),
         ("depth = 1", "depth = 2"),
     ],
 )
@@ -115,6 +117,26 @@ def test_what_a_reloaded_module_was_before_counts_where_it_is_still_used(
     after = code_version(importlib.reload(sys.modules["a_user_of_it"]).Mine)
     assert len({before, mixed, after}) == 3
     del sys.modules["a_user_of_it"]
+
+
+def test_a_constant_that_the_environment_decides_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = SOURCE.replace("SCALE = 1.0", "import os\nSCALE = float(os.environ['SCALE'])\nSTART = os.times()[4]")
+    file.write_text(computed)
+    found = []
+    for scale in ("1", "1", "0"):
+        monkeypatch.setenv("SCALE", scale)
+        found.append(code_version(imported().Layer))
+        del sys.modules[NAME]
+    assert found[0] == found[1] != found[2]  # what no function reads, such as the start of the program, does not count
+
+
+def test_an_entry_that_is_changed_after_the_import_counts(file: Path) -> None:
+    module = imported()
+    before = code_version(module.Layer)
+    module.SIZES["hidden"] = 5
+    changed = code_version(module.Layer)
+    module.SIZES["hidden"] = 4
+    assert code_version(module.Layer) == before != changed
 
 
 def test_comments_and_lines_are_no_change(file: Path) -> None:
