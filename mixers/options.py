@@ -13,14 +13,13 @@ def override(config_class: type, values: Mapping[str, Any]) -> Any:
     """Build a ``config_class`` from ``values``, and from defaults for its other fields.
 
     Raises:
-        ValueError: a value is of another type than its field, infinite, or not a number.
+        ValueError: a value is of another type than its field; it, or a default, is infinite or not a number.
     """
-    values = converted(config_class, values)
-    for name, value in values.items():
+    made = replace(config_class(), **converted(config_class, values))
+    for name, value in vars(made).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
-
-    return replace(config_class(), **values)
+    return made
 
 
 def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -138,6 +139,10 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
         places[i] = roof = min(places[i], roof)
         roof -= gap
     return places
+
+
+PLAIN_TEXT = rc_context({"text.parse_math": False})
+"""Decorates what draws users' texts: a dollar sign in an option is no formula."""
 
 
 def write_chart(figure: Figure, path: Path) -> None:

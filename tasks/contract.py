@@ -23,18 +23,17 @@ def check_task(task: Task) -> None:
         f"answer_count is {task.answer_count!r}: a whole number, at least 1",
     )
 
-    # Without a seed of its own, a second process would train on other data.
-    first, again = (one.sample(one.stream("test"), DRAWN, "test") for one in (task, type(task)(task.config)))
-    check_arrays(first)
-    require(len(first) == DRAWN, f"sample returned {len(first)} of {DRAWN} sequences")
-    for name, array in vars(first).items():
-        require(
-            np.array_equal(array, vars(again)[name]),
-            f"sample draws other {name} from the same rng: take all random numbers from rng alone, or from self.stream",
-        )
+    require(
+        isinstance(task.vocab_size, Integral) and task.vocab_size >= 1,
+        f"vocab_size is {task.vocab_size!r}: a whole number, at least 1",
+    )
+
+    names = (*get_args(Split), *task.extrapolation_names)
+    for name in names:
+        _check_draws(task, name)
 
     longest = 0
-    for name in (*get_args(Split), *task.extrapolation_names):
+    for name in names:
         batch, ceiling = task.batch(name), task.ceiling(name)
         check_arrays(batch)
         longest = max(longest, batch.inputs_ST.shape[1])
@@ -53,6 +52,19 @@ def check_task(task: Task) -> None:
         stated == longest,
         f"the longest sequences have {longest} positions, where longest_length of Config says {stated}: correct one",
     )
+
+
+def _check_draws(task: Task, name: str) -> None:
+    """Draw sequences of a split or extrapolation set twice: else a second process would train on other data."""
+    first, again = (one.sample(one.stream(name), DRAWN, name) for one in (task, type(task)(task.config)))
+    check_arrays(first)
+    require(len(first) == DRAWN, f"sample returned {len(first)} of {DRAWN} sequences")
+    for part, array in vars(first).items():
+        require(
+            np.array_equal(array, vars(again)[part]),
+            f"sample draws other {part} of {name} from the same rng: take all random numbers from rng alone, or from "
+            "self.stream",
+        )
 
 
 def check_arrays(batch: Batch) -> None:

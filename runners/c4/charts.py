@@ -27,6 +27,7 @@ def plot_curves(curves: Mapping[str, Sequence[Sequence[Row]]], path: Path) -> No
             lines of one label look alike.
         path: PNG file to write.
     """
+    curves = {name.replace("$", r"\$"): seeds for name, seeds in curves.items()}  # what users write is no formula
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes, few = figure.subplots(), len(curves) <= FEW
     look = styles(list(curves))

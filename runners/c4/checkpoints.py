@@ -268,7 +268,7 @@ def _load(path: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
     try:
         if path.is_dir():
             found = load_newest(path, lambda file: (file, load(file)))
-        elif path.is_file():
+        elif path.is_file() and path.suffix == ".safetensors":
             found = path, load(path)
     except DamagedFileError as error:
         raise DamagedFileError(f"{_reason(error)}: {TRAIN_AGAIN}") from error

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from textwrap import shorten
@@ -25,6 +25,8 @@ from runners.provenance import code_version, sha256_of
 from runners.task_names import find_task
 from tasks.base import Task
 
+LONGEST_FOLDER = 200
+"""Largest number of bytes in a study's folder name; file systems allow 255."""
 LONGEST_DIFFERENCE = 200
 """Largest number of characters for changed settings in a study's title; SQL storages allow 512 in all."""
 
@@ -97,7 +99,7 @@ class Experiment:
     @cached_property
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
-        return _task(find_task(self.task), self.task_config)
+        return _task(find_task(self.task), _ByText(repr(self.task_config), self.task_config))
 
     @property
     def length(self) -> int:
@@ -206,9 +208,17 @@ def run_id(study: str, fingerprint: str, run: Run) -> str:
     return sha256_of(study + fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
+@dataclass(frozen=True)
+class _ByText:
+    """A value as a key: that of a configuration may hold lists, which are none."""
+
+    text: str
+    value: Any = field(compare=False)
+
+
 @lru_cache(maxsize=1)
-def _task(kind: type[Task], config: Any) -> Task:
-    return kind(config)
+def _task(kind: type[Task], config: _ByText) -> Task:
+    return kind(config.value)
 
 
 @lru_cache(maxsize=1)
@@ -259,10 +269,11 @@ def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
 def study_folder(folder: Path, experiment: Experiment) -> Path:
     """Return the folder of a study's summary and figures below a results folder, named after the study's heading.
 
-    Earlier versions named it after the study; such a folder is still found.
+    It is named after the study, without the layer's settings, where these are too long. Earlier versions always did so;
+    such a folder is still found.
     """
-    path, earlier = (folder / "studies" / re.sub(r"[^\w.+-]+", "-", e) for e in (experiment.heading, experiment.name))
-    return earlier if earlier.is_dir() else path
+    path, short = (folder / "studies" / re.sub(r"[^\w.+-]+", "-", e) for e in (experiment.heading, experiment.name))
+    return short if short.is_dir() or len(path.name.encode()) > LONGEST_FOLDER else path
 
 
 def first_layer(experiment: Experiment) -> Layer:

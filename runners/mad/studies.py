@@ -236,25 +236,46 @@ def _train_study(
     chosen, repeats, unstable = _choose_and_repeat(of_grid, more_seeds, partial(searcher.search, experiment))
 
     # Read the test split for the points that this grid and the paper's smaller ones choose.
-    done, others = done_trials(experiment, store), choose_in_other_grids(of_grid, unstable)
+    others = choose_in_other_grids(of_grid, unstable)
     selected = {chosen, *others.values()}
-    finished = [run_of(trial) for trial in done]
+    finished = [run_of(trial) for trial in done_trials(experiment, store)]
     readings = _read_test(experiment, [run for run in finished if _point_of(run) in selected], searcher, say)
     tracker.close({run: asdict(reading) for run, reading in readings.items()})
 
-    # Points that other commands have chosen keep their test figures; the study's choice is the best of all.
+    # Another command may have finished points of this study meanwhile.
+    with store.exclusive():
+        whole = _summarise_all(experiment, chosen, readings, others, store)
+        write_summary(whole, study_folder(store.folder, experiment))
+    if whole.chosen_point is not None and (best := (whole.chosen_point.lr, whole.chosen_point.weight_decay)) != chosen:
+        better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
+        say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
+    flag_study(experiment, whole, store)
+    return summarise(experiment, [*of_grid, *repeats], chosen, readings, others)
+
+
+def _summarise_all(
+    experiment: Experiment,
+    chosen: GridPoint | None,
+    readings: dict[Run, Reading],
+    others: dict[str, GridPoint],
+    store: Store,
+) -> Summary:
+    """Summarise all finished runs of a study; points that other commands have chosen keep their test figures.
+
+    Args:
+        experiment: the study.
+        chosen: the point that this command has chosen; the study's choice is the best of all.
+        readings: test figures of its runs, and of the points in ``others``.
+        others: points that other grids choose, by their names.
+        store: where the runs are.
+    """
+    done = done_trials(experiment, store)
+    finished = [run_of(trial) for trial in done]
     before = _stored_test(experiment, [run for run in finished if run not in readings], store)
     choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
     unread = {_point_of(run) for run in finished if run not in before and run not in readings}
     best = choose_among(done, choices - unread) or chosen
-    if best is not None and best != chosen:
-        better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
-        say(f"{experiment.name}: {better} is better on validation: summary.json and comparisons show it")
-
-    whole = summarise(experiment, done, best, {**before, **readings}, others, choices)
-    write_summary(whole, study_folder(store.folder, experiment))
-    flag_study(experiment, whole, store)
-    return summarise(experiment, [*of_grid, *repeats], chosen, readings, others)
+    return summarise(experiment, done, best, {**before, **readings}, others, choices)
 
 
 def _choose_and_repeat(

@@ -129,7 +129,7 @@ def faulty(**changes: Any) -> Task:
             },
             "sample returned 3 of 4 sequences",
         ),
-        ({"random": True}, "sample draws other inputs_ST from the same rng"),
+        ({"random": True}, "sample draws other inputs_ST of train from the same rng"),
         (
             {"targets_ST": lambda b: np.random.default_rng().integers(2, size=b.inputs_ST.shape)},
             "draws other targets_ST",
@@ -157,8 +157,23 @@ def test_a_table_that_is_drawn_without_a_seed_is_refused() -> None:
             right = super().sample(rng, n, split)
             return replace(right, targets_ST=self.table[right.inputs_ST + np.arange(self.config.length)])
 
-    with pytest.raises(ValueError, match=r"draws other targets_ST from the same rng: .* or from self\.stream"):
+    with pytest.raises(ValueError, match=r"draws other targets_ST of train from the same rng: .* self\.stream"):
         check_task(WithTable(Own.Config()))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_single_split_that_is_drawn_without_a_seed_is_refused(split: str) -> None:
+    class Unseeded(Own):
+        def sample(self, rng: np.random.Generator, n: int, split_: str) -> Batch:
+            return super().sample(np.random.default_rng() if split_ == split else rng, n, split_)
+
+    with pytest.raises(ValueError, match=f"draws other inputs_ST of {split} from the same rng"):
+        check_task(Unseeded(Own.Config()))
+
+
+def test_a_vocabulary_that_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"vocab_size is 2\.0: a whole number, at least 1"):
+        check_task(type("OfFloats", (Own,), {"vocab_size": 2.0})(Own.Config()))
 
 
 def test_extrapolation_sets_are_checked_too() -> None:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from runners.drawing import PLAIN_TEXT
 from runners.mad.diagnosis.confusions import ConfusionMatrix
 from runners.mad.diagnosis.findings import Diagnosis
 from runners.mad.diagnosis.linear_probes import Probe, ProbeReport
@@ -26,6 +27,7 @@ BAR = 0.38
 """Width of a bar of an extrapolation set, in distances between sets."""
 
 
+@PLAIN_TEXT
 def draw_figure(diagnosis: Diagnosis) -> Figure:
     """Draw accuracy along the sequence, confusion matrix, linear probes and, if there are any, extrapolation sets."""
     sets = bool(diagnosis.extrapolation_sets or diagnosis.unreadable_sets)

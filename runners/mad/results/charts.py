@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from runners.drawing import Style, styles, write_chart
+from runners.drawing import PLAIN_TEXT, Style, styles, write_chart
 from runners.mad.results.standings import FEW, Standing, by_layer, count_mixers
 from runners.mad.results.tables import span
 
@@ -51,6 +51,7 @@ def plot_comparison(own: Sequence[Standing], rows: Sequence[Standing], path: Pat
     write_chart(figure, path)
 
 
+@PLAIN_TEXT
 def draw_bars(standings: Sequence[Standing]) -> Figure:
     """Draw one panel per accuracy, with one group of bars per setting and the numbers in a row above the bars.
 
@@ -164,6 +165,7 @@ class Grid:
         return f"{accuracy:.2f}" + ("" if math.isnan(half_width) else f"\n±{half_width:.2f}")
 
 
+@PLAIN_TEXT
 def draw_heat_map(standings: Sequence[Standing], marked: Collection[str] = ()) -> Figure:
     """Draw one panel per accuracy, with one row per mixer, grouped by family, and one column per setting.
 

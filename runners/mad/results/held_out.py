@@ -139,7 +139,8 @@ def kept_parameters(
     try:
         parameters = load_tensors(path)[0]
     except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(f"{path} is gone or damaged: another --out trains the run again") from error
+        lost = "is gone, perhaps by --keep" if isinstance(error, FileNotFoundError) else "is damaged"
+        raise DamagedFileError(f"{path} {lost}: another --out trains the run again") from error
 
     found = {name: parameter.shape for name, parameter in parameters.items()}
     if other := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):

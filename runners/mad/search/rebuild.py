@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from runners.files import read_json
+from runners.files import damaged, read_json
 from runners.mad.experiment import Experiment, run_folder
 from runners.mad.search.identity import sign_rebuilt
 from runners.mad.search.study import DISTRIBUTIONS, is_done, load_study, open_study, run_of, shown_value
@@ -76,6 +76,8 @@ def _records(experiment: Experiment, folder: Path) -> dict[str, dict[Run, Any]]:
     found: dict[str, dict[Run, Any]] = {}
     for path in sorted((folder / "runs").glob("*/config.json")):
         record = read_json(path)
+        if not (isinstance(record, dict) and {*NO_FIGURES} <= record.keys()):
+            raise damaged(path, f"a record has {', '.join(NO_FIGURES)}")
         name = record["study"]
         of_experiment = name == experiment.name or name.startswith(f"{experiment.name} r")
         if of_experiment and record["fingerprint"] == experiment.fingerprint:

@@ -237,8 +237,12 @@ def is_done(trial: FrozenTrial) -> bool:
 
 
 def done_trials(experiment: Experiment, store: Store) -> list[FrozenTrial]:
-    """All trials of the experiment's study that are done, also those of other grids."""
-    return [trial for trial in open_study(experiment, store).get_trials(deepcopy=False) if is_done(trial)]
+    """All trials of the experiment's study that are done, also those of other grids.
+
+    Raises:
+        KeyError: there is no such study.
+    """
+    return [trial for trial in load_study(experiment, store.storage).get_trials(deepcopy=False) if is_done(trial)]
 
 
 def done_of(grid: Sequence[Run], experiment: Experiment, storage: BaseStorage) -> list[FrozenTrial]:

@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +79,8 @@ def train(
         protocol: steps, batch size, evaluations and optimizer.
         runs: what is trained.
         device: where it is trained.
-        checkpoints: one file per run, or an empty sequence. If all files exist, training resumes from them; they must
-            hold the same step.
+        checkpoints: one file per run, or an empty sequence. If all files exist, and hold the parameters that the model
+            has today, training resumes from them; they must hold the same step.
         listener: called after each evaluation.
         resumed: called if training resumes.
         progressed: called between evaluations.
@@ -92,8 +93,7 @@ def train(
         DamagedFileError: a checkpoint cannot be read.
     """
     loop = _Loop(build, task, protocol, runs, device, checkpoints)
-    if checkpoints and all(path.exists() for path in checkpoints):
-        loop.load()
+    if checkpoints and all(path.exists() for path in checkpoints) and loop.load():
         resumed(loop.step, loop.curves)
 
     evaluations = protocol.evaluation_steps(loop.ensemble.optimizer.total_steps)
@@ -193,19 +193,32 @@ class _Loop:
     def save(self) -> None:
         """Write one file per run, so that each can be resumed alone or in other company."""
         for r, path in enumerate(self.checkpoints):
-            info = {"step": self.step, "seconds": self.seconds, "curve": [asdict(point) for point in self.curves[r]]}
+            info = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "curve": [asdict(point) for point in self.curves[r]],
+                "parameters": self._parameters,
+            }
             save_tensors(path, {name: tensor[r] for name, tensor in self._rows().items()}, info)
 
-    def load(self) -> None:
-        """Resume from files that ``save`` wrote, all at the same step."""
-        for r, path in enumerate(self.checkpoints):
-            tensors, info = load_tensors(path)
+    def load(self) -> bool:
+        """Resume from files that ``save`` wrote, all at the same step.
+
+        Returns:
+            Whether they hold the parameters that the model has, in this order; else nothing is changed.
+        """
+        found = [load_tensors(path) for path in self.checkpoints]
+        if any(info.get("parameters") != self._parameters for _, info in found):
+            return False
+
+        for r, (tensors, info) in enumerate(found):
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
             self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
             self.step = info["step"]
             self.seconds = info["seconds"]
         self.ensemble.optimizer.step.fill_(self.step)
+        return True
 
     def results(self) -> list[Result]:
         """Return each run's kept parameters and their metrics."""
@@ -277,6 +290,11 @@ class _Loop:
         if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
             progressed(self.step)
             self.reported = self.counted
+
+    @property
+    def _parameters(self) -> list[list[Any]]:
+        """Name and shape of each parameter, in the order in which rows hold them."""
+        return [[name, list(shape)] for name, shape in self.ensemble.shapes.items()]
 
     def _rows(self) -> dict[str, Tensor]:
         """Tensors with a row for each run; live, so that copying into them restores a state."""

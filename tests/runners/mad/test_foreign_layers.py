@@ -1,6 +1,7 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
 import json
+import math
 import os
 import pickle
 import re
@@ -8,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -504,6 +505,38 @@ def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
     chosen = measured["points"][measured["chosen"]]["estimates"]
     read = json.loads(diagnosis.read_text())["accuracy"]
     assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
+
+
+class Named(Transformer):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Transformer.Config):
+        text: str = ""
+
+
+class Unbounded(Transformer):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Transformer.Config):
+        cap: float = math.inf
+
+
+def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Named))
+    for text in (r"$\frac{a$ _^", "é" * 300):
+        more = ["--mixer.heads", "2", "--mixer.text", text, "--lr", "1e-3", "--out", str(tmp_path)]
+        mad.main([*COMMAND, "--mixer", "layers_of_others:L", *more])
+        assert "\nchart: " in capsys.readouterr().out
+    assert len([*tmp_path.glob("studies/*/summary.json")]) == len([*tmp_path.glob("studies/*/diagnosis.png")]) == 2
+
+
+def test_an_infinite_default_is_refused_before_training(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Unbounded))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
+    for more in ([], ["--dry-run"]):
+        assert "cap inf must be a finite number" in refused(*command, *more)
 
 
 @pytest.mark.usefixtures("undrawn")

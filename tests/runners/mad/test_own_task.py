@@ -2,12 +2,13 @@
 
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from runners.mad import Study, study
 from runners.mad import __main__ as mad
-from runners.mad import study
 from runners.mad.reference import __main__ as reference
 from runners.mad.results import compare
 from runners.report import __main__ as report
@@ -75,11 +76,23 @@ def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, capsy
     assert not (example / "out").exists()
 
 
-def test_study_takes_a_tasks_class(tmp_path: Path) -> None:
+class WithList(Own):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Own.Config):
+        sizes: list[int] = field(default_factory=lambda: [1, 2])
+
+
+def train_on(task: type[Own], out: Path) -> Study:
     settings = {"steps": 2, "evaluations": 1, "width": 16, "mlp_width": 16, "batch_size": 16, "device": "cpu"}
-    result = study(
-        "lstm", Own, lr=[1e-3], weight_decay=[0.0], out=tmp_path, quiet=True, reference="none", **settings
-    )  # fmt: skip
+    return study("lstm", task, lr=[1e-3], weight_decay=[0.0], out=out, quiet=True, reference="none", **settings)
+
+
+def test_settings_of_a_task_may_be_lists(tmp_path: Path) -> None:
+    assert train_on(WithList, tmp_path).experiment.task_config.sizes == [1, 2]
+
+
+def test_study_takes_a_tasks_class(tmp_path: Path) -> None:
+    result = train_on(Own, tmp_path)
     assert result.experiment.task == "tests.tasks.test_outside:Own"
     assert result.data["train"].inputs_ST.shape == (20, 12)
     assert result.ranking() == []

@@ -16,7 +16,7 @@ import torch
 from mixers.transformer import Transformer
 from runners.files import read_json
 from runners.guidance import flag_of
-from runners.mad import Study, api, study
+from runners.mad import Study, api, studies, study
 from runners.mad import __main__ as mad
 from runners.mad.options import Options, read_options
 from runners.mad.reference import rows
@@ -69,6 +69,26 @@ def test_more_seeds_are_those_of_the_chosen_point_alone(result: Study) -> None:
         assert len(chosen.values[name]) == 4
         assert chosen.estimates[name].mean == pytest.approx(np.mean(chosen.values[name]))
     assert result.test["token_accuracy"] == chosen.estimates["test_token_accuracy"]
+
+
+def test_a_point_that_another_command_finishes_while_the_test_split_is_read_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, others = studies._read_test, []
+
+    def while_another_command_runs(*arguments: Any) -> Any:
+        if not others:
+            others.append("begun")
+            study("transformer", "in-context-recall", out=tmp_path, **{**SMALL, "lr": [5e-3]})
+        return read(*arguments)
+
+    monkeypatch.setattr(studies, "_read_test", while_another_command_runs)
+    study("transformer", "in-context-recall", out=tmp_path, **{**SMALL, "lr": [1e-3]})
+    (file,) = tmp_path.glob("studies/*/summary.json")
+    assert [(point.lr, "test_token_accuracy" in (point.estimates or {})) for point in read_summary(file).points] == [
+        (1e-3, True),
+        (5e-3, True),
+    ]
 
 
 def test_the_test_split_is_read_for_the_chosen_point_alone(result: Study) -> None:

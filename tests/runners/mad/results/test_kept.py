@@ -62,7 +62,7 @@ def test_models_go_once_there_is_a_result_and_nothing_is_trained_again(
     again = trained(tmp_path)
     assert again.test == whole.test
     assert again.curves() == whole.curves()
-    with pytest.raises(ValueError, match=r"model\.safetensors is gone or damaged"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is gone, perhaps by --keep"):
         _ = again.model
 
     # A lost storage is rebuilt from the records.
@@ -74,5 +74,5 @@ def test_models_go_once_there_is_a_result_and_nothing_is_trained_again(
     untested = trained(tmp_path)
     assert "no test accuracy" in repr(untested)
     assert "no test accuracy" not in repr(whole)
-    with pytest.raises(ValueError, match=r"model\.safetensors is gone or damaged"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is gone, perhaps by --keep"):
         _ = untested.test

@@ -98,6 +98,25 @@ def test_a_killed_training_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.M
     assert_equal(whole, resumed)
 
 
+def test_a_checkpoint_of_parameters_in_another_order_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an edit of the layer: the rows of all runs hold its parameters one after another."""
+
+    def reordered() -> Backbone:
+        model = build()
+        parts = model.stack[0]._modules
+        first = next(iter(parts))
+        parts[first] = parts.pop(first)
+        return model
+
+    assert [n for n, _ in reordered().named_parameters()] != [n for n, _ in build().named_parameters()]
+    whole = train(reordered, TASK, PROTOCOL, RUNS, CPU, [])
+    kill_at_step_12(tmp_path, monkeypatch)
+    again = train(reordered, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path), resumed=lambda *_: pytest.fail("resumed"))
+    assert_equal(whole, again)
+
+
 def in_step(number: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     """Have something done when the training step of that number, counted from 1, begins."""
     steps_taken: list[int] = []
