@@ -1,4 +1,4 @@
-"""Compare runs of pretraining in tables and charts, one of each for a corpus.
+"""Compare runs of pretraining in tables and charts, one of each for a validation text.
 
     python -m runners.c4 compare
     python -m runners.c4 compare results/c4/rt-* results/c4/transformer-*
@@ -122,16 +122,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def compare(runs: Sequence[StoredRun], out: Path, console: Console) -> None:
-    """Print a table of runs on each corpus, and draw their curves into a chart in the results folder ``out``."""
+    """Print a table of runs on each validation text, and draw their curves into a chart in the folder ``out``."""
     from runners.c4.charts import plot_curves  # imports Matplotlib
 
-    for of_corpus in _on_each_corpus(runs):
-        rows = print_standings(of_corpus, console)
+    for of_text in _on_each_text(runs):
+        rows = print_standings(of_text, console)
 
         # The chart's name is a hash of its runs.
-        digest = hashlib.sha256("".join(sorted(run.name for run in of_corpus)).encode()).hexdigest()
+        digest = hashlib.sha256("".join(sorted(run.name for run in of_text)).encode()).hexdigest()
         chart = out / "figures" / f"c4-comparison-{digest[:8]}.png"
-        plot_curves(curves_of(of_corpus), chart)
+        plot_curves(curves_of(of_text), chart)
         table = write_table(chart.with_suffix(".csv"), rows)
         console.print(f"chart: {chart}\ntable: {table}", soft_wrap=True)
 
@@ -160,12 +160,12 @@ def read_runs(folders: Sequence[Path], out: Path, say: Callable[[str], None]) ->
 
 
 def print_standings(runs: Sequence[StoredRun], console: Console) -> list[dict[str, Any]]:
-    """Print a table of runs on one corpus, the lowest loss first; return its rows with figures that are not rounded."""
+    """Print a table of runs on one text, the lowest loss first; return its rows with figures that are not rounded."""
     standings = sorted(map(Standing, that_differ_in_the_seed(runs)), key=lambda standing: standing.place)
     labels = labels_of({s.runs[0].name: s.runs[0].described for s in standings}, ignored=["seed"])
 
-    text = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4"
-    table = Table(title=f"validation loss on {text} ({runs[0].corpus})", title_justify="left")
+    text, (corpus, tokens) = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4", runs[0].validated_on
+    table = Table(title=f"validation loss on {text} ({corpus}), up to {tokens:,} tokens", title_justify="left")
     table.add_column("model")
     for heading in ("parameters", "tokens", "nats/token", "bits/byte", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -180,11 +180,11 @@ def print_standings(runs: Sequence[StoredRun], console: Console) -> list[dict[st
     return [{"model": labels[s.runs[0].name], **s.figures, "remark": s.remark} for s in standings]
 
 
-def _on_each_corpus(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
-    """Group runs by their corpus."""
-    groups: dict[str, list[StoredRun]] = {}
+def _on_each_text(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Group runs by their corpus and the part of it on which they are validated."""
+    groups: dict[tuple[str, int], list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(run.corpus, []).append(run)
+        groups.setdefault(run.validated_on, []).append(run)
     return list(groups.values())
 
 

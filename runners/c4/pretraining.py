@@ -177,13 +177,17 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
     if warning := _worse_than_guessing(result["validation_loss"], corpus.manifest.vocab_size):
         console.print(warning, soft_wrap=True)
 
-    # Draw a chart of all runs on the corpus.
+    # Draw a chart of all runs that are validated on the same text.
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
 
         say = partial(console.print, soft_wrap=True)
-        plot_curves(curves_of(stored_runs(sorted((config.out / "c4").glob("*")), say, corpus.folder.name)), chart)
+        runs, mine = (
+            stored_runs(sorted((config.out / "c4").glob("*")), say),
+            (corpus.folder.name, config.validation_tokens),
+        )
+        plot_curves(curves_of(run for run in runs if run.validated_on == mine), chart)
 
     return Result(
         folder=run_folder(config, options, corpus.folder.name),

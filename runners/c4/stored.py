@@ -41,9 +41,9 @@ class StoredRun:
         return self.folder.name
 
     @property
-    def corpus(self) -> str:
-        """Name of the folder of its corpus; losses on different corpora are not comparable."""
-        return str(self.described["corpus"].get("folder"))
+    def validated_on(self) -> tuple[str, int]:
+        """Folder of its corpus, and most validation tokens that are read; losses on other ones are not comparable."""
+        return str(self.described["corpus"].get("folder")), self.described["config"]["validation_tokens"]
 
     @property
     def last(self) -> Row | None:
@@ -51,19 +51,18 @@ class StoredRun:
         return next((row for row in reversed(self.rows) if row.validation_loss is not None), None)
 
 
-def stored_runs(folders: Iterable[Path], say: Callable[[str], None], corpus: str | None = None) -> list[StoredRun]:
+def stored_runs(folders: Iterable[Path], say: Callable[[str], None]) -> list[StoredRun]:
     """Read the runs in folders.
 
     Args:
         folders: folders of runs; those without a ``run.json``, whose run has not begun, are left out.
         say: prints a line for each run that is left out because a file of it is damaged.
-        corpus: name of the folder of the runs' corpus; runs on another one are left out.
     """
     runs = []
     for folder in folders:
         try:
             described = read_record(folder / "run.json")
-            if described is None or corpus not in (None, described["corpus"].get("folder")):
+            if described is None:
                 continue
             names = "result.json", "diverged.json", REHEARSAL
             result, diverged, rehearsed = (read_record(folder / name) for name in names)

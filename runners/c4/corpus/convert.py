@@ -5,7 +5,8 @@
     python -m runners.c4 convert my_corpus manuals/ --clean --vocabulary 8000
 
 From HTML files only the prose is read, from other files all of the text. The first nine tenths of each text are
-training data, and the last tenth is validation data. With ``--clean``, each file is one document. Text that is not
+training data, and the last tenth is validation data, both in random order, so that a run reads texts of all folders
+first. With ``--clean``, each file is one document. Text that is not
 English prose and text that repeats an earlier document are left out, and whole documents become validation data. The
 tokenizer is a byte-level BPE that is trained on the training data; it encodes any text without loss.
 """
@@ -141,6 +142,8 @@ def convert(texts: Sequence[Path], folder: Path, clean: bool = False, vocabulary
 def divided_texts(files: Sequence[Path]) -> Documents:
     """Return the first nine tenths of each text as training data, and the last tenths as validation data.
 
+    Both are in an order that depends on the texts alone, as a shuffled corpus is: short runs read the first of them.
+
     Raises:
         ValueError: texts are not UTF-8, or the last tenths are empty.
     """
@@ -162,7 +165,7 @@ def divided_texts(files: Sequence[Path]) -> Documents:
         )
     if not documents["validation"]:
         raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
-    return documents
+    return {split: sorted(parts, key=digest_of) for split, parts in documents.items()}
 
 
 def clean_documents(files: Sequence[Path]) -> Documents:

@@ -100,8 +100,10 @@ class Corpus:
 
         validation, whole = self.targets("validation", seq_len), self.manifest.splits["validation"].tokens
         if validation < FEW_VALIDATION_TOKENS:
-            more = "give a larger validation file" if whole < 2 * validation else "give more --validation-tokens"
-            lines.append(f"validation reads {validation:,} tokens only, which makes its loss uncertain: {more}")
+            advice = ["more --validation-tokens"] if whole >= 2 * validation else []
+            advice += ["a larger validation file"] if whole < FEW_VALIDATION_TOKENS else []
+            read = f"validation reads the first {validation:,} of {whole:,} tokens, which makes its loss uncertain"
+            lines.append(f"{read}: give {' or '.join(advice)}")
         return lines
 
 

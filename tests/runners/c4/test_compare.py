@@ -112,6 +112,18 @@ def test_runs_without_an_end_are_last_and_say_how_far_they_came(
     assert " ".join(row[0] for row in remark) == "2 seeds, seed 2: diverged at step 5"
 
 
+def test_losses_on_less_of_the_validation_text_have_a_table_of_their_own(
+    texts: Path, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(configured(texts, results, lr=0.02, steps=4, evaluations=2, validation_tokens=24))
+    main(["compare", "--out", str(results)])
+    out = capsys.readouterr().out
+    assert out.count("validation loss on") == 2
+    assert "up to 24 tokens" in out
+    assert "up to 48 tokens" in out
+    assert len([*(results / "figures").glob("c4-comparison-*.png")]) == 2
+
+
 def change(results: Path, seed: int, **entries: object) -> None:
     """Change the description of the run with a seed at the rate 0.01."""
     for path in (results / "c4").glob("*/run.json"):
