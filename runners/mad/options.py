@@ -219,7 +219,7 @@ PRESETS: dict[str, tuple[Options, Mapping[str, dict[str, Any]]]] = {
 """Defaults of each preset: options, and settings of its own tasks by name."""
 
 
-OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "match")
+OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_width")
 """Options that define a preset. If one of them has another value, results do not have the preset's name."""
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mixers import MIXERS
@@ -51,12 +52,17 @@ def plan_experiments(
     together = min(options.together, math.ceil(len(options.runs) / (1 + len(others))))
     configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
 
+    # Results have the preset's name if the layer has its widths, whether --match has chosen them or not.
+    with_widths = [
+        replace(options, width=layer.shape.width, mlp_width=layer.shape.mlp_width, match=None) for layer in layers
+    ]
+
     experiments = []
     for task, values in applicable("task", task_values, configs, say).items():
-        for difficulty, task_config in difficulties(task, options, values):
-            protocol.check(task_config.train_examples)
+        for of_layers in zip(*(difficulties(task, own, values) for own in with_widths), strict=True):
+            protocol.check(of_layers[0][1].train_examples)
             unchecked = task not in TASKS
-            for layer in layers:
+            for layer, own, (difficulty, task_config) in zip(layers, with_widths, of_layers, strict=True):
                 experiment = Experiment(
                     mixer=layer.mixer,
                     mixer_config=layer.config,
@@ -67,7 +73,7 @@ def plan_experiments(
                     short_convolution=layer.short_convolution,
                     protocol=protocol,
                     precision=precision,
-                    preset=preset_name(options),
+                    preset=preset_name(own),
                 )
                 check_memory(experiment, together, device)
                 if unchecked:

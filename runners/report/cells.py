@@ -25,6 +25,8 @@ from tasks.base import Task
 
 Kind = Literal["layer", "variant", "own"]
 METRICS = ("sequence", "token")
+YOURS = " (yours)"
+"""End of the label of a user's own study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,12 @@ class Cell:
     command: str
     record: Path
     diagnosis: Mapping[str, Any] | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it counts in ranks: no variant, no cell of other settings, and none that a user has trained again."""
+        again = self.kind == "own" and self.row.removesuffix(YOURS) in ENTRIES
+        return self.kind != "variant" and not self.differs and not again
 
     @property
     def task(self) -> str:

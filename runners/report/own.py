@@ -14,11 +14,8 @@ from runners.mad.reference.rows import terms_of
 from runners.mad.results.compare import read_summaries
 from runners.mad.results.standings import Standing, told_apart
 from runners.mad.results.summary import Summary, under_grid
-from runners.report.cells import Cell, protocol_settings, protocol_terms
+from runners.report.cells import YOURS, Cell, protocol_settings, protocol_terms
 from tasks import TASKS
-
-YOURS = " (yours)"
-"""End of the label of a user's own study."""
 
 
 def read_own(paths: Sequence[Path], say: Callable[[str], None]) -> dict[ProtocolName, list[Cell]]:

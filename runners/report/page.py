@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from runners.drawing import DARK, Style
 from runners.files import write_atomically
-from runners.report.cells import METRICS, Board, Cell, limits
+from runners.report.cells import METRICS, YOURS, Board, Cell, limits
 from runners.report.correlation import LEAST, SIGNIFICANT
 from runners.report.glance import Own, glance
 from runners.report.language import (
@@ -25,7 +25,6 @@ from runners.report.language import (
     what_goes_with_the_loss,
     what_orders_families,
 )
-from runners.report.own import YOURS
 from runners.report.paper import Claim, Verdict
 from runners.report.pictures import CIRCLES, DASHES, Picture
 from runners.report.pictures.language import forest_picture, language_picture
@@ -69,7 +68,7 @@ class Shown:
     @property
     def own(self) -> Own:
         """The rows of the user's own, with their places."""
-        cells = {place for place, cell in self.board.cells.items() if not cell.differs}
+        cells = {place for place, cell in self.board.cells.items() if cell.is_ranked}
         tasks = {row: [task for task in TASKS if (row, task) in cells] for row in self.own_counts}
         some = [row for row, count in self.own_counts.items() if 0 < count < len(TASKS)]
         return Own(
@@ -167,7 +166,7 @@ def show(board: Board, pictures: Sequence[Picture]) -> Shown:
     count = Counter(row for row, _ in board.cells)
     order = sorted(known, key=lambda row: (means.get(row, float("inf")), -count[row]))
 
-    ranked = [cell for cell in board.cells.values() if cell.kind != "variant" and not cell.differs]
+    ranked = [cell for cell in board.cells.values() if cell.is_ranked]
     of_tasks = {
         metric: {task: rank_on_task([cell for cell in ranked if cell.task == task], metric) for task in TASKS}
         for metric in METRICS

@@ -47,7 +47,8 @@ class Ranks:
 def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) -> Ranks | None:
     """Rank the layers of a board that have all tasks; return None if fewer than two have.
 
-    Variants, and cells that differ from the board's protocol, are not ranked. Layers with equal means share the smaller
+    Variants, cells that differ from the board's protocol, and layers of the project that a user has trained again are
+    not ranked. Layers with equal means share the smaller
     rank. A layer whose grid points all diverged is last.
 
     Args:
@@ -55,7 +56,7 @@ def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) ->
         metric: ``sequence`` or ``token``.
         tasks: the tasks over which ranks are averaged; all unless given.
     """
-    cells = {place: cell for place, cell in board.cells.items() if cell.kind != "variant" and not cell.differs}
+    cells = {place: cell for place, cell in board.cells.items() if cell.is_ranked}
     tasks = list(TASKS) if tasks is None else tasks
     rows = [row for row in dict.fromkeys(row for row, _ in cells) if all((row, task) in cells for task in tasks)]
     if len(rows) < 2:

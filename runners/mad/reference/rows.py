@@ -21,7 +21,7 @@ from runners.mad.reference.cells import FOLDER, PROTOCOLS, Cell, CellPoint, prot
 from runners.mad.reference.entries import LAYERS
 from runners.mad.reference.staleness import find_stale
 from runners.mad.results.ranking import MARK, print_ranks
-from runners.mad.results.standings import Standing
+from runners.mad.results.standings import Standing, as_trained
 from runners.mad.results.summary import Estimate, Point, Summary, means_beyond_training, under_grid
 from tasks import TASKS
 
@@ -268,6 +268,8 @@ def to_standings(cells: Sequence[Cell]) -> list[Standing]:
 def _standing(cell: Cell, stale: bool) -> Standing:
     values = {f"test_{name}": found for name, found in vars(cell.test).items()}
     names = list(MIXERS)
+    point = cell.chosen_point
+    chosen = None if point is None else (point.lr, point.weight_decay)
     return Standing(
         mixer=cell.layer + (MARK if stale else ""),
         family=cell.family,
@@ -276,13 +278,14 @@ def _standing(cell: Cell, stale: bool) -> Standing:
         difficulty="baseline" if cell.preset is None else cell.preset,
         test=None if cell.chosen is None else {n: Estimate.of(found) for n, found in values.items() if found},
         seeds=len(cell.seeds),
-        diverged=0 if cell.chosen_point is None else len(cell.chosen_point.diverged),
+        diverged=0 if point is None else len(point.diverged),
         ceiling=cell.ceiling,
         chance=cell.chance,
         costs=cell.costs,
         preset=cell.preset,
         steps=cell.steps,
         extrapolation={} if cell.chosen is None else means_beyond_training(cell.probes),
+        trained=as_trained(cell.mixer, vars(MIXERS[cell.mixer].Config()) | cell.options, cell.shape, chosen),
         place=((names.index(cell.mixer), cell.mixer), -1),
     )
 

@@ -1,5 +1,6 @@
 """Standings: the figures of finished studies for a comparison, their order, and the table."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mixers import MIXERS
+from mixers.base import Shape
 from mixers.costs import LENGTHS, Costs
 from mixers.registry import changed, variant_label
 from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.mad.experiment import Described
+from runners.mad.results.choice import GridPoint
 from runners.mad.results.summary import TEST_METRICS, Estimate, Summary, means_beyond_training
 from runners.mad.results.tables import print_intervals, print_protocols
 from runners.tables import Name, abbreviated, fits
@@ -24,7 +27,7 @@ from tasks import TASKS
 from tasks.base import Accuracy
 
 FEW = 4
-"""Largest number of mixers that are not grouped by family."""
+"""Largest number of mixers that are not grouped by family, and of values that a label names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class Standing:
         preset: name of the preset of the settings.
         steps: optimizer steps of a run; None if unknown.
         extrapolation: sequence and token accuracy of the chosen point on each extrapolation set, by its name.
+        trained: name and options of the layer, number of layers, widths, and the chosen learning rate and weight decay,
+            in the columns of a table's file.
         place: sort key of rows and bars; equal places keep their order.
     """
 
@@ -63,6 +68,7 @@ class Standing:
     preset: str | None = None
     steps: int | None = None
     extrapolation: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    trained: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[Any, ...] = ()
 
     @staticmethod
@@ -86,6 +92,12 @@ class Standing:
             preset=config.preset,
             steps=summary.steps,
             extrapolation={} if chosen is None else means_beyond_training(chosen.extrapolation),
+            trained=as_trained(
+                config.mixer,
+                config.mixer_config,
+                config.shape,
+                None if chosen is None else (chosen.lr, chosen.weight_decay),
+            ),
         )
 
     @property
@@ -124,6 +136,7 @@ class Standing:
             "split": split,
             "layer": self.mixer,
             "family": self.family,
+            **self.trained,
             **figures,
             "seeds": self.seeds,
             "failure": self.failure,
@@ -151,6 +164,25 @@ class Standing:
             return [self.failure, ""]
         estimates = self.accuracy("sequence"), self.accuracy("token")
         return ["" if estimate is None else estimate.text() for estimate in estimates]
+
+
+def as_trained(mixer: str, options: Mapping[str, Any], shape: Shape, chosen: GridPoint | None) -> dict[str, Any]:
+    """Return what a row was trained with, as columns of a table's file; options of the layer are JSON.
+
+    Args:
+        mixer: name of the layer.
+        options: all its options.
+        shape: widths and number of layers.
+        chosen: the chosen learning rate and weight decay; None if all diverged.
+    """
+    lr, weight_decay = chosen or (None, None)
+    return {
+        "mixer": mixer,
+        "options": json.dumps(options),
+        **vars(shape),
+        "lr": lr,
+        "weight_decay": weight_decay,
+    }
 
 
 def in_order(summaries: Iterable[Summary]) -> list[Summary]:
@@ -245,7 +277,14 @@ def _of_grid(summary: Summary) -> dict[str, Any]:
         "lr": [point.lr for point in summary.points],
         "weight-decay": [point.weight_decay for point in summary.points],
     }
-    return {name: " or ".join(map(str, sorted(set(values)))) for name, values in grid.items()}
+    return {name: _span(sorted(set(values))) for name, values in grid.items()}
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return sorted values in words; of more than a few, the ends and the number."""
+    if len(values) <= FEW:
+        return " or ".join(map(str, values))
+    return f"{values[0]} to {values[-1]} in {len(values)}"
 
 
 def _of_task(config: Described) -> dict[str, Any]:

@@ -140,6 +140,14 @@ def test_match_widens_and_narrows_layers_and_says_so() -> None:
         assert re.search(r"width 1\d\d, MLP \d+: [\d,]+ FLOPs at N = 128, \+[01]\.\d%$", line)
 
 
+def test_a_matched_layer_of_the_preset_s_width_has_the_study_that_it_has_without_match() -> None:
+    command = ["--preset", "quick", "--mixer", "transformer", "rt", "lstm", "--task", "memorization"]
+    plain = [experiment.name for experiment in planned(command)[1]]
+    matched = [experiment.name for experiment in planned([*command, "--match", "params"])[1]]
+    assert matched[:2] == plain[:2]  # both have as many parameters
+    assert "custom" in matched[2] != plain[2]
+
+
 def test_match_takes_the_transformer_as_reference_even_if_it_is_not_trained() -> None:
     lines: list[str] = []
     command = ["--mixer", "lstm", "--task", "compression", "--width", "64", "--mlp-width", "256", "--match", "params"]

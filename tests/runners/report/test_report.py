@@ -19,9 +19,9 @@ from runners.mad.reference.cells import ProtocolName
 from runners.mad.results.summary import Estimate, Point, read_summary, summarise, write_summary
 from runners.report import __main__ as report
 from runners.report.__main__ import main
-from runners.report.cells import Board, reference_board, training_flops
+from runners.report.cells import YOURS, Board, reference_board, training_flops
 from runners.report.language import LanguageModel
-from runners.report.own import YOURS, command_of, read_own
+from runners.report.own import command_of, read_own
 from runners.report.page import show
 from runners.report.paper import Evidence, read_claims
 from runners.report.pictures import LONGEST, end_label
@@ -391,6 +391,23 @@ def test_layers_whose_seeds_have_the_same_sum_share_a_rank(results: Path) -> Non
     assert ranks.means == {"gla": 1.0, "lstm": 1.0}
     cells = [board.cells[row, "parity"] for row in ("gla", "lstm")]
     assert rank_on_task(cells, "token") == {"gla": 1, "lstm": 1}
+
+
+def test_a_layer_of_the_project_that_a_user_has_trained_again_is_not_ranked_twice(results: Path) -> None:
+    for task in TASKS:
+        for row, accuracy in (("gla", 0.9), ("lstm", 0.8)):
+            write_cell(results, row, task, [accuracy] * 5)
+    before = mean_ranks(board_of(results), "token")
+    own = [
+        replace(cell, row=row + YOURS, kind="own")
+        for (of, _), cell in board_of(results).cells.items()
+        for row in {"gla": ["gla", "mine:L"]}.get(of, [])
+    ]
+    ranks = mean_ranks(reference_board(results / "reference", "full", own), "token")
+    assert before is not None
+    assert ranks is not None
+    assert before.means == {"gla": 1, "lstm": 2}
+    assert ranks.means == {"mine:L (yours)": 1, "gla": 1, "lstm": 3}
 
 
 def test_bootstrap_samples_of_the_same_mean_share_a_rank(results: Path) -> None:
