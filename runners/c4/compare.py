@@ -177,7 +177,29 @@ def print_standings(runs: Sequence[StoredRun], console: Console) -> list[dict[st
     console.print("parameters: without embedding and readout")
     if any(len(standing.runs) > 1 for standing in standings):
         console.print("±: half the 95% t-interval of the mean over seeds")
+    for line in _ends_of_rates(standings):
+        console.print(line, soft_wrap=True)
     return [{"model": labels[s.runs[0].name], **s.figures, "remark": s.remark} for s in standings]
+
+
+def _ends_of_rates(standings: Sequence[Standing]) -> list[str]:
+    """Say of which models the best learning rate is the smallest or largest of several."""
+    described = {standing.runs[0].name: standing.runs[0].described for standing in standings}
+    labels = labels_of(described, ignored=["seed", "lr"], alike=True)
+    models: dict[str, list[tuple[float, float]]] = {}
+    for standing in standings:
+        if standing.loss is not None:
+            lr = standing.runs[0].described["config"]["lr"]
+            models.setdefault(labels[standing.runs[0].name], []).append((standing.loss[0], lr))
+
+    lines = []
+    for model, losses in models.items():
+        lrs, best = sorted({lr for _, lr in losses}), min(losses)[1]
+        if len(lrs) > 1 and best in (lrs[0], lrs[-1]):
+            end = "smallest" if best == lrs[0] else "largest"
+            tried = ", ".join(f"{lr:g}" for lr in lrs)
+            lines.append(f"{model}: the best lr {best:g} is the {end} of {tried}, so a better one may lie beyond it")
+    return lines
 
 
 def _on_each_text(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:

@@ -44,7 +44,7 @@ class Config:
     lm_eval runs lm-evaluation-harness: see their --help.
 
     Attributes:
-        preset: paper, tiny, which trains in two minutes on a CPU, ranking or 30m, the models of runners.c4.reference.
+        preset: paper, tiny, which trains in a minute on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
         mixer: layer to train: a registered name or package.module:Class; a command trains several one after another.

@@ -116,12 +116,13 @@ def _setting(run: StoredRun) -> str:
     return dumps([config, run.described["mixer_options"]], sort_keys=True)
 
 
-def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = ()) -> dict[str, str]:
+def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = (), alike: bool = False) -> dict[str, str]:
     """Return a label for each run: its layer with the options that were set, and the settings in which runs differ.
 
     Args:
         runs: descriptions (``describe_run``) by name, which stands for the label where labels are equal.
         ignored: settings that labels do not name.
+        alike: whether runs that differ in these alone share a label; else their names stand for it.
     """
     left_out = {*INCIDENTAL, "mixer", *ignored}
     settings = {name: run["config"].items() for name, run in runs.items()}
@@ -137,4 +138,4 @@ def labels_of(runs: Mapping[str, dict[str, Any]], ignored: Collection[str] = ())
                 words.append(f"{key.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}")
         labels[name] = ", ".join(words)
     times = Counter(labels.values())
-    return {name: label if times[label] == 1 else name for name, label in labels.items()}
+    return {name: label if alike or times[label] == 1 else name for name, label in labels.items()}

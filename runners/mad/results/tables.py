@@ -106,12 +106,13 @@ def edge_advice(summary: Summary) -> str:
     A command takes ``--grid wide`` only without learning rates of its own, or of its preset.
     """
     assert summary.chosen_point is not None
-    better = "10 times smaller" if summary.edge == "smallest" else "2 to 5 times larger"
-    lrs = sorted({point.lr for point in summary.points})
+    chosen, lrs = summary.chosen_point.lr, sorted({point.lr for point in summary.points})
     wider = summary.edge == "largest" and tuple(lrs) == PAPER_LRS
+    beyond = [factor * chosen for factor in ((0.2, 0.5) if summary.edge == "smallest" else (2, 5))]
+    more = " ".join(f"{lr:g}" for lr in sorted([*lrs, *beyond]))
     return (
-        f"lr {summary.chosen_point.lr:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
-        f"try {'--grid wide, or ' * wider}--lr with {', '.join(f'{lr:g}' for lr in lrs)} and values {better}"
+        f"lr {chosen:g} is the {summary.edge} of the grid, so a better one may lie beyond it: "
+        f"try {'--grid wide, or ' * wider}--lr {more}, which trains the new ones alone"
     )
 
 

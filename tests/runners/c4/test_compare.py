@@ -61,6 +61,8 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
     bits = mean / math.log(2) / found[0]["corpus"]["bytes_per_token"]
     assert seeds[4] == f"{bits:.4f}"
     assert seeds[2] == str(4 * 4 * 12)
+    end = "smallest" if mean < losses[0.02][0] else "largest"
+    assert f" is the {end} of 0.01, 0.02, so a better one may lie beyond it\n" in out
     assert "3 seeds" in cells
     (chart,) = (results / "figures").glob("c4-comparison-*.png")
     assert f"chart: {chart}\ntable: {chart.with_suffix('.csv')}\n" in out
