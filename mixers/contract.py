@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -108,8 +109,13 @@ def _unregistered(layer: Layer) -> Iterator[tuple[str, Tensor | nn.Module]]:
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
-    """Return the tensors and modules in a value and in the lists, tuples and dicts that it consists of."""
-    if isinstance(value, Tensor | nn.Module):
+    """Return the tensors and modules in a value and in the lists, tuples and dicts that it consists of.
+
+    Arrays of NumPy count as tensors.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        yield name, torch.tensor(value)
+    elif isinstance(value, Tensor | nn.Module):
         yield name, value
     elif isinstance(value, Mapping):
         for key, item in value.items():

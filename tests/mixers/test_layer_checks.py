@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -356,6 +357,7 @@ def holding(hold: Callable[[Transformer], Any]) -> list[Transformer]:
         ),
         (lambda layer: torch.ones(16, requires_grad=True), "Other.held is not trained.*a torch.nn.Parameter, or"),
         (lambda layer: torch.randn(16), "Other.held depends on the seed"),
+        (lambda layer: np.random.default_rng().normal(size=16), "Other.held depends on the seed"),
         (lambda layer: ((), (torch.randn(16),)), r"Other.held\[1\]\[0\] depends on the seed"),
     ],
 )
@@ -371,7 +373,7 @@ def test_tensors_that_pytorch_does_not_know_are_refused_if_they_are_trained_or_d
     [
         lambda layer: [layer, *layer.children(), *layer.parameters()],
         lambda layer: {"activation": nn.GELU()},
-        lambda layer: (torch.arange(16), torch.tensor(torch.nan), "text", None),
+        lambda layer: (torch.arange(16), torch.tensor(torch.nan), np.ones(16), np.array(["a"]), "text", None),
     ],
 )
 def test_other_names_of_parameters_and_constants_are_allowed(hold: Callable[[Transformer], Any]) -> None:
