@@ -43,15 +43,15 @@ def train_elsewhere(
     Each experiment comes with the hash of its code in the process that began, which imported it earlier.
 
     Raises:
-        WorkerError: the code was edited in between.
+        WorkerError: the code was edited in between, or a value in it is another in this process.
     """
     with closing(Store(folder, storage)) as store:
         searcher = Searcher(store=store, device=device, together=together, watcher=watcher)
         for experiment, code in experiments:
             if experiment.code != code:
                 raise WorkerError(
-                    f"the code of {experiment.mixer} or {experiment.task} was edited while the command began: start "
-                    "it again"
+                    f"the code of {experiment.mixer} or {experiment.task} is another in the process of {device}: it was "
+                    "edited while the command began, or a value in it was changed after its import: start again"
                 )
             searcher.train_available(experiment, grid)
             watcher.close()

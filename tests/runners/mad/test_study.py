@@ -272,7 +272,7 @@ def test_a_choice_at_the_edge_is_said_in_table_summary_and_dashboard(
     said = capsys.readouterr().out
     edge = read_summary(result.folder).edge
     assert edge in ("smallest", "largest")
-    assert f"is the {edge} of the grid, so a better one may lie beyond it: try --lr with 0.001" in said
+    assert f"is the {edge} of the grid, so a better one may lie beyond it: try --lr 0.00" in said
     storage = existing_storage(str(result.out / "studies.journal"))
     assert storage is not None
     (attributes,) = study_names(storage).values()

@@ -65,7 +65,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_does_not_train_code_that_was_edited_since(tmp_path: Path) -> None:
     with pytest.raises(
-        WorkerError, match="the code of transformer or in-context-recall was edited while the command began"
+        WorkerError,
+        match="the code of transformer or in-context-recall is another in the process of cpu: it was edited",
     ):
         train_elsewhere([(EXPERIMENT, "another hash")], GRID, tmp_path, str(tmp_path / "journal"), 1, Watcher(), CPU)
 
