@@ -50,8 +50,8 @@ def train_elsewhere(
         for experiment, code in experiments:
             if experiment.code != code:
                 raise WorkerError(
-                    f"the code of {experiment.mixer} or {experiment.task} is another in the process of {device}: it was "
-                    "edited while the command began, or a value in it was changed after its import: start again"
+                    f"the code of {experiment.mixer} or {experiment.task} is another in the process of {device}: it "
+                    "was edited while the command began, or a value in it was changed after its import: start again"
                 )
             searcher.train_available(experiment, grid)
             watcher.close()
