@@ -38,7 +38,7 @@ CLOSED = 1e-2
 
 
 def check_foreign(
-    mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int]
+    mixer: str, build: Callable[[], Layer], device: torch.device, positions: Callable[[], int], several: bool = True
 ) -> list[str]:
     """Check a layer from outside; ``tests/mixers/test_contract.py`` checks the registered ones.
 
@@ -47,6 +47,7 @@ def check_foreign(
         build: builds the layer, with parameters from torch's global generator.
         device: device on which the layer is called.
         positions: returns the length of the sequences to train on.
+        several: whether several runs are trained at once, which share all but parameters.
 
     Returns:
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
@@ -57,7 +58,7 @@ def check_foreign(
     if not is_path(mixer):
         return []
     layer, other = _built(build, seed=0), _built(build, seed=1)
-    check_held(mixer, layer, other)
+    check_held(mixer, layer, other if several else layer)
     return check_layer(mixer, layer, device, positions())
 
 
@@ -103,8 +104,12 @@ def _unregistered(layer: Layer) -> Iterator[tuple[str, Tensor | nn.Module]]:
         for attribute, value in vars(module).items():
             if attribute not in ("_parameters", "_buffers", "_modules"):
                 for name, item in _items(f"{type(module).__name__}.{attribute}", value):
-                    empty = isinstance(item, nn.Module) and not any(True for _ in item.parameters())
-                    if id(item) not in known and not empty:
+                    if id(item) in known or (isinstance(item, Tensor) and not item.is_leaf):  # computed from others
+                        continue
+                    if isinstance(item, nn.Module) and not any(p.requires_grad for p in item.parameters()):
+                        held = (*item.named_parameters(), *item.named_buffers())
+                        yield from ((f"{name}.{inner}", tensor) for inner, tensor in held)
+                    else:
                         yield name, item
 
 
@@ -114,7 +119,7 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
     Arrays of NumPy count as tensors.
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        yield name, torch.tensor(value)
+        yield name, torch.tensor(value.astype(np.complex128))
     elif isinstance(value, Tensor | nn.Module):
         yield name, value
     elif isinstance(value, Mapping):
@@ -127,8 +132,10 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
 
 def _equal(a: Any, b: Any) -> bool:
     """Return whether two tensors are equal, NaN counting as NaN; what is no tensor differs."""
-    both = isinstance(a, Tensor) and isinstance(b, Tensor)
-    return both and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
+        return False
+    a, b = a.to_dense(), b.to_dense()
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def warn_unused(mixer: str, names: Sequence[str]) -> None:
@@ -231,6 +238,8 @@ class _Outputs(NamedTuple):
 def _check_outputs(
     mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator, finite: bool = False
 ) -> None:
+    with product_autocast(device), _naming(mixer, "was called"):
+        layer(torch.randn(2, positions, layer.shape.width, generator=draw).to(device))  # may fill a table in a buffer
     buffers = {name: (buffer, buffer.clone()) for name, buffer in layer.named_buffers()}
     outputs = _call(mixer, layer, device, positions, draw)
     _check_form(mixer, outputs)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -16,7 +16,8 @@ def override(config_class: type, values: Mapping[str, Any]) -> Any:
         ValueError: a value is of another type than its field; it, or a default, is infinite or not a number.
     """
     made = replace(config_class(), **converted(config_class, values))
-    for name, value in vars(made).items():
+    for name in (f.name for f in fields(made)):
+        value = getattr(made, name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name.replace('_', '-')} {value} must be a finite number")
     return made

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cached_property
@@ -16,6 +16,8 @@ from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types whose values are their texts."""
+EMPTY = ("list()", "dict()")
+"""Empty containers in words."""
 MOST = 10_000
 """Number of entries from which on a container is data that was loaded, and does not count."""
 
@@ -49,8 +51,8 @@ def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[st
 
     So a file that was edited between import and first reading, or whose module was loaded again while others still hold
     its earlier functions, is not taken for what runs. Compared are functions, methods, their defaults, and the numbers,
-    texts and containers of such that modules and classes name and functions read: also those that were changed since,
-    or come from elsewhere, such as the environment.
+    texts and containers of such that modules and classes name and functions read: those that were changed since, and
+    those that are read from the environment.
 
     Args:
         sources: source of each module by its name.
@@ -113,14 +115,28 @@ def _names_in(codes: Iterable[CodeType]) -> set[str]:
 
 
 def _unstated_values(source: str, module: ModuleType, read: Set[str]) -> Iterator[str]:
-    """Return in words the constants and defaults that the source does not state: other ones, and computed ones."""
+    """Return in words the constants and defaults that are others than the source states, or come from the environment.
+
+    What else is computed follows from the source. Containers that are empty in it are filled while the module is used.
+    """
     with suppress(SyntaxError, ValueError):
         for owner, body in _bodies(ast.parse(source), module):
-            for statement in body:
+            for statement in _statements(body):
                 for name, value in _values_of(statement, owner, read):
-                    with suppress(TypeError, RecursionError):  # no data, or data that holds itself
-                        if (words := _in_words(value)) != (stated := _stated(statement)):
-                            yield f"{module.__name__} {name} {words} {stated}"
+                    with suppress(TypeError, ValueError, RecursionError):  # no data, or data that holds itself
+                        stated = _stated(statement)
+                        if stated not in (_in_words(value), *EMPTY):
+                            yield f"{module.__name__} {name} {_in_words(value)} {stated}"
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Return the statements of a module or a class, with those inside of ``if``, ``try``, ``with`` and loops."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+            for inner in (*parts, *(handler.body for handler in getattr(statement, "handlers", []))):
+                yield from _statements(inner)
 
 
 def _bodies(tree: ast.Module, module: ModuleType) -> Iterator[tuple[Any, list[ast.stmt]]]:
@@ -152,13 +168,15 @@ def _values_of(statement: ast.stmt, owner: Any, read: Set[str]) -> Iterator[tupl
 
 
 def _stated(statement: Any) -> str:
-    """Return in words the value that a statement sets; an empty text if it is computed."""
-    try:
-        if isinstance(statement, ast.FunctionDef):
-            return _in_words(tuple(map(ast.literal_eval, statement.args.defaults)) or None)
-        return _in_words(ast.literal_eval(statement.value))
-    except (ValueError, TypeError):
-        return ""
+    """Return in words the value that a statement sets; "environment" if it is read from there.
+
+    Raises:
+        ValueError, TypeError: it is computed otherwise.
+    """
+    if isinstance(statement, ast.FunctionDef):
+        return _in_words(tuple(map(ast.literal_eval, statement.args.defaults)) or None)
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(statement.value)}
+    return "environment" if names & {"environ", "getenv"} else _in_words(ast.literal_eval(statement.value))
 
 
 def _in_words(value: Any) -> str:
@@ -178,7 +196,7 @@ def _in_words(value: Any) -> str:
         entries = [f"{_in_words(key)}: {_in_words(item)}" for key, item in value.items()]
     else:
         entries = [_in_words(item) for item in value]
-    if isinstance(value, set | frozenset):  # whose order is not that of another process
+    if not isinstance(value, list | tuple):  # their order may be that of a set, which is another in another process
         entries.sort()
     return f"{type(value).__name__}({', '.join(entries)})"
 

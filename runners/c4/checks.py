@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,5 +117,6 @@ def check_users_layer(config: Config, options: dict[str, Any], device: torch.dev
         Exception: the layer's own error.
     """
     keep_sources(find_mixer(config.mixer))
-    unused = check_foreign(config.mixer, lambda: build_layer(config, options), device, lambda: config.seq_len)
+    build, length = partial(build_layer, config, options), config.seq_len
+    unused = check_foreign(config.mixer, build, device, lambda: length, several=False)
     warn_unused(config.mixer, unused)

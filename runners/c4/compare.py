@@ -164,8 +164,9 @@ def print_standings(runs: Sequence[StoredRun], console: Console) -> list[dict[st
     standings = sorted(map(Standing, that_differ_in_the_seed(runs)), key=lambda standing: standing.place)
     labels = labels_of({s.runs[0].name: s.runs[0].described for s in standings}, ignored=["seed"])
 
-    text, (corpus, tokens) = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4", runs[0].validated_on
-    table = Table(title=f"validation loss on {text} ({corpus}), up to {tokens:,} tokens", title_justify="left")
+    text = ", ".join(runs[0].described["config"]["data"]) or "allenai/c4"
+    tokens = max(run.validation_tokens for run in runs)
+    table = Table(title=f"validation loss on {text} ({runs[0].corpus}), {tokens:,} tokens", title_justify="left")
     table.add_column("model")
     for heading in ("parameters", "tokens", "nats/token", "bits/byte", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -188,14 +189,14 @@ def _ends_of_rates(standings: Sequence[Standing]) -> list[str]:
     labels = labels_of(described, ignored=["seed", "lr"], alike=True)
     models: dict[str, list[tuple[float, float]]] = {}
     for standing in standings:
-        if standing.loss is not None:
-            lr = standing.runs[0].described["config"]["lr"]
-            models.setdefault(labels[standing.runs[0].name], []).append((standing.loss[0], lr))
+        loss = math.inf if standing.loss is None else standing.loss[0]  # a rate that diverged has been tried, too
+        lr = standing.runs[0].described["config"]["lr"]
+        models.setdefault(labels[standing.runs[0].name], []).append((loss, lr))
 
     lines = []
     for model, losses in models.items():
-        lrs, best = sorted({lr for _, lr in losses}), min(losses)[1]
-        if len(lrs) > 1 and best in (lrs[0], lrs[-1]):
+        lrs, (lowest, best) = sorted({lr for _, lr in losses}), min(losses)
+        if len(lrs) > 1 and best in (lrs[0], lrs[-1]) and lowest < math.inf:
             end = "smallest" if best == lrs[0] else "largest"
             tried = ", ".join(f"{lr:g}" for lr in lrs)
             lines.append(f"{model}: the best lr {best:g} is the {end} of {tried}, so a better one may lie beyond it")
@@ -204,10 +205,14 @@ def _ends_of_rates(standings: Sequence[Standing]) -> list[str]:
 
 def _on_each_text(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
     """Group runs by their corpus and the part of it on which they are validated."""
-    groups: dict[tuple[str, int], list[StoredRun]] = {}
+    groups: list[list[StoredRun]] = []
     for run in runs:
-        groups.setdefault(run.validated_on, []).append(run)
-    return list(groups.values())
+        known = next((group for group in groups if run.is_comparable(group[0])), None)
+        if known is None:
+            groups.append([run])
+        else:
+            known.append(run)
+    return groups
 
 
 def _parameters(described: dict[str, Any]) -> int | None:

@@ -178,19 +178,18 @@ def run(config: Config, options: dict[str, Any], world: World, console: Console)
         console.print(warning, soft_wrap=True)
 
     # Draw a chart of all runs that are validated on the same text.
+    folder = run_folder(config, options, corpus.folder.name)
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
 
         say = partial(console.print, soft_wrap=True)
-        runs, mine = (
-            stored_runs(sorted((config.out / "c4").glob("*")), say),
-            (corpus.folder.name, config.validation_tokens),
-        )
-        plot_curves(curves_of(run for run in runs if run.validated_on == mine), chart)
+        runs = stored_runs(sorted((config.out / "c4").glob("*")), say)
+        mine = [run for run in runs if run.folder == folder]
+        plot_curves(curves_of(run for run in runs if any(map(run.is_comparable, mine))), chart)
 
     return Result(
-        folder=run_folder(config, options, corpus.folder.name),
+        folder=folder,
         validation_loss=result["validation_loss"],
         bytes_per_token=result["corpus"].get("bytes_per_token"),
         downstream=result.get("downstream", {}),

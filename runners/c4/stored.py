@@ -14,6 +14,9 @@ from runners.c4.identity import INCIDENTAL
 from runners.c4.records import REHEARSAL, read_record
 from runners.files import DamagedFileError
 
+ALIKE = 0.95
+"""Share of the validation tokens of one run that another has at least if their losses are compared."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
@@ -41,9 +44,19 @@ class StoredRun:
         return self.folder.name
 
     @property
-    def validated_on(self) -> tuple[str, int]:
-        """Folder of its corpus, and most validation tokens that are read; losses on other ones are not comparable."""
-        return str(self.described["corpus"].get("folder")), self.described["config"]["validation_tokens"]
+    def corpus(self) -> str:
+        """Name of the folder of its corpus."""
+        return str(self.described["corpus"].get("folder"))
+
+    @property
+    def validation_tokens(self) -> int:
+        """Number of tokens that an evaluation reads, whole sequences of the first in the validation split."""
+        return int(self.described["config"]["validation_tokens"])
+
+    def is_comparable(self, other: "StoredRun") -> bool:
+        """Whether both losses are those of the same text, but for a last sequence that does not fit."""
+        fewer, more = sorted((self.validation_tokens, other.validation_tokens))
+        return self.corpus == other.corpus and fewer >= ALIKE * more
 
     @property
     def last(self) -> Row | None:

@@ -244,7 +244,7 @@ def _train_study(
 
     # Another command may have finished points of this study meanwhile.
     with store.exclusive():
-        whole = _summarise_all(experiment, chosen, readings, others, store)
+        whole = _summarise_all(experiment, chosen, readings, others, finished, store)
         write_summary(whole, study_folder(store.folder, experiment))
     if whole.chosen_point is not None and (best := (whole.chosen_point.lr, whole.chosen_point.weight_decay)) != chosen:
         better = f"lr {best[0]:g} with weight decay {best[1]:g}, which another command has chosen,"
@@ -258,6 +258,7 @@ def _summarise_all(
     chosen: GridPoint | None,
     readings: dict[Run, Reading],
     others: dict[str, GridPoint],
+    known: Sequence[Run],
     store: Store,
 ) -> Summary:
     """Summarise all finished runs of a study; points that other commands have chosen keep their test figures.
@@ -267,11 +268,17 @@ def _summarise_all(
         chosen: the point that this command has chosen; the study's choice is the best of all.
         readings: test figures of its runs, and of the points in ``others``.
         others: points that other grids choose, by their names.
+        known: runs that had finished when the test split was read. Another command reads it for later ones, which are
+            left out before that if they repeat a point that has test figures.
         store: where the runs are.
     """
     done = done_trials(experiment, store)
     finished = [run_of(trial) for trial in done]
     before = _stored_test(experiment, [run for run in finished if run not in readings], store)
+    tested = {*map(_point_of, before), *map(_point_of, readings)}
+    done = [t for t in done if (run := run_of(t)) in {*known, *before} or _point_of(run) not in tested]
+    finished = [run_of(trial) for trial in done]
+
     choices = {*map(_point_of, before), *([] if chosen is None else [chosen])}
     unread = {_point_of(run) for run in finished if run not in before and run not in readings}
     best = choose_among(done, choices - unread) or chosen

@@ -48,8 +48,7 @@ def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) ->
     """Rank the layers of a board that have all tasks; return None if fewer than two have.
 
     Variants, cells that differ from the board's protocol, and layers of the project that a user has trained again are
-    not ranked. Layers with equal means share the smaller
-    rank. A layer whose grid points all diverged is last.
+    not ranked. Layers with equal means share the smaller rank. A layer whose grid points all diverged is last.
 
     Args:
         board: the cells.

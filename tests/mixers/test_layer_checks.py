@@ -373,15 +373,40 @@ def test_tensors_that_pytorch_does_not_know_are_refused_if_they_are_trained_or_d
     [
         lambda layer: [layer, *layer.children(), *layer.parameters()],
         lambda layer: {"activation": nn.GELU()},
-        lambda layer: (torch.arange(16), torch.tensor(torch.nan), np.ones(16), np.array(["a"]), "text", None),
+        lambda layer: (torch.arange(16), torch.tensor(torch.nan), np.array(["a"]), "text", None),
+        lambda layer: (np.arange(16)[::-1], np.ones(4, dtype=">f4"), np.ones(2, dtype=np.longdouble)),
+        lambda layer: torch.eye(16).to_sparse(),
+        lambda layer: next(layer.parameters()) * 2,
+        lambda layer: layer.add_module("normed", nn.utils.weight_norm(nn.Linear(16, 16))),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 def test_other_names_of_parameters_and_constants_are_allowed(hold: Callable[[Transformer], Any]) -> None:
     check_held("other", *holding(hold))
 
 
 def test_outputs_that_depend_on_the_number_of_sequences_are_refused() -> None:
     assert "when the layer is called with it alone" in refusal(changed(lambda z: z / len(z)))
+
+
+def test_a_frozen_module_in_a_list_is_refused_if_it_depends_on_the_seed_alone() -> None:
+    def frozen(layer: Transformer) -> list[nn.Module]:
+        return [nn.Linear(16, 16).requires_grad_(False)]
+
+    with pytest.raises(ContractError, match=r"Other.held\[0\].weight depends on the seed"):
+        check_held("other", *holding(frozen))
+    layer, _ = holding(frozen)
+    check_held("other", layer, layer)
+
+
+def test_a_table_that_the_first_call_fills_is_allowed() -> None:
+    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
+        self.table.copy_(torch.arange(16.0))
+        return Transformer.forward(self, x_BTD + self.table)
+
+    layer = of_others(forward=forward, init_state=Layer.init_state)
+    layer.register_buffer("table", torch.zeros(16))
+    check_layer("other", layer, CPU)
 
 
 def test_a_buffer_that_a_call_changes_is_refused() -> None:

@@ -120,14 +120,16 @@ def test_what_a_reloaded_module_was_before_counts_where_it_is_still_used(
 
 
 def test_a_constant_that_the_environment_decides_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = SOURCE.replace("SCALE = 1.0", "import os\nSCALE = float(os.environ['SCALE'])\nSTART = os.times()[4]")
-    file.write_text(computed)
+    read = (
+        "import os\ntry:\n    SCALE = float(os.environ['SCALE'])\nexcept KeyError:\n    SCALE = 1.0\nSTART = os.times()"
+    )
+    file.write_text(SOURCE.replace("SCALE = 1.0", read).replace("return 0.5", "return 0.5 + START[4]"))
     found = []
     for scale in ("1", "1", "0"):
         monkeypatch.setenv("SCALE", scale)
         found.append(code_version(imported().Layer))
         del sys.modules[NAME]
-    assert found[0] == found[1] != found[2]  # what no function reads, such as the start of the program, does not count
+    assert found[0] == found[1] != found[2]  # the start of the program does not count
 
 
 def test_an_entry_that_is_changed_after_the_import_counts(file: Path) -> None:
@@ -137,6 +139,14 @@ def test_an_entry_that_is_changed_after_the_import_counts(file: Path) -> None:
     changed = code_version(module.Layer)
     module.SIZES["hidden"] = 4
     assert code_version(module.Layer) == before != changed
+
+
+def test_a_table_that_is_filled_while_the_module_is_used_does_not_count(file: Path) -> None:
+    file.write_text(SOURCE.replace("SCALE = 1.0", "SCALE = 1.0\nKNOWN = {}").replace("return 0.5", "return KNOWN"))
+    module = imported()
+    before = code_version(module.Layer)
+    module.KNOWN[4] = 0.5
+    assert code_version(module.Layer) == before
 
 
 def test_comments_and_lines_are_no_change(file: Path) -> None:

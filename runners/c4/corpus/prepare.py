@@ -100,7 +100,7 @@ class Corpus:
 
         validation, whole = self.targets("validation", seq_len), self.manifest.splits["validation"].tokens
         if validation < FEW_VALIDATION_TOKENS:
-            advice = ["more --validation-tokens"] if whole >= 2 * validation else []
+            advice = ["more --validation-tokens"] if whole >= min(2 * validation, FEW_VALIDATION_TOKENS) else []
             advice += ["a larger validation file"] if whole < FEW_VALIDATION_TOKENS else []
             read = f"validation reads the first {validation:,} of {whole:,} tokens, which makes its loss uncertain"
             lines.append(f"{read}: give {' or '.join(advice)}")

@@ -165,7 +165,9 @@ def _draw_losses(found: Models, legend: Mapping[str, Style], name: str) -> Marku
     base = _baseline(found)
     assert base is not None
     base_tokens, base_SE = _curves(found[base])
-    base_loss = PchipInterpolator(np.log(base_tokens), base_SE.mean(0))  # curved as losses are, and without overshoot
+    # Between evaluations, a curve as losses have it, without overshoot.
+    base_E = base_SE.mean(0)
+    base_loss = PchipInterpolator(np.log(base_tokens), base_E) if len(base_E) > 1 else lambda _: base_E
     ends, last, tips = [], [], {}
     with rc_context(STYLE):
         for n, (row, cell) in enumerate(found.items()):

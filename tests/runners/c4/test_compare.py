@@ -119,11 +119,32 @@ def test_losses_on_less_of_the_validation_text_have_a_table_of_their_own(
 ) -> None:
     run(configured(texts, results, lr=0.02, steps=4, evaluations=2, validation_tokens=24))
     main(["compare", "--out", str(results)])
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert out.count("validation loss on") == 2
-    assert "up to 24 tokens" in out
-    assert "up to 48 tokens" in out
+    assert ", 24 tokens" in out
+    assert ", 48 tokens" in out
     assert len([*(results / "figures").glob("c4-comparison-*.png")]) == 2
+
+
+def test_losses_on_nearly_the_same_text_are_compared(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole sequences of another length leave another rest."""
+    for path in (results / "c4").glob("*/run.json"):
+        described = read_json(path)
+        tokens = 6848 if described["config"]["lr"] == 0.02 else 6880
+        write_json(path, described | {"config": described["config"] | {"validation_tokens": tokens}})
+    main(["compare", "--out", str(results)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("validation loss on") == 1
+    assert ", 6,880 tokens" in out
+
+
+def test_a_rate_that_diverged_has_been_tried(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (results / "c4").glob("*/run.json"):
+        if read_json(path)["config"]["lr"] == 0.02:
+            (path.parent / "result.json").unlink()
+            write_json(path.parent / "diverged.json", {"step": 3, "documents": [], "message": "loss nan"})
+    main(["compare", "--out", str(results)])
+    assert "the best lr 0.01 is the smallest of 0.01, 0.02" in capsys.readouterr().out
 
 
 def change(results: Path, seed: int, **entries: object) -> None:

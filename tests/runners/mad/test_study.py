@@ -91,6 +91,37 @@ def test_a_point_that_another_command_finishes_while_the_test_split_is_read_is_k
     ]
 
 
+def test_seeds_whose_test_another_command_has_not_read_yet_take_no_figures_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other command repeats the same point, and is stopped before it reads the test split."""
+    read, others = studies._read_test, []
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def while_another_command_repeats(*arguments: Any) -> Any:
+        if not others:
+            others.append("begun")
+            with monkeypatch.context() as patch:
+                patch.setattr(studies, "_read_test", stopped)
+                with pytest.raises(KeyboardInterrupt):
+                    study("transformer", "in-context-recall", out=tmp_path, **{**SMALL, "lr": [1e-3]}, seeds=3)
+        return read(*arguments)
+
+    monkeypatch.setattr(studies, "_read_test", while_another_command_repeats)
+    study("transformer", "in-context-recall", out=tmp_path, **{**SMALL, "lr": [1e-3]})
+    (file,) = tmp_path.glob("studies/*/summary.json")
+    (point,) = read_summary(file).points
+    assert point.seeds == [0]
+    assert "test_token_accuracy" in (point.estimates or {})
+
+    # The next command reads it.
+    study("transformer", "in-context-recall", out=tmp_path, **{**SMALL, "lr": [1e-3]}, seeds=3)
+    (point,) = read_summary(file).points
+    assert len((point.values or {})["test_token_accuracy"]) == 3
+
+
 def test_the_test_split_is_read_for_the_chosen_point_alone(result: Study) -> None:
     for point in result.summary.points:
         assert point.values is not None
