@@ -33,6 +33,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 SHARED = (
     "depends on the seed, but all runs share one: draw it from a generator of its own, torch.Generator().manual_seed(0)"
 )
+"""What is wrong with a tensor that is no parameter and differs from run to run, and what to do."""
 CLOSED = 1e-2
 """Numbers this small in a parameter hide faults in what they multiply, as in a gate or a map that starts at zero."""
 

@@ -63,7 +63,8 @@ def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[st
     }
     modules = {name: sys.modules[name] for name in sources if name in sys.modules}
     live = {name: list(_live_codes(module)) for name, module in modules.items()}
-    read = _names_in(code for codes in live.values() for code in codes)
+    read = {name for codes in live.values() for code in _with_inner(codes) for name in code.co_names}
+
     found = set[str]()
     for name, module in modules.items():
         codes = ((code.co_filename, _essence(code)) for code in live[name])
@@ -74,9 +75,13 @@ def differences(sources: Mapping[str, str], files: Mapping[str, str]) -> list[st
 
 def _codes_in(source: str, file: str) -> Iterator[CodeType]:
     """Return all code objects of a source; none if it is no Python, which its import has said."""
-    waiting: list[CodeType] = []
     with suppress(SyntaxError, ValueError):
-        waiting.append(compile(source, file, "exec", dont_inherit=True))
+        yield from _with_inner([compile(source, file, "exec", dont_inherit=True)])
+
+
+def _with_inner(codes: Iterable[CodeType]) -> Iterator[CodeType]:
+    """Return code objects and those of the functions and classes in them."""
+    waiting = list(codes)
     while waiting:
         yield (code := waiting.pop())
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -104,16 +109,6 @@ def _functions_of(member: Any) -> list[Any]:
     return [member] if isinstance(member, FunctionType) else []
 
 
-def _names_in(codes: Iterable[CodeType]) -> set[str]:
-    """Return the global names and attributes that some code and the functions in it use."""
-    found, waiting = set[str](), list(codes)
-    while waiting:
-        code = waiting.pop()
-        found.update(code.co_names)
-        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
-
-
 def _unstated_values(source: str, module: ModuleType, read: Set[str]) -> Iterator[str]:
     """Return in words the constants and defaults that are others than the source states, or come from the environment.
 
@@ -124,9 +119,9 @@ def _unstated_values(source: str, module: ModuleType, read: Set[str]) -> Iterato
             for statement in _statements(body):
                 for name, value in _values_of(statement, owner, read):
                     with suppress(TypeError, ValueError, RecursionError):  # no data, or data that holds itself
-                        stated = _stated(statement)
-                        if stated not in (_in_words(value), *EMPTY):
-                            yield f"{module.__name__} {name} {_in_words(value)} {stated}"
+                        words, stated = _in_words(value), _stated(statement)
+                        if stated not in (words, *EMPTY):
+                            yield f"{module.__name__} {name} {words} {stated}"
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

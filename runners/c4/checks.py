@@ -117,6 +117,6 @@ def check_users_layer(config: Config, options: dict[str, Any], device: torch.dev
         Exception: the layer's own error.
     """
     keep_sources(find_mixer(config.mixer))
-    build, length = partial(build_layer, config, options), config.seq_len
-    unused = check_foreign(config.mixer, build, device, lambda: length, several=False)
+    build = partial(build_layer, config, options)
+    unused = check_foreign(config.mixer, build, device, lambda: config.seq_len, several=False)
     warn_unused(config.mixer, unused)

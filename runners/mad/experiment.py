@@ -3,8 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from textwrap import shorten
@@ -100,7 +99,8 @@ class Experiment:
     @cached_property
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
-        return _task(find_task(self.task), self.task_config)
+        settings = json.dumps(asdict(self.task_config), sort_keys=True)
+        return _task(find_task(self.task), _ByText(settings, self.task_config))
 
     @property
     def length(self) -> int:
@@ -209,16 +209,17 @@ def run_id(study: str, fingerprint: str, run: Run) -> str:
     return sha256_of(study + fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
 
 
-def _task(kind: type[Task], config: Any) -> Task:
-    """Return the task of a configuration: the last one again, if it is equal; a configuration may hold lists."""
-    if not (_last_task and _last_task[:2] == [kind, config]):
-        _last_task[:] = [kind, deepcopy(config), kind(config)]
-    found: Task = _last_task[2]
-    return found
+@dataclass(frozen=True)
+class _ByText:
+    """A configuration as a key: it may hold lists, which are none."""
+
+    text: str
+    config: Any = field(compare=False)
 
 
-_last_task: list[Any] = []
-"""Class, configuration and task that were asked for last; empty before."""
+@lru_cache(maxsize=1)
+def _task(kind: type[Task], settings: _ByText) -> Task:
+    return kind(settings.config)
 
 
 @lru_cache(maxsize=1)

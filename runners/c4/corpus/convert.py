@@ -6,9 +6,9 @@
 
 From HTML files only the prose is read, from other files all of the text. The first nine tenths of each text are
 training data, and the last tenth is validation data, both in random order, so that a run reads texts of all folders
-first. With ``--clean``, each file is one document. Text that is not
-English prose and text that repeats an earlier document are left out, and whole documents become validation data. The
-tokenizer is a byte-level BPE that is trained on the training data; it encodes any text without loss.
+first. With ``--clean``, each file is one document. Text that is not English prose and text that repeats an earlier
+document are left out, and whole documents become validation data. The tokenizer is a byte-level BPE that is trained on
+the training data; it encodes any text without loss.
 """
 
 import gzip

@@ -77,6 +77,7 @@ class Standing:
         config = summary.config
         chosen = summary.chosen_point
         estimates = (chosen and chosen.estimates) or {}
+
         return Standing(
             mixer=_label(summary),
             family=summary.family,
