@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -203,6 +203,27 @@ def read_json(path: Path, remedy: str = AGAIN) -> Any:
         return _unseal(content) if isinstance(content, dict) else content
     except ValueError as error:  # includes bytes that are not UTF-8
         raise damaged(path, error, remedy) from error
+
+
+def write_lines(path: Path, contents: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file with a JSON object in each line, each with its checksum; errors as ``write_json``."""
+    text = "".join(json.dumps(_seal(content), allow_nan=False) + "\n" for content in contents)
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
+    """Return the objects in the lines of a file without their checksums.
+
+    Raises:
+        DamagedFileError: a line is no JSON object, or its checksum is another; the message names the line.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            found.append(_unseal(json.loads(line)))
+        except (ValueError, AttributeError) as error:
+            raise damaged(path, f"line {number}: {error}", remedy) from error
+    return found
 
 
 def _seal(content: Mapping[str, Any]) -> dict[str, Any]:

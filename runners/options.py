@@ -1,0 +1,166 @@
+"""Options from dataclasses: the command line, and keyword arguments of Python functions.
+
+An option is a field of a dataclass, whose docstring is its help, and whose ``__post_init__`` checks its value. tyro
+makes the command line and prints its own messages.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import docstring_parser
+import tyro
+
+from mixers.options import converted
+
+Options = TypeVar("Options")
+
+
+def parse(options_class: type[Options], arguments: Sequence[str] | None, default: Any = None) -> Options:
+    """Parse a command line.
+
+    Args:
+        options_class: dataclass of the options.
+        arguments: words of the command line; those of the process if None.
+        default: instance with the defaults.
+
+    Raises:
+        SystemExit: an option is unknown or cannot be read, with status 2; or the help was asked for.
+        ValueError: a value is refused by ``__post_init__``.
+    """
+    return tyro.cli(options_class, args=arguments, default=default, config=_CONFIG)
+
+
+def parse_nested(
+    options_class: type[Options], arguments: Sequence[str], default: Any, configs: Mapping[str, Mapping[str, type]]
+) -> tuple[Options, dict[str, dict[str, Any]]]:
+    """Parse a command line with options of the layers and tasks that it names: ``--mixer.block 4``.
+
+    Args:
+        options_class: dataclass of the program's own options.
+        arguments: words of the command line.
+        default: instance with the defaults.
+        configs: by group, ``mixer`` or ``task``, the ``Config`` class of each member that the command line names.
+
+    Returns:
+        The options; and by group, the options of layers or tasks that were given.
+
+    Raises:
+        SystemExit, ValueError: as ``parse``.
+    """
+    own: Any = Annotated[options_class, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
+    parts: list[Any] = [("own", own, field(default=default))]
+    for group, classes in configs.items():
+        part = _union(group, classes)
+        parts.append((f"of_{group}", Annotated[part, tyro.conf.arg(name=group)], field(default_factory=part)))
+    made = make_dataclass(options_class.__name__, parts, frozen=True, kw_only=True)
+    made.__doc__ = options_class.__doc__
+
+    parsed: Any = tyro.cli(made, args=arguments, config=_CONFIG)
+    given = {
+        group: {name: value for name, value in vars(getattr(parsed, f"of_{group}")).items() if value is not None}
+        for group in configs
+    }
+    return parsed.own, given
+
+
+def peek(arguments: Sequence[str], **defaults: Any) -> dict[str, Any]:
+    """Return the values of a few options, on which it depends how the rest of a command line is read.
+
+    Args:
+        arguments: words of the command line.
+        **defaults: by name of the option, its default; a tuple for an option that takes several values.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, value in defaults.items():
+        parser.add_argument(flag_of(name), nargs="*" if isinstance(value, tuple) else "?", default=value)
+    return vars(parser.parse_known_args(arguments)[0])
+
+
+def from_keywords(default: Options, function: str, values: Mapping[str, Any]) -> Options:
+    """Return options with the keyword arguments of a Python function in place of their defaults.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: a value is of another type than its option, or is refused.
+    """
+    known = [entry.name for entry in fields(default)]  # type: ignore[arg-type]
+    if unknown := [name for name in values if name not in known]:
+        raise TypeError(f"{function}() has no argument {unknown[0]!r}: choose from {', '.join(known)}")
+    plain = {name: _as_field(type(default), name, value) for name, value in values.items()}
+    return replace(default, **converted(type(default), plain))  # type: ignore[type-var]
+
+
+def applicable(
+    group: str, values: Mapping[str, Any], configs: Mapping[str, type], say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Select for each layer or task the options that it has.
+
+    Args:
+        group: ``mixer`` or ``task``.
+        values: options by name, with dashes or underscores.
+        configs: ``Config`` class of each member.
+        say: prints a line for each option that does not apply to all members.
+
+    Raises:
+        ValueError: an option applies to none of the members.
+    """
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    names = {member: [entry.name for entry in fields(config)] for member, config in configs.items()}
+    for option in values:
+        lacking = [member for member in configs if option not in names[member]]
+        message = f"{flag_of(option, group)} does not apply to {group} {', '.join(lacking)}"
+        if len(lacking) == len(configs):
+            known = dict.fromkeys(flag_of(name, group) for of_member in names.values() for name in of_member)
+            raise ValueError(f"{message}: the options are {', '.join(known) or 'none'}")
+        if lacking:
+            say(message)
+    return {
+        member: {option: value for option, value in values.items() if option in names[member]} for member in configs
+    }
+
+
+def expand(names: Sequence[str], registry: Mapping[str, Any]) -> list[str]:
+    """Return each name once, in order, with the whole registry in place of ``all``."""
+    return list(dict.fromkeys(n for name in names for n in (registry if name == "all" else [name])))
+
+
+def flag_of(name: str, group: str = "") -> str:
+    """Return an option as the command line spells it: ``--name``, or ``--group.name``."""
+    return f"--{group}{'.' * bool(group)}{name.replace('_', '-')}"
+
+
+def print_help(documentation: str | None) -> None:
+    """Print the purpose of a program and its examples, and exit with status 2, because nothing was done."""
+    purpose, examples, *_ = (documentation or "").strip().split("\n\n")
+    print(f"{purpose}\n\n{examples}\n\n--help lists the options.", file=sys.stderr)
+    raise SystemExit(2)
+
+
+_CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+
+
+def _union(group: str, classes: Mapping[str, type]) -> type:
+    """Return a dataclass with the options of all classes; None stands for an option that is not given."""
+    found: dict[str, Any] = {}
+    for config in classes.values():
+        texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(config.__doc__ or "").params}
+        hints, defaults = get_type_hints(config), config()
+        for entry in fields(config):
+            default = f"(default: {getattr(defaults, entry.name)})"
+            about = tyro.conf.arg(help=texts.get(entry.name, ""), help_behavior_hint=default)
+            found.setdefault(entry.name, (entry.name, Annotated[hints[entry.name] | None, about], field(default=None)))
+    return make_dataclass(f"{group.title()}Options", found.values(), frozen=True, kw_only=True)
+
+
+def _as_field(options_class: type, name: str, value: Any) -> Any:
+    """Return a keyword argument as its field has it: a list or a single value as a tuple, a text as a path."""
+    hint = get_type_hints(options_class)[name]
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if getattr(hint, "__origin__", None) is tuple and not isinstance(value, tuple):
+        return tuple(value) if isinstance(value, list) else (value,)
+    return value
