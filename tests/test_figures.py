@@ -1,7 +1,9 @@
-"""The figures of the pages and of results/LOG.md that rest on the reference results follow from their files."""
+"""The figures of the pages and of results/claims.csv that rest on the reference results follow from their files."""
 
+import csv
 import json
 import re
+from datetime import date
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,8 +21,6 @@ REFERENCE = ROOT / "results" / "reference"
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 QUANTILE = 2.7764451052
 """Of Student's t with four degrees of freedom, for 95% intervals of five seeds."""
-FIGURE = re.compile(r"(\d\.\d{3,}) ± (\d\.\d{3,})")
-ROW = re.compile(r"^\| .*\]\(reference.*\|$", re.MULTILINE)
 
 
 @cache
@@ -35,18 +35,18 @@ def overview() -> str:
     return (REFERENCE / "overview.md").read_text(encoding="utf-8")
 
 
-def estimates(layer: str, task: str) -> list[tuple[float, float]]:
-    """Sequence and token accuracy of a cell on the test split: mean and half of the 95% interval over seeds."""
-    values = cells()[layer, task]["test"].values()
+def estimates(layer: str, task: str, probe: str = "") -> list[tuple[float, float]]:
+    """Sequence and token accuracy of a cell, on the test split unless a probe is named: mean and half of the 95%
+    interval over seeds.
+    """
+    cell = cells()[layer, task]
+    values = zip(*(seed.values() for seed in cell["probes"][probe]), strict=True) if probe else cell["test"].values()
     return [(fmean(seeds), QUANTILE * stdev(seeds) / len(seeds) ** 0.5) for seeds in values]
 
 
-def rounds_to(figure: re.Match[str], mean: float, half: float) -> bool:
-    """Whether the figure is the estimate, rounded to as many digits; a half may be rounded up or down."""
-    return all(
-        abs(float(text) - value) <= 0.5000001 * 0.1 ** (len(text) - 2)
-        for text, value in zip(figure.groups(), (mean, half), strict=True)
-    )
+def rounds_to(text: str, value: float) -> bool:
+    """Whether a text ends with the value, rounded to as many digits; a half may be rounded up or down."""
+    return abs(float(text.split()[-1]) - value) <= 0.5000001 * 0.1 ** len(text.partition(".")[2] or "0000000")
 
 
 def results_row(layer: str, task: str) -> list[str]:
@@ -124,27 +124,43 @@ def test_the_correlation_among_the_results_is_that_of_the_families() -> None:
     assert f"ρ is {rho:.2f} between the seven families" in " ".join(RESULTS.read_text(encoding="utf-8").split())
 
 
-def test_every_loss_in_the_log_is_that_of_a_run() -> None:
-    """Losses with those of recall tokens, in tables, and those of rows on the models of 30M parameters."""
-    files = (REFERENCE / "language-models").rglob("*.json")
-    runs = [run for path in files for run in json.loads(path.read_text())["runs"] if run["validation_loss"] is not None]
-    known = {f"{run['validation_loss']:.3f} ({run['recall_loss']:.2f})" for run in runs}
-    log = (ROOT / "results" / "LOG.md").read_text(encoding="utf-8").replace("**", "")
-
-    pairs = set(re.findall(r"\b\d\.\d{3} \(\d\.\d\d\)", log))
-    assert len(pairs) > 100
-    assert pairs <= known
-
-    rows = [row for row in ROW.findall(log) if "](reference/language-models/rt-against-transformer)" in row]
-    losses = {loss for row in rows for loss in re.findall(r"\b2\.\d{3}\b", row)}
-    assert len(losses) > 40
-    assert losses <= {pair.split()[0] for pair in known}
+def claims() -> list[dict[str, str]]:
+    return list(csv.DictReader((ROOT / "results" / "claims.csv").read_text(encoding="utf-8").splitlines()))
 
 
-def test_every_interval_in_the_log_is_that_of_a_cell() -> None:
-    """Of any cell: that it is the one of the layer before it is not checked."""
-    known = [estimate for key in cells() for estimate in estimates(*key)]
-    rows = ROW.findall((ROOT / "results" / "LOG.md").read_text(encoding="utf-8"))
-    found = [figure for row in rows for figure in FIGURE.finditer(row)]
-    assert len(found) > 100
-    assert [figure[0] for figure in found if not any(rounds_to(figure, *estimate) for estimate in known)] == []
+def records(claim: dict[str, str]) -> list[Path]:
+    """Files or folders of a claim. Names of reference results have no ending, because either format counts."""
+    stems = [ROOT / "results" / name for name in claim["record"].split("; ")]
+    return [next(path for end in ("", ".json", ".jsonl") if (path := Path(f"{stem}{end}")).exists()) for stem in stems]
+
+
+def test_the_claims_have_their_form() -> None:
+    assert len({claim["name"] for claim in claims()}) == len(claims()) > 200
+    assert {claim["status"] for claim in claims()} == {"holds", "superseded", "refuted"}
+    for claim in claims():
+        assert list(claim) == ["name", "claim", "value", "interval", "unit", "n", "command", "date", "status", "record"]
+        assert 0 < len(claim["claim"].split()) <= 20, claim["name"]
+        assert all([date.fromisoformat(claim["date"]), *records(claim)])
+
+
+def test_accuracies_in_the_claims_are_those_of_the_cells_that_they_name() -> None:
+    checked = 0
+    for claim in claims():
+        metric, _, probe = claim["unit"].partition(" accuracy")
+        for name, *figures in zip(*(claim[key].split("; ") for key in ("record", "value", "interval")), strict=False):
+            layer, _, task = name.removeprefix("reference/").partition("/")
+            if metric in ("sequence", "token") and (layer, task) in cells() and all(figures):
+                estimate = estimates(layer, task, probe.removeprefix(", "))[metric == "token"]
+                assert all(map(rounds_to, figures, estimate)), claim["name"]
+                checked += 1
+    assert checked > 300
+
+
+def test_losses_in_the_claims_are_those_of_runs_of_the_models_that_they_name() -> None:
+    """That a loss is the one of its rate and seed is not checked."""
+    for claim in claims():
+        if not claim["unit"].startswith("nats") or "language-models/" not in claim["record"]:
+            continue
+        runs = [run for path in records(claim) for run in json.loads(path.read_text())["runs"]]
+        known = {f"{run['validation_loss']:.3f}" for run in runs if run["validation_loss"] is not None}
+        assert set(re.findall(r"\b[23]\.\d{3}\b", claim["value"])) <= known, claim["name"]
