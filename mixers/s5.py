@@ -56,7 +56,7 @@ class S5(DiagonalLayer):
             state_size: number of real states; even, because they form conjugate pairs.
             dt_min: smallest time step at the start.
             dt_max: largest time step at the start. The authors' 0.1 suits thousands of positions; with tens of them,
-                memorization needs about 1 (results/LOG.md).
+                memorization needs about 1 (results/notes/2026-11-25.md).
         """
 
         state_size: int = 64

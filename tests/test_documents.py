@@ -13,6 +13,7 @@ from runners.c4.corpus.convert import main as convert
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NOTES = sorted((ROOT / "results" / "notes").glob("*.md"))
 EXAMPLES = (ROOT / "README.md", ROOT / "docs" / "python.md")
 FLOAT = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -94,7 +95,7 @@ def anchors(page: Path) -> set[str]:
     return {heading.lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: page.stem)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:

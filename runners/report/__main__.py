@@ -58,7 +58,7 @@ DRAWS: tuple[Callable[[Board], Picture], ...] = (
     *(length_picture, position_picture),
 )
 """What draws the pictures of a board, in their order on the page."""
-TEXT = "documentation of free software in English, not C4 (results/LOG.md names the sources)"
+TEXT = "documentation of free software in English, not C4 (results/notes/2026-11-26.md names the sources)"
 """What the project's language models read."""
 
 

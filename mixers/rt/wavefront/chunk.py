@@ -6,7 +6,7 @@ takes the place of a chunk's loop over positions, forward or backward. It reads 
 
 A cluster of programs shares a layer's matrices, and takes 16, 32 or 64 sequences at a time. The fewest are best for
 which all clusters fit on the GPU at once. If some must wait for others, the kernel is slower than the loop, except in
-the forward with two turns (measured on an H100: ``results/LOG.md``, 2026-11-27, seventh part).
+the forward with two turns (measured on an H100: ``results/notes/2026-11-27.md``, seventh part).
 """
 
 import ctypes

@@ -13,7 +13,7 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Learning rates that may be tried, in ascending order."""
 FIRST = RATES[3:6]
 """Learning rates at which every model is trained. At 1e-3, every loss measured with RT or the Transformer is at least
-0.3 nats above that at 3e-3 (results/LOG.md). A model whose best rate is 3e-3 is trained at 1e-3 as well."""
+0.3 nats above that at 3e-3 (results/notes/2026-11-25.md). One whose best rate is 3e-3 is trained at 1e-3 as well."""
 SEEDS = (0, 1)
 
 Place = tuple[float, int]

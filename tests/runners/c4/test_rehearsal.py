@@ -29,7 +29,7 @@ def test_a_rehearsal_shows_what_parts_of_a_sequence_do(
 
 @pytest.mark.parametrize("name", ["transformer", "mamba2", "rt"])
 def test_a_layer_without_parts_is_rehearsed_on_20_tokens(name: str) -> None:
-    """As when the first model was trained (results/LOG.md, 2026-11-23)."""
+    """As when the first model was trained (results/notes/2026-11-23.md)."""
     assert rehearsal.length(EXPERIMENTS["ranking"].config(name), {}) == 20
 
 
@@ -64,6 +64,6 @@ def test_the_runs_of_a_model_share_one_rehearsal(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_transformer_trains_as_on_2026_11_23() -> None:
-    """The losses were stored with the first reference language model (results/LOG.md, note of that day)."""
+    """The losses were stored with the first reference language model (results/notes/2026-11-23.md)."""
     then = [5.446728008298437, 5.756670725014847, 5.047540194818689, 4.709131937684395, 4.521850725197291]
     assert agree(then, trajectory(EXPERIMENTS["ranking"].config("transformer"), {}))
