@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from runners import __version__
-from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts, keep_status
+from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
 """What helps when memory runs out."""
@@ -24,7 +24,7 @@ def fail(message: str) -> NoReturn:
 
 
 def run_command(main: Callable[[], None], interrupted: str) -> None:
-    """Run a program and turn interruptions into exit statuses; with ``--version`` print its version instead.
+    """Run a program and turn interruptions and errors into exit statuses; with ``--version`` print its version instead.
 
     Ctrl-C prints ``interrupted``. An orderly stop prints the step at which training stopped. A closed pipe, as of
     ``| head``, prints nothing. An error in a user's code prints one line, with its place and a file with the traceback,
@@ -34,47 +34,24 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         main: the program.
         interrupted: line for Ctrl-C.
     """
-    _open_closed_streams()
     if "--version" in sys.argv[1:]:
-        print(f"{command_name()} {__version__}")
+        print(f"{sys.argv[0]} {__version__}")
         return
 
     # A character that the terminal's encoding lacks must not end a training.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
-    status = 1
+    heed_interrupts()
     try:
         try:
-            _run(main)
-            status = 0
-        except KeyboardInterrupt:
-            print(interrupted, file=sys.stderr)
-            raise SystemExit(INTERRUPTED) from None
-
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        raise
-
-    finally:
-        keep_status(status)
-
-
-def _open_closed_streams() -> None:
-    """Open what the shell has closed, as by ``>&-``, to nowhere; Python has None there, which takes no text."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 stays open to the end of the program
-
-
-def _run(main: Callable[[], None]) -> None:
-    """Run a program and turn its errors into exit statuses, all but Ctrl-C."""
-    try:
-        try:
-            heed_interrupts()
             main()
         finally:
             sys.stdout.flush()
+
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
 
     except StoppedError as error:
         print(error, file=sys.stderr)
@@ -141,30 +118,11 @@ def _unexpected(error: BaseException) -> str:
     from mixers.origin import origin, where
     from runners.memory import lacks_memory
 
+    words = " ".join(str(error).split()).rstrip(".") or traceback.extract_tb(error.__traceback__)[-1].line or ""
+    described = "; ".join([f"{type(error).__name__}: {words}", *getattr(error, "__notes__", [])])
     if origin(error) is None and lacks_memory(error):
-        return f"too little memory ({_described(error)}): {LESS_MEMORY}"
-    return f"{where(error)}{_described(error)}; traceback: {_traceback_file(error)}"
+        return f"too little memory ({described}): {LESS_MEMORY}"
 
-
-def _described(error: BaseException) -> str:
-    """Return the type, the message and the notes of an error as one line; an assertion without message is quoted."""
-    message = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, AssertionError) and not message:
-        message = traceback.extract_tb(error.__traceback__)[-1].line or ""
-    return "; ".join([f"{type(error).__name__}: {message}", *getattr(error, "__notes__", [])])
-
-
-def _traceback_file(error: BaseException) -> str:
-    """Write the traceback of an error into a temporary file; return its name, or why it is not written."""
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
-            file.writelines(traceback.format_exception(error))
-    except OSError as reason:
-        return f"not written ({reason})"
-    return file.name
-
-
-def command_name() -> str:
-    """Return the command that started this program, by the name of its module."""
-    spec = sys.modules["__main__"].__spec__
-    return sys.argv[0] if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    with tempfile.NamedTemporaryFile("w", prefix="traceback-", suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    return f"{where(error)}{described}; traceback: {file.name}"

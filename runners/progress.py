@@ -1,6 +1,6 @@
 """Progress bars, and times in words."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -16,8 +16,6 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from runners.guidance import in_python
-
 Item = TypeVar("Item")
 
 SECONDS_OF_SPEED = 300.0
@@ -29,23 +27,11 @@ WIDTH_OF_TEXT = 88
 """Characters that stand beside a bar."""
 
 
-class CallConsole(Console):
-    """The console of a Python function: lines that name options of the command name the function's arguments."""
-
-    def __init__(self, arguments: Container[str], **options: Any) -> None:
-        super().__init__(markup=False, **options)
-        self._arguments = arguments
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as ``Console.print``, with the options in texts as arguments."""
-        super().print(*(in_python(part, self._arguments) for part in objects), **options)
-
-
-def console_of_call(arguments: Container[str], quiet: bool) -> Console:
-    """Return the console of a function with these arguments; without ipywidgets, a notebook shows plain lines."""
-    console = CallConsole(arguments, quiet=quiet)
+def console_of_call(quiet: bool) -> Console:
+    """Return the console of a Python function; without ipywidgets, a notebook shows plain lines."""
+    console = Console(markup=False, quiet=quiet)
     if console.is_jupyter and not find_spec("ipywidgets"):
-        return CallConsole(arguments, quiet=quiet, force_jupyter=False, force_terminal=False)
+        return Console(markup=False, quiet=quiet, force_jupyter=False, force_terminal=False)
     return console
 
 
@@ -82,14 +68,8 @@ def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[
         what: what is done with them.
         total: number of items, if ``items`` has no length.
     """
-    if not shows_bars():
-        return items
-    return track(items, what, total, console=Console(stderr=True), transient=True)
-
-
-def shows_bars() -> bool:
-    """Return whether ``bar`` shows something: the standard error is a terminal, or FORCE_COLOR says so."""
-    return Console(stderr=True).is_terminal
+    console = Console(stderr=True)
+    return track(items, what, total, console=console, transient=True) if console.is_terminal else items
 
 
 def spell(seconds: float) -> str:

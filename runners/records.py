@@ -160,6 +160,7 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
     """Return the records of files, and of all files below folders, each with the file that holds it.
 
     Raises:
+        FileNotFoundError: there is no such place.
         DamagedFileError: a file is damaged.
     """
     found = []
@@ -176,6 +177,7 @@ def load(*places: str | Path) -> pd.DataFrame:
     as ``test.token_accuracy``, and the column ``file``.
 
     Raises:
+        FileNotFoundError: there is no such place.
         DamagedFileError: a file is damaged.
     """
     return table_of(read_all(*places))
@@ -215,6 +217,8 @@ def _files(places: Sequence[str | Path]) -> list[Path]:
     """Return the files of records in places, without those that a process is writing."""
     found: list[Path] = []
     for place in map(Path, places):
+        if not place.exists():
+            raise FileNotFoundError(f"{place} is not there: name files or folders of records")
         inside = [*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")] if place.is_dir() else [place]
         found += sorted(inside)
     return list(dict.fromkeys(found))

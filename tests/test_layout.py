@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import size
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mixers", "tasks", "runners")
 FILES = {
@@ -105,3 +107,27 @@ def test_the_tree_in_the_documents_names_each_file_or_a_folder_without_its_files
     whole = tuple(f for f in named if f.endswith("/") and not any(n != f and n.startswith(f) for n in named))
     files = {path.relative_to(ROOT).as_posix() for path in FILES.values() if not path.stem.startswith("__")}
     assert [file for file in sorted(files - named) if not file.startswith(whole)] == []
+
+
+def test_the_code_stays_small_enough_for_one_head() -> None:
+    """A mechanism has a price: someone must read it."""
+    assert size.size("runners").files <= 120
+    assert size.size("runners").statements <= 8_500
+    assert size.size("tests").statements <= 14_000
+
+
+def test_functions_are_short_and_take_few_arguments() -> None:
+    own = [pair for pair in size.functions("runners") if not size.is_kernel(pair[1])]
+    assert [place for place, function in own if size.statements(function) > 61] == []
+    assert [place for place, function in own if size.parameters(function) > 12] == []
+    once, private = size.used_once("runners")
+    assert len(once) <= private / 4, "\n".join(once)
+
+
+@pytest.mark.parametrize("module", ["runners.mad.__main__", "runners.c4.__main__"])
+def test_a_program_is_few_files(module: str) -> None:
+    assert len(size.loaded_by(module)) <= 32
+
+
+def test_the_diagnostics_are_few_levels_of_imports() -> None:
+    assert size.levels("runners/mad") <= 6

@@ -13,7 +13,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runners.cli import check_out, check_seed, cli
 from runners.ending import run_command, user_errors
 from runners.files import write_json
+from runners.options import parse
 from runners.theory.checks import Check
 from runners.theory.figure import plot_path_lengths
 from runners.theory.path_lengths import POSITIONS, check_gradient, check_path_lengths
@@ -42,13 +41,15 @@ class Options:
     out: Path = Path("results")
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"--seed {self.seed} must be 0 or more, and below 2**64")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     with user_errors(ValueError):
-        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
-        check_seed(options.seed)
-        check_out(options.out)
+        options = parse(Options, arguments)
 
     # Checks.
     console = Console(markup=False)

@@ -99,14 +99,6 @@ def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     assert torch.equal(tensors["a.weight"], TENSORS["a.weight"])
 
 
-def test_a_json_file_may_be_laid_out_otherwise(tmp_path: Path) -> None:
-    """As git does on Windows, or an editor."""
-    path = tmp_path / "cell.json"
-    write_json(path, CONTENT)
-    path.write_text(json.dumps(json.loads(path.read_text())))
-    assert read_json(path) == CONTENT
-
-
 def test_temporary_files_of_killed_processes_go_when_the_file_is_written_again(tmp_path: Path) -> None:
     """Those that are young may be a living process's; others are not this file's."""
     names = [".a[1]-abcd1234.json", ".a[1]-young123.json", ".a[1]-b-abcd1234.json", ".a[1]-abcd1234.png"]
