@@ -4,10 +4,9 @@ They find faults that make results wrong without an error: outputs that depend o
 steps that differ from the parallel form, parameters that are not trained, and tensors that differ from run to run.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +16,16 @@ from mixers.base import ContractError, Layer, log_once
 from mixers.named import is_path
 from mixers.ops.numerics import product_autocast, product_precision
 from mixers.origin import origin, where
-from mixers.parts import MixerLayer
 
 POSITIONS = 32
 SPIKED, TOGETHER = 2**14, 2**11
 """Largest numbers of positions in sequences of which one position is changed: of all together, and of one call."""
 STEPS = 512
 """Number of positions that are also decoded one by one. This is checked only on a CPU, because decoding is float32."""
-FIRST_STEPS = 8
-"""Number of the first of these, in which differences have hardly grown."""
-DISTURBANCE = 1e-5
-"""Change of the inputs that shows how differences grow from position to position."""
+FIRST = 8
+"""Number of positions from the first, in which rounding has hardly grown."""
+FAR = 0.1
+"""Relative difference of a step's output that no growth of rounding explains in a layer that can be decoded."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
 SHARED = (
@@ -54,11 +52,12 @@ def check_foreign(
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
 
     Raises:
-        ContractError: as ``check_held`` and ``check_layer``.
+        ContractError: as ``check_seeded``, ``check_held`` and ``check_layer``.
     """
     if not is_path(mixer):
         return []
-    layer, other = _built(build, seed=0), _built(build, seed=1)
+    layer, same, other = (_built(build, seed) for seed in (0, 0, 1))
+    check_seeded(mixer, layer, same)
     check_held(mixer, layer, other if several else layer)
     return check_layer(mixer, layer, device, positions())
 
@@ -67,6 +66,21 @@ def _built(build: Callable[[], Layer], seed: int) -> Layer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
+
+
+def check_seeded(mixer: str, layer: Layer, same: Layer) -> None:
+    """Compare two layers that were built under one seed: a study must give the same results when it is trained again.
+
+    Raises:
+        ContractError: a parameter or a buffer differs.
+    """
+    tensors = {**dict(same.named_parameters()), **dict(same.named_buffers())}
+    for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+        if not _equal(tensor, tensors.get(name)):
+            raise ContractError(
+                f"mixer {mixer!r}: {name!r} is another one when the layer is built again under the same seed: set all "
+                "of its values, by PyTorch's random numbers if they are random, not NumPy's or Python's"
+            )
 
 
 def check_held(mixer: str, layer: Layer, other: Layer) -> None:
@@ -115,10 +129,7 @@ def _unregistered(layer: Layer) -> Iterator[tuple[str, Tensor | nn.Module]]:
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
-    """Return the tensors and modules in a value and in the lists, tuples and dicts that it consists of.
-
-    Arrays of NumPy count as tensors.
-    """
+    """Return the tensors, arrays and modules in a value and in the lists, tuples and dicts that it consists of."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         yield name, torch.tensor(value.astype(np.complex128))
     elif isinstance(value, Tensor | nn.Module):
@@ -163,9 +174,9 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
         Names of parameters that no gradient reaches.
 
     Raises:
-        ContractError: outputs are not finite, have another shape or dtype than inputs, differ from call to call, or
-            depend on later positions, on the number of positions or sequences, on other sequences, or on the module's
-            mode; ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not
+        ContractError: outputs or gradients are not finite, outputs have another shape or dtype than inputs, differ from
+            call to call, or depend on later positions, on other sequences or their number, or on the module's mode;
+            ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not
             float32; the layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code
             are raised again with a note that names the mixer.
     """
@@ -208,87 +219,63 @@ def _in_place_of(parameter: Tensor) -> str:
     return "give it that dtype" if parameter.is_floating_point() else "make it a buffer"
 
 
-class _Outputs(NamedTuple):
-    """What a layer returned for the inputs x.
-
-    Attributes:
-        x_BTD: the inputs.
-        z_BTD: their outputs.
-        again_BTD: their outputs in a second call.
-        evaluated_BTD: their outputs in evaluation mode.
-        after: outputs (B, T, D) of inputs whose first sequence is another from a position on, by this position.
-        ended: outputs (B, t, D) of the first t positions alone, by t, for lengths that the layer takes.
-        alone_BTD: outputs of the first sequence alone.
-        steps: outputs (B, D) of single steps, of up to ``STEPS`` positions; none if the layer has no step form.
-        disturbed: outputs (B, T, D) of inputs that are a little larger, and as much smaller; none without steps.
-        mixed: outputs (B, T, D) of the sequence mixers alone, whose dtype the residual sum hides.
-    """
-
-    x_BTD: Tensor
-    z_BTD: Tensor
-    again_BTD: Tensor
-    evaluated_BTD: Tensor
-    after: dict[int, Tensor]
-    ended: dict[int, Tensor]
-    alone_BTD: Tensor
-    steps: list[Tensor]
-    disturbed: list[Tensor]
-    mixed: list[Tensor]
-
-
 def _check_outputs(
     mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator, finite: bool = False
 ) -> None:
-    with product_autocast(device), _naming(mixer, "was called"):
-        layer(torch.randn(2, positions, layer.shape.width, generator=draw).to(device))  # may fill a table in a buffer
-    buffers = {name: (buffer, buffer.clone()) for name, buffer in layer.named_buffers()}
-    outputs = _call(mixer, layer, device, positions, draw)
-    _check_form(mixer, outputs)
-    if finite:
-        _check_finite(mixer, outputs)
-    _check_equal_calls(mixer, outputs)
-    for name, (buffer, before) in buffers.items():
-        if not _equal(buffer, before):
-            raise ContractError(
-                f"mixer {mixer!r}: a call changes its buffer {name!r}, which all runs share: keep nothing from call to "
-                "call"
-            )
-    _check_causal(mixer, outputs)
-    _check_each_position(mixer, layer, outputs.x_BTD[0])
-    _check_ends(mixer, outputs)
-    _check_steps(mixer, outputs)
-
-
-def _call(mixer: str, layer: Layer, device: torch.device, positions: int, draw: torch.Generator) -> _Outputs:
-    """Call a layer with random inputs in the ways that the checks compare; step by step on a CPU alone."""
+    """Call a layer with random inputs in several ways, and compare the outputs."""
     x_BTD = torch.randn(2, positions, layer.shape.width, generator=draw).to(device)
-    other_TD = torch.randn(positions, layer.shape.width, generator=draw).to(device)
-
-    cuts, after = sorted({max(1, cut) for cut in (positions // 3, positions // 2, positions - 1)}), {}
-    ended = {}
+    other_BTD = torch.cat([torch.randn(1, positions, layer.shape.width, generator=draw).to(device), x_BTD[1:]])
     with product_autocast(device), _naming(mixer, "was called"):
-        z_BTD, again_BTD = layer(x_BTD), layer(x_BTD)
-        evaluated_BTD = layer.eval()(x_BTD)
+        layer(x_BTD)  # may fill a table in a buffer
+        buffers = {name: (buffer, buffer.clone()) for name, buffer in layer.named_buffers()}
+        z_BTD, again_BTD, beside_BTD = layer(x_BTD), layer(x_BTD), layer(other_BTD)
+        alone_BTD, evaluated_BTD = layer(x_BTD[:1].clone()), layer.eval()(x_BTD)
         layer.train()
-        for cut in (0, *cuts):
-            changed_BTD = x_BTD.clone()
-            changed_BTD[0, cut:] = other_TD[cut:]
-            after[cut] = layer(changed_BTD)
-        alone_BTD = layer(x_BTD[:1].clone())
-        steps = _steps(mixer, layer, x_BTD[:, :STEPS]) if device.type == "cpu" else []
-        noise_BTD = torch.randn(x_BTD.shape, generator=draw).to(device)
-        disturbed = [layer(x_BTD + change * noise_BTD) for change in (DISTURBANCE, -DISTURBANCE)] if steps else []
-        inner = [part for part in layer.modules() if isinstance(part, MixerLayer)]
-        mixed = [part.mix(part.mixer_norm(x_BTD)) for part in inner]
 
-        for length in cuts:
-            part_BTD = x_BTD[:, :length].clone()
-            with suppress(Exception):  # a layer may take some lengths alone
-                ended[length] = layer(part_BTD)
-            if length in ended and _form(ended[length]) != _form(part_BTD):
-                del ended[length]
+    # Shape and dtype.
+    low = getattr(torch, product_precision(device))
+    if _form(z_BTD) != _form(x_BTD):
+        raise ContractError(
+            f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
+            f"for {_form(x_BTD)} it returned {_form(z_BTD)}"
+        )
+    if z_BTD.dtype not in (torch.float32, low):
+        raise ContractError(f"mixer {mixer!r}: forward must return float32 for float32, it returned {z_BTD.dtype}")
+    finite_T = z_BTD.isfinite().all(-1).all(0)
+    if finite and not finite_T.all():
+        raise ContractError(
+            f"mixer {mixer!r}: outputs are not finite for standard normal inputs, first at position "
+            f"{int((~finite_T).nonzero()[0])} of {len(finite_T)}"
+        )
 
-    return _Outputs(x_BTD, z_BTD, again_BTD, evaluated_BTD, after, ended, alone_BTD, steps, disturbed, mixed)
+    # Calls with the same inputs.
+    if _differ(z_BTD, again_BTD):
+        raise ContractError(
+            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
+            "as dropout does, and keep nothing from call to call"
+        )
+    if finite_T.all() and _differ(z_BTD, evaluated_BTD):
+        raise ContractError(
+            f"mixer {mixer!r}: outputs differ between training and evaluation mode: let nothing depend on self.training"
+        )
+    if changed := [name for name, (buffer, before) in buffers.items() if not _equal(buffer, before)]:
+        raise ContractError(
+            f"mixer {mixer!r}: a call changes its buffer {changed[0]!r}, which all runs share: keep nothing from call "
+            "to call"
+        )
+
+    # Other sequences. Products of another size round otherwise, which grows along the sequence in a chaotic layer.
+    if _differ(z_BTD[1], beside_BTD[1]):
+        raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
+    if _differ(z_BTD[:1, :FIRST], alone_BTD[:, :FIRST], times=10):
+        raise ContractError(
+            f"mixer {mixer!r}: outputs of a sequence change when the layer is called with it alone: let nothing depend "
+            "on the number of sequences"
+        )
+
+    _check_causal(mixer, layer, x_BTD[0])
+    if device.type == "cpu":
+        _check_steps(mixer, layer, x_BTD[:, :STEPS], z_BTD)
 
 
 def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
@@ -296,69 +283,14 @@ def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
 
     ``times`` is a factor of the tolerance.
     """
-    if a.numel() == 0:
-        return False
     if a.isfinite().all() and not b.isfinite().all():
         return True
     tolerance = times * TOLERANCE[product_precision(a.device)]
     return bool((a - b).abs().max() > tolerance * a.abs().max())
 
 
-def _check_form(mixer: str, outputs: _Outputs) -> None:
-    if _form(outputs.z_BTD) != _form(outputs.x_BTD):
-        raise ContractError(
-            f"mixer {mixer!r}: forward must return one tensor of the shape of its inputs (batch, positions, width): "
-            f"for {_form(outputs.x_BTD)} it returned {_form(outputs.z_BTD)}"
-        )
-    low = getattr(torch, product_precision(outputs.x_BTD.device))
-    for function, y_BTD in (("forward", outputs.z_BTD), *(("the sequence mixer", y_BTD) for y_BTD in outputs.mixed)):
-        if y_BTD.dtype not in (torch.float32, low):
-            raise ContractError(
-                f"mixer {mixer!r}: {function} must return float32 for float32, it returned {y_BTD.dtype}"
-            )
-
-
-def _check_finite(mixer: str, outputs: _Outputs) -> None:
-    finite_T = outputs.z_BTD.isfinite().all(-1).all(0)
-    if not finite_T.all():
-        raise ContractError(
-            f"mixer {mixer!r}: outputs are not finite for standard normal inputs, first at position "
-            f"{int((~finite_T).nonzero()[0])} of {len(finite_T)}"
-        )
-
-
-def _check_equal_calls(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose calls differ from each other, or between training and evaluation mode."""
-    if _differ(outputs.z_BTD, outputs.again_BTD):
-        raise ContractError(
-            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
-            "as dropout does, and keep nothing from call to call"
-        )
-    if outputs.z_BTD.isfinite().all() and _differ(outputs.z_BTD, outputs.evaluated_BTD):
-        raise ContractError(
-            f"mixer {mixer!r}: outputs differ between training and evaluation mode: let nothing depend on self.training"
-        )
-
-
-def _check_causal(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose outputs depend on later inputs, or on another sequence."""
-    for cut, after_BTD in outputs.after.items():
-        if _differ(outputs.z_BTD[0, :cut], after_BTD[0, :cut]):
-            raise ContractError(
-                f"mixer {mixer!r} is not causal: outputs at positions before {cut} change with the inputs from there on"
-            )
-        if _differ(outputs.z_BTD[1], after_BTD[1]):
-            raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
-    # Products of another size round otherwise, which grows from position to position in a chaotic layer.
-    if _differ(outputs.z_BTD[:1, :FIRST_STEPS], outputs.alone_BTD[:, :FIRST_STEPS], times=10):
-        raise ContractError(
-            f"mixer {mixer!r}: outputs of a sequence change when the layer is called with it alone: let nothing depend "
-            "on the number of sequences"
-        )
-
-
-def _check_each_position(mixer: str, layer: Layer, x_TD: Tensor) -> None:
-    """Refuse a layer whose outputs before a position change with the input there alone, for as many positions as fit.
+def _check_causal(mixer: str, layer: Layer, x_TD: Tensor) -> None:
+    """Refuse a layer whose outputs before a position change with the input there, for as many positions as fit.
 
     The other input is a spike: zero but for one channel. It has the norm of the others, and a larger maximum, on which
     a scale of the whole sequence depends. All calls have the same shape, so that even chaotic layers round alike.
@@ -385,33 +317,27 @@ def _check_each_position(mixer: str, layer: Layer, x_TD: Tensor) -> None:
                     )
 
 
-def _check_ends(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose outputs depend on the number of positions, at the first positions if at any."""
-    for length, ended_BTD in outputs.ended.items():
-        shown = min(length, FIRST_STEPS)
-        if _differ(outputs.z_BTD[:, :shown], ended_BTD[:, :shown], times=10):
-            raise ContractError(
-                f"mixer {mixer!r}: outputs of the first {length} positions change when the sequence ends there: let "
-                "nothing depend on the number of positions, as a mean over all of them does"
-            )
+def _check_steps(mixer: str, layer: Layer, x_BTD: Tensor, z_BTD: Tensor) -> None:
+    """Refuse a layer whose single steps give other outputs than its forward pass; decoding is float32."""
+    state, source = None, "init_state"
+    with _naming(mixer, "was called step by step"), suppress(NotImplementedError):
+        state = layer.init_state(len(x_BTD))
+        for t, x_BD in enumerate(x_BTD.unbind(1)):
+            if not (isinstance(state, Mapping) and all(isinstance(y, Tensor) for y in state.values())):
+                raise ContractError(
+                    f"mixer {mixer!r}: a state is a dict of tensors by name, and {source} gave another one: "
+                    "init_state(batch) returns the first, each step the output and the next"
+                )
+            z_BD, state = layer.step(x_BD, state)
+            source = "a step"
 
-
-def _check_steps(mixer: str, outputs: _Outputs) -> None:
-    """Refuse a layer whose single steps give other outputs than its forward pass.
-
-    Rounding grows in a layer as other small differences do: fast in a chaotic one, by leaps in one that rounds numbers.
-    """
-    if not outputs.steps:
-        return
-    moved_2T = torch.stack([(y_BTD - outputs.z_BTD).abs().amax((0, 2)) for y_BTD in outputs.disturbed])
-    first = min((moved for moved in moved_2T[:, :FIRST_STEPS].flatten().tolist() if moved > 0), default=math.inf)
-    for t, step_BD in enumerate(outputs.steps):
-        growth = max(1.0, float(moved_2T[:, : t + 1].max()) / first)
-        if _differ(outputs.z_BTD[:, t], step_BD, times=10 * growth):
-            raise ContractError(
-                f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step form "
-                "defines neither init_state nor step"
-            )
+            # Rounding grows in a chaotic layer, and leaps in one that rounds numbers.
+            far = (z_BTD[:, t] - z_BD).norm() > FAR * z_BTD[:, t].norm()
+            if far or (t < FIRST and _differ(z_BTD[:, t], z_BD, times=10)) or not z_BD.isfinite().all():
+                raise ContractError(
+                    f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step "
+                    "form defines neither init_state nor step"
+                )
 
 
 @torch.enable_grad()
@@ -419,7 +345,7 @@ def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
     """Return the names of parameters that get no gradient from the outputs.
 
     Raises:
-        ContractError: the outputs are others than without gradients.
+        ContractError: the outputs are others than without gradients, or a gradient is not finite.
     """
     names, parameters = [*dict(layer.named_parameters())], [*layer.parameters()]
     anchor = torch.zeros((), device=x_BTD.device, requires_grad=True)  # so that some output always needs a gradient
@@ -433,7 +359,10 @@ def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
 
     if _differ(plain_BTD, z_BTD.detach(), times=10):
         raise ContractError(f"mixer {mixer!r}: outputs differ when gradients are computed: let nothing depend on that")
-    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+    found = dict(zip(names, gradients, strict=True))
+    if bad := [name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
+        raise ContractError(f"mixer {mixer!r}: the gradient of {bad[0]!r} is not finite for standard normal inputs")
+    return [name for name, gradient in found.items() if gradient is None]
 
 
 @contextmanager
@@ -458,37 +387,6 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
         error.add_note(f"while mixer {mixer!r} {doing}")
         raise
-
-
-def _steps(mixer: str, layer: Layer, x_BTD: Tensor) -> list[Tensor]:
-    """Return the outputs (B, D) of ``step`` at each position; none for a layer without a step form.
-
-    Raises:
-        ContractError: A state is not a dict of tensors.
-    """
-    outputs, source = [], "init_state"
-    try:
-        state = layer.init_state(len(x_BTD))
-        for x_BD in x_BTD.unbind(1):
-            if not (isinstance(state, Mapping) and all(isinstance(y, Tensor) for y in state.values())):
-                raise ContractError(
-                    f"mixer {mixer!r}: a state is a dict of tensors by name, but {source} gave {_contents(state)}: "
-                    "init_state(batch) returns the first one, each step the output and the next one"
-                )
-            z_BD, state = layer.step(x_BD, state)
-            outputs.append(z_BD.clone())  # the next step may write into it
-            source = "a step"
-    except NotImplementedError:
-        return []
-    return outputs
-
-
-def _contents(state: Any) -> str:
-    """Return what a state is that is no dict of tensors: its type, or what is no tensor in a dict."""
-    if not isinstance(state, Mapping):
-        return type(state).__name__
-    name, value = next((name, value) for name, value in state.items() if not isinstance(value, Tensor))
-    return f"a dict with {type(value).__name__} under {name!r}"
 
 
 def _form(y: Any) -> str:

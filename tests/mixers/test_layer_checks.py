@@ -1,6 +1,9 @@
 """What ``check_layer`` and ``check_held`` find in a layer from outside, and what they must not refuse."""
 
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,11 @@ from torch import Tensor, nn
 
 from mixers.adapt import adapt
 from mixers.base import ContractError, Layer, Shape
-from mixers.contract import check_held, check_layer, warn_unused
+from mixers.contract import check_held, check_layer, check_seeded, warn_unused
 from mixers.transformer import Transformer
 
 CPU = torch.device("cpu")
+COUNTER = count()
 
 
 def of_others(width: int = 16, **members: Any) -> Transformer:
@@ -37,17 +41,6 @@ def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
     check(1e-7)
     with pytest.raises(ContractError, match="not causal"):
         check(1e-3)
-
-
-def test_rounding_may_depend_on_the_length_and_more_may_not() -> None:
-    def check(change: Callable[[int], float]) -> None:
-        check_layer("of lengths", changed(lambda z: z * (1 + change(z.shape[1]))), CPU)
-
-    check(lambda length: 3e-5 * (length == 16))
-    with pytest.raises(ContractError, match="first 16 positions change when the sequence ends there"):
-        check(lambda length: 3e-4 * (length == 16))
-    with pytest.raises(ContractError, match="first 31 positions change when the sequence ends there"):
-        check(lambda length: length % 2)
 
 
 def test_a_leak_behind_a_gate_that_starts_closed_is_found() -> None:
@@ -80,25 +73,17 @@ def saturated(x_BTD: Tensor) -> Tensor:
     return x_BTD / x_BTD.abs().amax((1, 2), keepdim=True).clamp(min=0.9 * x_BTD.shape[-1] ** 0.5)
 
 
-def in_order_from_the_end(x_BTD: Tensor) -> Tensor:
-    count = torch.arange(x_BTD.shape[1], 0, -1, dtype=torch.float32)[:, None]
-    return x_BTD + count.sin()
-
-
 @pytest.mark.parametrize(
-    ("forward", "message"),
+    "forward",
     [
-        (lambda x: x / x.abs().amax((1, 2), keepdim=True), "is not causal"),
-        (lambda x: torch.stack([rounded(x_TD) for x_TD in x]), "is not causal"),
-        (saturated, "is not causal"),
-        (lambda x: x.cumsum(1) / x.shape[1], "change when the sequence ends there"),
-        (in_order_from_the_end, "change when the sequence ends there"),
+        lambda x: x / x.abs().amax((1, 2), keepdim=True),
+        lambda x: torch.stack([rounded(x_TD) for x_TD in x]),
+        saturated,
     ],
 )
-@pytest.mark.parametrize("width", [16, 64])
-@pytest.mark.parametrize("positions", [24, 40, 512])
+@pytest.mark.parametrize(("width", "positions"), [(16, 24), (64, 40), (16, 512)])
 def test_what_depends_on_all_of_a_sequence_is_refused(
-    forward: Callable[[Tensor], Tensor], message: str, width: int, positions: int
+    forward: Callable[[Tensor], Tensor], width: int, positions: int
 ) -> None:
     """Behind the norm of the standard layer, wherever the maximum of the inputs lies."""
 
@@ -111,12 +96,10 @@ def test_what_depends_on_all_of_a_sequence_is_refused(
             return self.out(forward(x))
 
     layer = adapt(Wrong)(adapt(Wrong).Config(), Shape(width=width, mlp_width=32))
-    assert message in refusal(layer, positions)
+    assert "is not causal" in refusal(layer, positions)
 
 
 def test_a_leak_between_two_positions_is_found() -> None:
-    """At position 20, which is none of the three from which on all inputs are changed."""
-
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return Transformer.forward(self, torch.cat([x_BTD[:, :20], x_BTD[:, 21:22], x_BTD[:, 21:]], 1))
 
@@ -157,24 +140,6 @@ def test_a_chaotic_layer_is_not_refused() -> None:
         check_layer("other", chaotic(seed, init_state=Layer.init_state), CPU, 128)
 
 
-def test_a_chaotic_layer_with_a_step_form_is_not_refused_and_a_wrong_one_is() -> None:
-    def step(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
-        h = torch.tanh(state["h"] @ self.weight + self.mlp(x_BD))
-        return h, {"h": h}
-
-    def wrong(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
-        h = torch.tanh(0.99 * state["h"] @ self.weight + self.mlp(x_BD))
-        return h, {"h": h}
-
-    def first(self: Transformer, batch: int) -> Any:
-        return {"h": torch.zeros(batch, 64)}
-
-    for seed in range(3):
-        check_layer("other", chaotic(seed, init_state=first, step=step), CPU, 256)
-        message = refusal(chaotic(seed, init_state=first, step=wrong), 256)
-        assert "step gives another output at position 1 than forward" in message
-
-
 def rounded_mean(of_all: bool) -> Callable[..., Any]:
     """Return forward or step of a mean that forgets, of a product's numbers in eight bits; rounding makes them leap."""
 
@@ -199,7 +164,7 @@ def rounded_mean(of_all: bool) -> Callable[..., Any]:
 
 def test_a_layer_that_rounds_numbers_is_not_refused() -> None:
     members = {"forward": rounded_mean(True), "step": rounded_mean(False)}
-    for seed in range(8):
+    for seed in range(2):
         torch.manual_seed(seed)
         layer = of_others(128, init_state=lambda self, batch: {"h": torch.zeros(batch, 128)}, **members)
         layer.weight = nn.Parameter(torch.randn(128, 128) / 128**0.5)
@@ -237,7 +202,7 @@ def test_small_rates_keep_their_signs() -> None:
         check_layer("other", layer, CPU, 512)
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 256])
+@pytest.mark.parametrize("chunk", [16, 256])
 def test_a_parallel_form_that_forgets_its_state_between_chunks_is_refused(chunk: int) -> None:
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return x_BTD + torch.cat([part.cumsum(1) for part in x_BTD.split(chunk, 1)], 1)
@@ -275,12 +240,6 @@ def test_a_layer_that_takes_some_lengths_alone_is_not_refused() -> None:
         return Transformer.forward(self, x_BTD.unflatten(1, (-1, 16)).flatten(1, 2))
 
     check_layer("other", of_others(forward=forward, init_state=Layer.init_state), CPU, 32)
-
-    def mean(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return x_BTD.unflatten(1, (-1, 16)).flatten(1, 2).cumsum(1) / x_BTD.shape[1]
-
-    message = refusal(of_others(forward=mean, init_state=Layer.init_state))
-    assert "outputs of the first 16 positions change when the sequence ends there" in message
 
 
 def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
@@ -383,6 +342,35 @@ def test_tensors_that_pytorch_does_not_know_are_refused_if_they_are_trained_or_d
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 def test_other_names_of_parameters_and_constants_are_allowed(hold: Callable[[Transformer], Any]) -> None:
     check_held("other", *holding(hold))
+
+
+@pytest.mark.parametrize(
+    ("draw", "refused"),
+    [
+        (lambda: torch.empty(8).fill_(next(COUNTER)), True),
+        (lambda: torch.tensor(np.random.default_rng().normal(size=8)).float(), True),
+        (lambda: torch.tensor([random.random()]), True),
+        (lambda: torch.randn(8), False),
+        (lambda: torch.full((8,), torch.nan), False),
+    ],
+    ids=["unset", "numpy", "python", "pytorch", "nan"],
+)
+@pytest.mark.parametrize("as_buffer", [False, True])
+def test_layers_of_one_seed_are_equal(draw: Callable[[], Tensor], refused: bool, as_buffer: bool) -> None:
+    def build() -> Transformer:
+        torch.manual_seed(0)
+        layer = of_others()
+        layer.register_buffer("own", draw()) if as_buffer else setattr(layer, "own", nn.Parameter(draw()))
+        return layer
+
+    with pytest.raises(ContractError, match="'own' is another one") if refused else nullcontext():
+        check_seeded("other", build(), build())
+
+
+def test_gradients_that_are_not_finite_are_refused() -> None:
+    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + (x * self.gain).abs().sqrt())
+    layer.gain = nn.Parameter(torch.zeros(16))
+    assert "the gradient of 'gain' is not finite" in refusal(layer)
 
 
 def test_outputs_that_depend_on_the_number_of_sequences_are_refused() -> None:
