@@ -1,18 +1,16 @@
-"""Time implementations of layers on this machine, after a check against float64.
+"""Time layers and models on this machine, each checked against float64.
 
     python -m runners.bench diagnostics
-    python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
-    python -m runners.bench diagnostics --device cpu
-    python -m runners.bench diagnostics --layers all
-    python -m runners.bench diagnostics --layers rt lstm module:Class --runs 6
-    python -m runners.bench pretraining
-    python -m runners.bench pretraining --parts layers --widths 1024
+    python -m runners.bench layers --layers rt gla --runs 1 6 30
+    python -m runners.bench pretraining --parts training
+    python -m runners.bench layers --help
 
-``diagnostics`` times one layer of the diagnostic models: forward, forward and backward, and the trainer's whole
-optimizer step on in-context recall. With ``--layers`` it times that step for layers by name, as the trainer compiles
-and captures it. ``pretraining`` times layers at the width of language models against width, batch and length, whole
-training steps, and decoding. Implementations take turns within each repeat; a figure is the median
-of the repeats. An implementation that fails its check gets no figure, and the exit status is then 1.
+diagnostics: implementations of RT, and the Transformer, against length.
+layers: the whole optimizer step of any layer, as the trainer takes it.
+pretraining: layers at the width of language models, training, decoding.
+
+What is compared takes turns within each repeat; a figure is the median of
+the repeats. What fails its check gets no figure, and the exit status is 1.
 """
 
 from runners.interrupt import end_at_once
@@ -21,27 +19,23 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from runners.bench.diagnostics.command import diagnostics
-from runners.bench.pretraining.command import pretraining
-from runners.cli import print_short_help
+from runners.bench import diagnostics, layers, pretraining
 from runners.ending import fail, run_command
 
-BENCHMARKS: dict[str, Callable[[Sequence[str]], None]] = {"diagnostics": diagnostics, "pretraining": pretraining}
+BENCHMARKS = {"diagnostics": diagnostics.main, "layers": layers.main, "pretraining": pretraining.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["--help"], ["-h"]):
+    if not words or words[0] in ("--help", "-h"):
         print(__doc__)
-    elif not words:
-        print_short_help(__doc__)
-    elif words[0] not in BENCHMARKS:
+        raise SystemExit(0 if words else 2)
+    if words[0] not in BENCHMARKS:
         fail(f"no benchmark {words[0]!r}: choose from {', '.join(BENCHMARKS)}")
-    else:
-        BENCHMARKS[words[0]](words[1:])
+    BENCHMARKS[words[0]](words[1:])
 
 
 if __name__ == "__main__":

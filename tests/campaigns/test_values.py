@@ -18,9 +18,9 @@ from hypothesis.strategies import SearchStrategy
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
-from runners.bench.diagnostics.layers.options import LayersOptions
-from runners.bench.diagnostics.options import DiagnosticsOptions
-from runners.bench.pretraining.options import PretrainingOptions
+from runners.bench import diagnostics as bench_diagnostics
+from runners.bench import layers as bench_layers
+from runners.bench import pretraining as bench_pretraining
 from runners.c4.config import Config
 from runners.c4.evaluation.generate import Options as GenerateOptions
 from runners.mad.options import Options
@@ -39,8 +39,8 @@ PATIENCE = 25.0
 """Seconds after which a program that still runs is asked to stop, and asked again."""
 SILENCE = 35.0
 """Further seconds that it may be silent."""
-PRETRAINING_BENCH = {"--device": ["cpu"], "--budget": ["1"], "--out": ["out"]}
-BENCH = PRETRAINING_BENCH | {"--lengths": ["8"], "--width": ["16"], "--mlp-width": ["16"]}
+PRETRAINING_BENCH = {"--device": ["cpu"], "--lengths": ["8"], "--out": ["out"]}
+BENCH = PRETRAINING_BENCH | {"--width": ["16"], "--mlp-width": ["16"]}
 
 Line = tuple[str, list[str], dict[str, list[str]]]
 """A program, its first words, and its options."""
@@ -88,9 +88,9 @@ def lines() -> SearchStrategy[Line]:
         changed("compare", [], {"--out": ["studied"]}, options_of(CompareOptions)),
         changed("mad.reference", [], cells, options_of(ReferenceOptions)),
         changed("theory", [], {"--out": ["out"]}, options_of(TheoryOptions)),
-        changed("bench", ["diagnostics"], BENCH, options_of(DiagnosticsOptions)),
-        changed("bench", ["diagnostics", "--layers", "lstm"], BENCH, options_of(LayersOptions)),
-        changed("bench", ["pretraining"], PRETRAINING_BENCH, options_of(PretrainingOptions)),
+        changed("bench", ["diagnostics"], BENCH, options_of(bench_diagnostics.Options)),
+        changed("bench", ["layers", "--layers", "lstm"], BENCH, options_of(bench_layers.Options)),
+        changed("bench", ["pretraining"], PRETRAINING_BENCH, options_of(bench_pretraining.Options)),
     )
 
 

@@ -148,7 +148,7 @@ def test_an_unknown_option_is_told_which_one_was_meant(preset: Any, arguments: l
     [
         (mad.main, {flag_of(field.name) for field in fields(Options)}),
         (c4.main, {flag_of(field.name) for field in fields(Config)} | c4.COMMANDS.keys()),
-        (bench.main, {"diagnostics", "pretraining", "--help"}),
+        (bench.main, {"diagnostics", "layers", "pretraining", "--help"}),
     ],
     ids=["mad", "c4", "bench"],
 )
@@ -209,7 +209,7 @@ UNWRITABLE = Path("/proc/results")
         (c4.main, ["--preset", "tiny"]),
         (c4.main, ["gradients", "run"]),
         (bench.main, ["diagnostics", "--device", "cpu"]),
-        (bench.main, ["diagnostics", "--layers", "all", "--device", "cpu"]),
+        (bench.main, ["layers", "--device", "cpu"]),
         (bench.main, ["pretraining", "--device", "cpu"]),
         (report.main, []),
         (theory.main, []),

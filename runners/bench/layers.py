@@ -1,0 +1,129 @@
+"""Time the trainer's whole optimizer step of layers by name, on in-context recall.
+
+    python -m runners.bench layers
+    python -m runners.bench layers --layers rt gla package.module:Class --lengths 128 1024 --runs 1 6
+    python -m runners.bench layers --width 1024 --head-width 64 --batch-size 32 --lengths 512 --runs 1
+
+A layer's numbers of runs take turns, then its memory is freed: all layers together would not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Annotated
+
+import torch
+import tyro
+
+from mixers.base import Shape
+from mixers.models import BACKBONES
+from mixers.ops.runs import methods_met
+from mixers.registry import MIXERS, find_mixer
+from runners.bench.measure import CHECK_RUNS, Case, Common, Implementation, Pass, Record, check, parse
+from runners.ending import user_errors
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol, Run
+from runners.mad.training.step import Stepper
+from tasks.base import Task
+from tasks.recall import InContextRecall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Time the trainer's whole optimizer step of layers, on in-context recall.
+
+    Attributes:
+        lengths: sequence lengths N.
+        runs: numbers R of runs trained together.
+        batch_size: sequences of each run in a step.
+        width: model width D.
+        mlp_width: hidden width of the MLP; unless given, 4 times the model's.
+        head_width: width of a head; unless given, layers have their own number of heads.
+    """
+
+    layers: Annotated[
+        tuple[str, ...], tyro.conf.arg(help=f"all, or what to time, of {', '.join(MIXERS)}; or package.module:Class.")
+    ] = ("all",)
+    lengths: tuple[int, ...] = (128,)
+    runs: tuple[int, ...] = (1, 6, 30)
+    batch_size: int = 128
+    width: int = 128
+    mlp_width: int | None = None
+    head_width: int | None = None
+
+
+PRESETS = {"cuda": Options(), "cpu": Options(lengths=(32,), runs=(1,), batch_size=4, limit=5.0)}
+"""Defaults by type of device."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line."""
+    with user_errors(ValueError):
+        options, device = parse(Options, PRESETS, arguments)
+        shape = Shape(width=options.width, mlp_width=options.mlp_width or 4 * options.width)
+        heads = None if options.head_width is None else options.width // options.head_width
+        tasks = [InContextRecall(InContextRecall.Config(length=length)) for length in options.lengths]
+        names = list(MIXERS) if "all" in options.layers else list(dict.fromkeys(options.layers))
+        for name in names:
+            Implementation(mixer=name).build(shape, heads, device)
+
+    record = Record("layers", options, device, arguments)
+    for task, name in product(tasks, names):
+        place = {"width": options.width, "batch_size": options.batch_size, "length": task.config.length}
+        step = Implementation(mixer=name, graph=device.type == "cuda")
+        record.measure([
+            Case(
+                place={**place, "runs": runs, "implementation": name},
+                build=partial(optimizer_step, step, shape, heads, runs, device, task, options.batch_size),
+                check=partial(check, Implementation(mixer=name), shape, heads, CHECK_RUNS, device),
+            )
+            for runs in options.runs
+        ])  # fmt: skip
+    record.finish()
+
+
+def optimizer_step(
+    implementation: Implementation,
+    shape: Shape,
+    heads: int | None,
+    runs: int,
+    device: torch.device,
+    task: Task,
+    batch_size: int,
+) -> Pass:
+    """Return the optimizer step of a layer, as ``runners.mad.training`` takes it, after the first one.
+
+    Facts of the record:
+        methods: names of the operations with kernels that the step ran, in order.
+        compiled: whether PyTorch compiled the step.
+
+    Args:
+        implementation: how the layer is computed; with ``graph`` the step is compiled and captured, as on a GPU.
+        shape: its shape.
+        heads: its heads; None for its default.
+        runs: number of runs that are trained together.
+        device: where they are trained.
+        task: the task on whose training data they are trained.
+        batch_size: sequences of each run.
+    """
+    implementation.build(shape, heads, device)  # or there is no such kernel
+    protocol, data = Protocol(batch_size=batch_size), task.split("train")
+    protocol.check(len(data))
+    layer, config = find_mixer(implementation.mixer), implementation.config(heads)
+    build = partial(BACKBONES[task.backbone], layer, config, shape, task.vocab_size)
+    members = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(runs)]
+
+    with methods_met() as methods:
+        ensemble = Ensemble(build, members, protocol.optimizer, protocol.total_steps(len(data)), device)
+        stepper = Stepper(ensemble, data, batch_size)
+        if implementation.graph:
+            stepper.capture()
+        stepper.run(0, 1)
+
+    return Pass(
+        lambda: stepper.run(0, 1),
+        lambda: bool((ensemble.diverged_R < 0).all()),
+        tokens=runs * batch_size * data.inputs_ST.shape[1],
+        facts={"methods": list(methods), "compiled": ensemble.is_compiled},
+    )

@@ -1,0 +1,460 @@
+"""The benchmarks: what they store and show, what gets no speed, and what they refuse. No speed is asserted."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixers.base import Shape
+from mixers.decoding import LayerDecoder
+from mixers.models import Stack
+from mixers.registry import MIXERS
+from mixers.rt.dispatch import choose
+from mixers.rt.layer import RecurrentTransformer
+from runners.bench import diagnostics, layers, measure, pretraining
+from runners.bench.__main__ import main
+from runners.bench.measure import Case, Common, Implementation, Pass, Record, captured, check, draw, exponents, pass_ms
+from runners.c4.step import Stepper
+from runners.report.records import Records
+from runners.report.speed import tables
+
+CPU = torch.device("cpu")
+SHAPE = Shape(width=16, mlp_width=32)
+SMALL = ["--device", "cpu", "--limit", "60"]  # a busy machine must not skip a case
+DIAGNOSTICS = ["diagnostics", *SMALL, "--width", "16", "--heads", "2", "--mlp-width", "32", "--batch-size", "4"]
+LAYERS = ["layers", *SMALL, "--width", "16", "--batch-size", "4", "--lengths", "16"]
+PRETRAINING = ["pretraining", *SMALL, "--widths", "32", "--head-width", "16", "--models", "2", "32", "--seq-len", "6"]
+PRETRAINING += ["--vocabulary", "50", "--batch-size", "4", "--batches", "2", "--decode-batches", "3", "--lengths"]
+MODULE = """
+from dataclasses import dataclass, replace
+import torch
+from torch import nn
+from mixers.base import Layer
+
+class Scaled(Layer):
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        factor: float = 1.0
+
+    def __init__(self, config, shape):
+        super().__init__(config, shape)
+        self.gain = nn.Parameter(torch.ones(shape.width))
+        self.closed = nn.Parameter(torch.zeros(shape.width))
+        self.matrix = nn.Parameter(torch.randn(shape.width, shape.width))
+
+    def forward(self, x_BTD):
+        return self.config.factor * (self.gain * x_BTD + self.closed * x_BTD.cumsum(1) + 0.1 * x_BTD @ self.matrix)
+
+class Wrong(Scaled):
+    @classmethod
+    def plain_config(cls, config):
+        return replace(config, factor=1.03)
+
+class Broken(Scaled):
+    def forward(self, x_BTD):
+        raise RuntimeError("no such\\nkernel")
+"""
+
+
+def own(name: str) -> str:
+    return f"own_layers_of_a_bench:{name}"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Short checks and repeats; layers of a user's module."""
+    monkeypatch.setattr(measure, "CHECK_LENGTH", 9)
+    monkeypatch.setattr(measure, "REPEAT_MS", 1e-3)
+    (tmp_path / "own_layers_of_a_bench.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for cached in (measure.oracle, measure.check, pretraining.check_decoding):
+        cached.cache_clear()
+
+
+def run(folder: Path, arguments: list[str], status: int = 0) -> Any:
+    """Run a benchmark; return its record."""
+    with pytest.raises(SystemExit, match=str(status)) if status else contextlib.nullcontext():
+        main([*arguments, "--out", str(folder)])
+    (path,) = (folder / "bench").iterdir()
+    return json.loads(path.read_text())
+
+
+def break_tiled(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Multiply outputs and gradients of RT's tiled method."""
+    right = RecurrentTransformer.forward
+
+    def forward(self: RecurrentTransformer, x_BTD: Tensor) -> Tensor:
+        return right(self, x_BTD) * (factor if self.config.implementation == "tiled" else 1)
+
+    monkeypatch.setattr(RecurrentTransformer, "forward", forward)
+
+
+PLACES: list[tuple[list[str], tuple[str, ...], list[tuple[Any, ...]]]] = [
+    (
+        [*DIAGNOSTICS, "--lengths", "16", "20", "24", "--phases", "forward", "step", "--runs", "2"],
+        ("length", "phase", "runs", "implementation"),
+        [
+            (length, phase, 2, name)
+            for length in (16, 20, 24)
+            for phase in ("forward", "step")
+            for name in diagnostics.IMPLEMENTATIONS["cpu"]
+        ],
+    ),
+    (
+        [*LAYERS, "20", "24", "--layers", "transformer", own("Scaled"), "--runs", "2", "1"],
+        ("length", "implementation", "runs", "width"),
+        [(n, name, runs, 16) for n in (16, 20, 24) for name in ("transformer", own("Scaled")) for runs in (2, 1)],
+    ),
+    (
+        [*PRETRAINING, "4", "6", "8", "--depths", "2", "--implementations", "rt-tiled", "gla"],
+        ("phase", "layers", "batch_size", "length", "implementation", "width"),
+        [
+            *(
+                (phase, 2, 2, length, name, 32)
+                for length in (4, 6, 8)
+                for phase in ("forward", "forward+backward")
+                for name in ("rt-tiled", "gla")
+            ),
+            *(("training", 2, 4, 6, name, 32) for name in ("rt-tiled", "gla")),
+            *(("decode", 2, 3, 6, f"{mixer}-static-cache", 32) for mixer in ("rt", "transformer")),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "names", "expected"), PLACES, ids=["diagnostics", "layers", "pretraining"])
+def test_a_record_holds_every_figure_and_the_report_reads_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    names: tuple[str, ...],
+    expected: list[tuple[Any, ...]],
+) -> None:
+    content = run(tmp_path, arguments)
+    shown = capsys.readouterr().out
+    assert content["complete"]
+    assert content["benchmark"] == arguments[0]
+    assert content["command"].startswith(f"python -m runners.bench {arguments[0]} --device cpu")
+    assert content["device"].endswith("CPU")
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["precision"] == "float32"
+    assert content["options"]["repeats"] == 5
+    assert content["elapsed_seconds"] > 0
+
+    cells = content["cells"]
+    assert [tuple(cell[name] for name in names) for cell in cells] == expected
+    for cell in cells:
+        assert (cell["status"], cell["repeats"], cell["peak_gib"]) == ("timed", 5, None)
+        assert 0 < cell["min_ms"] <= cell["median_ms"] <= cell["max_ms"]
+        assert cell["spread"] == pytest.approx((cell["max_ms"] - cell["min_ms"]) / cell["median_ms"])
+        tokens = cell["batch_size"] * cell.get("runs", 1) * (1 if cell.get("phase") == "decode" else cell["length"])
+        assert cell["tokens_per_second"] == pytest.approx(tokens / (1e-3 * cell["median_ms"]))
+        assert cell["setup_seconds"] > 0
+        assert 0 < cell["error"] < 1e-5
+        assert f"{cell['median_ms']:.4g}" in shown
+    timed = [cell["implementation"] for cell in cells if cell["length"] == cells[0]["length"]]
+    assert [fit["implementation"] for fit in content["exponents"]] == timed[: len(content["exponents"])]
+
+    # What the report does with published records.
+    shutil.move(tmp_path / "bench", tmp_path / "2026-12-01-bench")
+    records = Records(tmp_path)
+    ((file, _),) = records.benchmarks()
+    assert [len(table.rows) for table in tables(records)] == [len(cells)]
+    keys = dict(zip(names, expected[0], strict=True))
+    assert records.figure(file, "median_ms", **keys) == cells[0]["median_ms"]
+    assert records.exponent(file, implementation=timed[0]).startswith("N^")
+
+
+def test_the_exponent_is_fitted_to_three_lengths_or_more() -> None:
+    cells = [
+        {"status": "timed", "runs": 1, "implementation": name, "length": n, "median_ms": 3e-4 * n**1.5}
+        for name, lengths in (("a", (32, 1024)), ("b", (32, 64, 1024)))
+        for n in lengths
+    ]
+    assert exponents([*cells, {"status": "skipped: x"}]) == [
+        {"runs": 1, "implementation": "b", "exponent": pytest.approx(1.5)}
+    ]
+
+
+def test_steps_name_their_kernels_and_decoding_its_cache(tmp_path: Path) -> None:
+    (step,) = run(tmp_path / "step", [*LAYERS, "--layers", "rt"])["cells"]
+    assert f"rt {choose('auto', torch.zeros(1, 16, 16), 64, 16, 1)}" in step["methods"]
+    assert step["compiled"] is False
+
+    rt, transformer = run(tmp_path / "decode", [*PRETRAINING, "4", "--parts", "decode"])["cells"]
+    pairs = 2 * 2 * 3 * 6 * 32 * 4  # keys and values of two layers, for three sequences of six positions, in float32
+    assert (transformer["cache_bytes"], rt["cache_bytes"]) == (pairs, pairs + pairs // 6)
+    assert rt["parameters"] == 2 * (12 * 32**2 + 4 * 32) + 2 * 128 * 32 + 32
+
+
+# What gets no speed.
+
+
+def test_no_speed_of_a_wrong_implementation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_tiled(monkeypatch, 1.03)
+    right = LayerDecoder.step
+    monkeypatch.setattr(LayerDecoder, "step", lambda *arguments: 1.03 * right(*arguments))
+    arguments = [
+        [*DIAGNOSTICS, "--lengths", "16", "--implementations", "rt-tiled", "transformer"],
+        [*LAYERS, "--layers", own("Wrong"), own("Scaled")],
+        [*PRETRAINING, "4", "--implementations", "rt-tiled", "transformer"],
+    ]
+    for words in arguments:
+        cells = run(tmp_path / words[0], words, status=1)["cells"]
+        wrong = [cell for cell in cells if cell["implementation"] in ("rt-tiled", own("Wrong"))]
+        wrong += [cell for cell in cells if cell.get("phase") == "decode"]
+        for cell in cells:
+            if cell in wrong:
+                assert cell["status"].startswith("wrong: error ")
+                assert cell["error"] > 0.01
+                assert {cell[name] for name in measure.TIMES} == {None}
+            else:
+                assert cell["median_ms"] > 0
+        shown = capsys.readouterr().out
+        assert shown.count("wrong: error ") == len(wrong) > 0
+        assert "nan" not in shown.lower()
+
+
+@pytest.mark.parametrize("name", ["rt-naive", "rt-tiled", "transformer"])
+def test_bfloat16_is_held_to_the_error_of_the_plain_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "product_precision", lambda device: "bfloat16")
+    error, problem = check(diagnostics.IMPLEMENTATIONS["cpu"][name], SHAPE, 4, 2, CPU)
+    assert problem is None
+    assert 1e-4 < (error or 0.0) < 0.05
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.03, "error 3."), (torch.nan, "error nan > ")])
+def test_bfloat16_hides_neither_a_few_percent_nor_nan(
+    factor: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "product_precision", lambda device: "bfloat16")
+    break_tiled(monkeypatch, factor)
+    error, problem = check(Implementation(mixer="rt", method="tiled"), SHAPE, 4, 2, CPU)
+    assert words in str(problem)
+    assert (error is None) == (factor != factor)
+
+
+def test_the_check_of_a_stack_compares_the_layers_together() -> None:
+    shape = Shape(width=16, mlp_width=32, layers=2)
+    implementation = Implementation(mixer="rt", method="tiled")
+    assert isinstance(implementation.build(shape, 2, CPU), Stack)
+    assert check(implementation, shape, 2, None, CPU)[1] is None
+
+
+def test_parameters_that_hide_what_they_multiply_get_random_numbers() -> None:
+    build = Implementation(mixer=own("Scaled")).build
+    module, (x, dz, gain, closed, matrix) = draw(lambda: build(SHAPE, None, CPU), 2, 3, 5, 16, CPU)
+    assert x.shape == dz.shape == (2, 3, 5, 16)
+    assert (gain - 1).std() > 0.05
+    assert closed.std() > 0.05
+    assert not closed[0].equal(closed[1])
+    assert matrix[0].equal(module.get_parameter("matrix"))
+
+
+def case(name: str, run: Callable[[], object], finite: bool = True) -> Case:
+    return Case({"length": 4, "implementation": name}, lambda: Pass(run, lambda: finite, 4), lambda: (1e-7, None))
+
+
+def record(folder: Path, **options: Any) -> Record:
+    return Record("diagnostics", Common(out=folder, **options), CPU, [])
+
+
+def test_errors_stay_in_their_rows_and_the_record_is_whole_after_each_group(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def failing(error: Exception, calls_before: int) -> Callable[[], None]:
+        def run() -> None:
+            calls.append(str(error))
+            if calls.count(str(error)) > calls_before:
+                raise error
+
+        return run
+
+    def crowded() -> None:
+        calls.append("crowded")
+        if calls.count("crowded") == 3:  # in the rounds
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = record(tmp_path)
+    rows = made.measure([
+        case("broken", failing(RuntimeError("bad\nkernel"), 0)),
+        case("large", failing(torch.OutOfMemoryError("CUDA out of memory"), 0)),
+        case("crowded", crowded),
+        case("late", failing(RuntimeError("later"), 4)),
+        case("infinite", lambda: None, finite=False),
+        case("sound", lambda: None),
+    ])  # fmt: skip
+    assert [row["status"] for row in rows] == [
+        "failed: RuntimeError: bad kernel",
+        "skipped: out of memory",
+        "timed",
+        "failed: RuntimeError: later",
+        "wrong: not finite",
+        "timed",
+    ]
+    assert [row["repeats"] for row in rows] == [None, None, 5, None, None, 5]
+    stored = json.loads(made.path.read_text())
+    assert (stored["cells"], stored["complete"]) == (rows, False)
+    with pytest.raises(SystemExit, match="1"):
+        made.finish()
+    assert json.loads(made.path.read_text())["complete"]
+
+
+def test_cases_take_turns_before_they_are_checked(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def checked() -> tuple[float, None]:
+        order.append("!")
+        return 0.0, None
+
+    cases = [case(name, partial(order.append, name))._replace(check=checked) for name in "ab"]
+    record(tmp_path).measure(cases)
+    assert "".join(order) == "aabb" + 5 * "ab" + "!!"
+
+
+def test_what_is_too_slow_or_has_no_kernel_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [*DIAGNOSTICS, "--lengths", "16", "--limit", "1e-12", "--phases", "forward"]
+    assert {cell["status"] for cell in run(tmp_path, slow)["cells"]} == {"skipped: over 1e-12 s"}
+    monkeypatch.setattr(measure, "product_precision", lambda device: "bfloat16")
+    with pytest.raises(measure.Skipped, match="no kernel for this shape"):
+        Implementation(mixer="rt", method="native").build(SHAPE, 2, CPU)
+
+
+def test_a_model_that_lacks_memory_is_trained_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepper.step
+
+    def failing(self: Stepper, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        if self.micro > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, tokens_BT)
+
+    monkeypatch.setattr(Stepper, "step", failing)
+    arguments = [*PRETRAINING, "4", "--parts", "training", "--implementations", "transformer", "--recompute"]
+    cells = run(tmp_path, arguments)["cells"]
+    found = [(c["micro_batch_size"], c["recompute"], c["status"]) for c in cells]
+    assert found == [(None, True, "skipped: out of memory"), (2, True, "timed")]
+
+
+# What only a GPU does, with its functions replaced.
+
+
+def test_short_passes_on_a_gpu_are_timed_by_triton_and_long_ones_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing = pytest.importorskip("triton.testing")
+    monkeypatch.setattr(measure, "REPEAT_MS", 20.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
+    monkeypatch.setattr(testing, "do_bench", lambda run, warmup, rep, return_mode: 0.5)
+    calls: list[str] = []
+    gpu = torch.device("cuda", 0)
+    assert pass_ms(lambda: calls.append("run"), 19.0, gpu) == 0.5
+    assert pass_ms(lambda: calls.append("run"), 21.0, gpu) < 20.0
+    assert calls == ["wait", "run", "wait"]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_graph_that_writes_nothing_is_wrong(writes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_device(run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run if writes else lambda: None
+
+    monkeypatch.setattr(measure, "captured", without_device)
+    _, problem = check(Implementation(mixer="transformer", graph=True), SHAPE, 2, 2, CPU)
+    assert (problem is None) == writes
+
+
+def test_a_graph_is_captured_after_two_passes_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Fake:
+        def wait_stream(self, other: object) -> None:
+            order.append("wait")
+
+        def replay(self) -> None:
+            order.append("replay")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Fake)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", Fake)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    captured(lambda: order.append("run"))()
+    assert order == ["wait", "run", "run", "wait", "run", "replay"]
+
+
+# Options.
+
+
+def test_all_layers_are_the_registered_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(
+        Record, "measure", lambda self, cases: measured.extend(c.place["implementation"] for c in cases)
+    )
+    monkeypatch.setattr(Record, "finish", lambda self: None)
+    main([*LAYERS, "--layers", "all", "--width", "32", "--out", str(tmp_path)])
+    assert measured == list(MIXERS)
+
+
+def test_defaults_go_by_device() -> None:
+    for module in (diagnostics, layers, pretraining):
+        cpu, gpu = module.PRESETS["cpu"], module.PRESETS["cuda"]
+        assert measure.parse(type(cpu), module.PRESETS, ["--device", "cpu"])[0].batch_size == cpu.batch_size
+        assert cpu.batch_size < gpu.batch_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed"], "no benchmark 'speed': choose from diagnostics, layers, pretraining"),
+        ([*DIAGNOSTICS, "--lengths", "33"], "length"),
+        ([*DIAGNOSTICS, "--runs", "0"], "--runs 0 must be more than 0"),
+        ([*DIAGNOSTICS, "--repeats", "3"], "--repeats 3 must be at least 5"),
+        ([*DIAGNOSTICS, "--limit", "nan"], "--limit nan must be more than 0"),
+        ([*DIAGNOSTICS, "--implementations", "rt-fused"], "no implementation 'rt-fused' on this device: choose from"),
+        ([*DIAGNOSTICS, "--heads", "3"], "heads: 3 must divide the model width 16"),
+        ([*LAYERS, "--layers", "rnn"], "no mixer 'rnn': choose from transformer"),
+        ([*PRETRAINING, "4", "--widths", "100"], "width 100 is no multiple of --head-width 16"),
+        ([*PRETRAINING, "4", "--implementations", "rt-wavefront-graph"], "rt-wavefront-graph needs a GPU"),
+        ([*PRETRAINING, "4", "--implementations", "rnn"], "no mixer 'rnn'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["diagnostics", "--lengths", "16", "32", "--phases", "forward", "forward+backward", "step", "--heads", "8"],
+        ["layers", "--layers", "rt", "gla", "--lengths", "16", "--runs", "1", "3"],
+        ["pretraining", "--widths", "128", "--depths", "1", "2", "--models", "2", "128", "--seq-len", "20"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_gpu(tmp_path: Path, arguments: list[str]) -> None:
+    small = ["--width", "64", "--batch-size", "5", "--limit", "60"]
+    if arguments[0] == "pretraining":
+        small = ["--batch-size", "4", "--batches", "2", "--decode-batches", "3", "--vocabulary", "300"]
+    cells = run(tmp_path, [*arguments, *small])["cells"]
+    assert {cell["status"] for cell in cells} == {"timed"}
+    assert all(cell["peak_gib"] > 0 for cell in cells)
+    if arguments[0] == "layers":
+        assert all("rt fused" in cell["methods"] for cell in cells[:2])
+        assert [cell["compiled"] for cell in cells] == [False, False, True, True]
