@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from runners.bench import diagnostics, layers, pretraining
 from runners.ending import fail, run_command
+from runners.options import print_help
 
 BENCHMARKS = {"diagnostics": diagnostics.main, "layers": layers.main, "pretraining": pretraining.main}
 
@@ -30,12 +31,14 @@ BENCHMARKS = {"diagnostics": diagnostics.main, "layers": layers.main, "pretraini
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("--help", "-h"):
+    if not words:
+        print_help(__doc__)
+    elif words[0] in ("--help", "-h"):
         print(__doc__)
-        raise SystemExit(0 if words else 2)
-    if words[0] not in BENCHMARKS:
+    elif words[0] not in BENCHMARKS:
         fail(f"no benchmark {words[0]!r}: choose from {', '.join(BENCHMARKS)}")
-    BENCHMARKS[words[0]](words[1:])
+    else:
+        BENCHMARKS[words[0]](words[1:])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from runners.bench.measure import (
     Pass,
     Record,
     check,
-    parse,
+    options_and_device,
     random_pass,
 )
 from runners.ending import user_errors
@@ -84,7 +84,7 @@ PRESETS = {
 def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     with user_errors(ValueError):
-        options, device = parse(Options, PRESETS, arguments)
+        options, device = options_and_device(Options, PRESETS, arguments)
         known = IMPLEMENTATIONS[device.type]
         if lacking := [name for name in options.implementations if name not in known]:
             raise ValueError(f"no implementation {lacking[0]!r} on this device: choose from {', '.join(known)}")

@@ -20,7 +20,7 @@ from mixers.base import Shape
 from mixers.models import BACKBONES
 from mixers.ops.runs import methods_met
 from mixers.registry import MIXERS, find_mixer
-from runners.bench.measure import CHECK_RUNS, Case, Common, Implementation, Pass, Record, check, parse
+from runners.bench.measure import CHECK_RUNS, Case, Common, Implementation, Pass, Record, check, options_and_device
 from runners.ending import user_errors
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -60,7 +60,7 @@ PRESETS = {"cuda": Options(), "cpu": Options(lengths=(32,), runs=(1,), batch_siz
 def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     with user_errors(ValueError):
-        options, device = parse(Options, PRESETS, arguments)
+        options, device = options_and_device(Options, PRESETS, arguments)
         shape = Shape(width=options.width, mlp_width=options.mlp_width or 4 * options.width)
         heads = None if options.head_width is None else options.width // options.head_width
         tasks = [InContextRecall(InContextRecall.Config(length=length)) for length in options.lengths]

@@ -30,12 +30,12 @@ from mixers.ops.numerics import product_precision
 from mixers.options import override
 from mixers.registry import find_mixer
 from mixers.rt.dispatch import Chosen, choose
-from runners.cli import check_out, cli
 from runners.device import device_name, find_devices
 from runners.ending import user_errors
 from runners.files import write_json
 from runners.memory import lacks_memory
-from runners.provenance import versions
+from runners.options import flag_of, parse, peek
+from runners.records import versions
 
 REPEAT_MS = 20.0
 """A repeat consists of the passes that fill this time."""
@@ -90,7 +90,7 @@ class Common:
         for name, values in vars(self).items():
             for value in values if isinstance(values, tuple) else (values,):
                 if isinstance(value, int | float) and value is not False and not value > 0:
-                    raise ValueError(f"--{name.replace('_', '-')} {value} must be more than 0")
+                    raise ValueError(f"{flag_of(name)} {value} must be more than 0")
         if self.repeats < 5:
             raise ValueError(f"--repeats {self.repeats} must be at least 5")
 
@@ -98,19 +98,16 @@ class Common:
 O = TypeVar("O", bound=Common)
 
 
-def parse(options_class: type[O], presets: Mapping[str, O], arguments: Sequence[str]) -> tuple[O, torch.device]:
+def options_and_device(
+    options_class: type[O], presets: Mapping[str, O], arguments: Sequence[str]
+) -> tuple[O, torch.device]:
     """Return the options of a command line, with the defaults for the type of device, and the device.
 
     Raises:
         ValueError: an option does not fit.
     """
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
-    options = cli(options_class, presets[usual], arguments)
-    device = find_devices(options.device)[0]
-    if device.type != usual:
-        options = cli(options_class, presets[device.type], arguments)
-    check_out(options.out)
-    return options, device
+    device = find_devices(peek(arguments, device="auto")["device"] or "auto")[0]
+    return parse(options_class, arguments, presets[device.type]), device
 
 
 # Passes.
@@ -429,6 +426,8 @@ class Record:
         }
         where, when = device_name(device).lower().replace(" ", "-"), time.strftime("%Y-%m-%d-%H%M%S")
         self.path = options.out / "bench" / f"{benchmark}-{where}-{when}.json"
+        with user_errors(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def measure(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
         """Time cases in turns, and check them; print, store and return their rows.

@@ -35,7 +35,7 @@ from runners.bench.measure import (
     Record,
     captured,
     check,
-    parse,
+    options_and_device,
     random_pass,
     relative_error,
 )
@@ -115,7 +115,7 @@ PRESETS = {
 def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     with user_errors(ValueError):
-        options, device = parse(Options, PRESETS, arguments)
+        options, device = options_and_device(Options, PRESETS, arguments)
         chosen = {name: IMPLEMENTATIONS.get(name, Implementation(mixer=name)) for name in options.implementations}
         for name, implementation in chosen.items():
             find_mixer(implementation.mixer)
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
         model, implementation = model_config(options, layers, width, chosen[name].mixer), chosen[name]
         settings = {} if implementation.method is None else {"implementation": implementation.method}
         checked = replace(model.shape(), layers=min(layers, 2))
-        for micro in (None, options.batch_size // 2, options.batch_size // 4):
+        for micro in (None, *(options.batch_size // parts for parts in (2, 4) if options.batch_size % parts == 0)):
             config = replace(model, micro_batch_size=micro)
             place = {
                 "phase": "training",

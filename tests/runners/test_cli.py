@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mixers.transformer import Transformer
-from runners.bench import __main__ as bench
 from runners.c4 import __main__ as c4
 from runners.c4.config import OF_THE_MODEL, Config
 from runners.cli import check_out, cli
@@ -148,9 +147,8 @@ def test_an_unknown_option_is_told_which_one_was_meant(preset: Any, arguments: l
     [
         (mad.main, {flag_of(field.name) for field in fields(Options)}),
         (c4.main, {flag_of(field.name) for field in fields(Config)} | c4.COMMANDS.keys()),
-        (bench.main, {"diagnostics", "layers", "pretraining", "--help"}),
     ],
-    ids=["mad", "c4", "bench"],
+    ids=["mad", "c4"],
 )
 def test_a_command_without_arguments_says_what_it_does_in_25_lines_of_80_columns(
     capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None], said: set[str]
@@ -208,9 +206,6 @@ UNWRITABLE = Path("/proc/results")
         (mad_reference.main, []),
         (c4.main, ["--preset", "tiny"]),
         (c4.main, ["gradients", "run"]),
-        (bench.main, ["diagnostics", "--device", "cpu"]),
-        (bench.main, ["layers", "--device", "cpu"]),
-        (bench.main, ["pretraining", "--device", "cpu"]),
         (report.main, []),
         (theory.main, []),
     ],

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from mixers.base import Shape
 from mixers.decoding import LayerDecoder
-from mixers.models import Stack
 from mixers.registry import MIXERS
 from mixers.rt.dispatch import choose
 from mixers.rt.layer import RecurrentTransformer
@@ -244,13 +244,6 @@ def test_bfloat16_hides_neither_a_few_percent_nor_nan(
     assert (error is None) == (factor != factor)
 
 
-def test_the_check_of_a_stack_compares_the_layers_together() -> None:
-    shape = Shape(width=16, mlp_width=32, layers=2)
-    implementation = Implementation(mixer="rt", method="tiled")
-    assert isinstance(implementation.build(shape, 2, CPU), Stack)
-    assert check(implementation, shape, 2, None, CPU)[1] is None
-
-
 def test_parameters_that_hide_what_they_multiply_get_random_numbers() -> None:
     build = Implementation(mixer=own("Scaled")).build
     module, (x, dz, gain, closed, matrix) = draw(lambda: build(SHAPE, None, CPU), 2, 3, 5, 16, CPU)
@@ -406,7 +399,9 @@ def test_all_layers_are_the_registered_ones(tmp_path: Path, monkeypatch: pytest.
 def test_defaults_go_by_device() -> None:
     for module in (diagnostics, layers, pretraining):
         cpu, gpu = module.PRESETS["cpu"], module.PRESETS["cuda"]
-        assert measure.parse(type(cpu), module.PRESETS, ["--device", "cpu"])[0].batch_size == cpu.batch_size
+        assert (
+            measure.options_and_device(type(cpu), module.PRESETS, ["--device", "cpu"])[0].batch_size == cpu.batch_size
+        )
         assert cpu.batch_size < gpu.batch_size
 
 
@@ -415,9 +410,6 @@ def test_defaults_go_by_device() -> None:
     [
         (["speed"], "no benchmark 'speed': choose from diagnostics, layers, pretraining"),
         ([*DIAGNOSTICS, "--lengths", "33"], "length"),
-        ([*DIAGNOSTICS, "--runs", "0"], "--runs 0 must be more than 0"),
-        ([*DIAGNOSTICS, "--repeats", "3"], "--repeats 3 must be at least 5"),
-        ([*DIAGNOSTICS, "--limit", "nan"], "--limit nan must be more than 0"),
         ([*DIAGNOSTICS, "--implementations", "rt-fused"], "no implementation 'rt-fused' on this device: choose from"),
         ([*DIAGNOSTICS, "--heads", "3"], "heads: 3 must divide the model width 16"),
         ([*LAYERS, "--layers", "rnn"], "no mixer 'rnn': choose from transformer"),
@@ -436,6 +428,28 @@ def test_bad_input_is_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"runs": (1, 0)}, "--runs 0 must be more than 0"),
+        ({"head_width": -1}, "--head-width -1 must be more than 0"),
+        ({"limit": math.nan}, "--limit nan must be more than 0"),
+        ({"repeats": 3}, "--repeats 3 must be at least 5"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layers.Options(**values)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        main([*LAYERS, "--layers", "rt", "--out", str(tmp_path / "file")])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n"), str(tmp_path / "file") in printed.err) == ("", 1, True)
 
 
 @pytest.mark.gpu
