@@ -1,32 +1,118 @@
 """Zero-shot scores on multiple-choice sets, such as the paper's six: PIQA, HellaSwag, ARC-Easy, OpenBookQA, SciQ and
 WinoGrande.
 
-Each choice is a continuation of a context. The model's answer is the choice with the largest score.
+Each choice is a continuation of a context. The model's answer is the choice with the largest score. Sets on the Hugging
+Face hub are for lm-evaluation-harness: ``python -m runners.c4 lm_eval``.
 """
 
+import gzip
 import math
-import textwrap
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mixers.models import LanguageModel
-from runners.c4.corpus.tokenizer import end_of_text
-from runners.c4.evaluation.evaluate import encode_pair, log_likelihoods
-from runners.c4.evaluation.items import Item
+from runners.c4.data.tokenizer import Tokenizer, end_of_text
+from runners.c4.evaluation.evaluate import evaluating
+from runners.files import first_fault
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+LOGIT_ROWS = 4096
+"""Number of positions whose logits are in memory at a time: half a GiB with T5's vocabulary."""
+MEANS = {
+    "accuracy": "accuracy",
+    "normalised_accuracy": "by length",
+    "chance": "chance",
+    "gold_nats_per_token": "nats/token",
+    "gold_bits_per_byte": "bits/byte",
+}
+"""Fields of ``Scores`` whose means over the sets are the last row of the table, and their headings."""
 
-NORMAL_95 = 1.959963984540054
-"""The 97.5% quantile of the normal distribution."""
-MEANS = ("accuracy", "normalised_accuracy", "chance", "gold_nats_per_token", "gold_bits_per_byte")
-"""Fields of ``Scores`` in the table whose means over the sets are shown in its last row."""
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A question: a context and a continuation for each choice. In most sets, all choices share one of the two.
+
+    Attributes:
+        id: name of the question.
+        contexts: for each choice, the text given to the model.
+        continuations: for each choice, the text whose probability is the score, with the space before its first word.
+        gold: index of the right choice.
+    """
+
+    id: str | int
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    gold: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a choice lacks a text, or if ``gold`` is not the index of a choice."""
+        texts, choices = self.contexts + self.continuations, len(self.contexts)
+        if not (len(texts) == 2 * choices and choices >= 2 and 0 <= self.gold < choices and all(map(str.strip, texts))):
+            raise ValueError(
+                "it needs a context and a continuation for each of two or more choices, and gold is an index"
+            )
+
+
+def read_items(folder: str | Path) -> dict[str, list[Item]]:
+    """Read questions by set.
+
+    Args:
+        folder: a folder with one ``<set>.jsonl`` or ``<set>.jsonl.gz`` per set. A line of a file is ``{"id": ...,
+            "contexts": [...], "continuations": [...], "gold": 0}``, with one context and one continuation per choice.
+
+    Raises:
+        ValueError: there are no such files, a file is damaged, or a line is not a question.
+    """
+    question = TypeAdapter(Item)
+    sets: dict[str, list[Item]] = {}
+    for path in sorted([*Path(folder).glob("*.jsonl"), *Path(folder).glob("*.jsonl.gz")]):
+        items = sets[path.name.partition(".")[0]] = []
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+                for line in lines:
+                    items.append(question.validate_json(line, strict=True))
+        except ValidationError as error:
+            raise ValueError(f"{path}, line {len(items) + 1}: {first_fault(error)}: correct it") from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: {error}: replace the file") from error
+
+    if not sets or not all(sets.values()):
+        raise ValueError(
+            f"no questions in {folder}: give a folder of *.jsonl or *.jsonl.gz that are not empty; "
+            "python -m runners.c4 lm_eval reads sets of the hub"
+        )
+    return sets
+
+
+class Pair(NamedTuple):
+    """The tokens of a context, at least one, and the tokens of its continuation, which the model predicts."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood:
+    """Likelihood of a continuation under a model.
+
+    Attributes:
+        log_probability: log-probability of the whole continuation, in nats.
+        tokens: length of the continuation in tokens.
+        greedy: whether each of its tokens is the most likely one.
+    """
+
+    log_probability: float
+    tokens: int
+    greedy: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +146,7 @@ class Scores:
 
 def evaluate_items(
     model: LanguageModel,
-    tokenizer: "Tokenizer",
+    tokenizer: Tokenizer,
     items: Sequence[Item],
     batch_size: int,
     seq_len: int,
@@ -88,10 +174,10 @@ def evaluate_items(
     for item in items:
         mine = [next(answers) for _ in item.continuations]
         totals = [answer.log_probability for answer in mine]
-        lengths = [len(continuation.removeprefix(" ")) for continuation in item.continuations]
+        normalised = [y / len(text.removeprefix(" ")) for y, text in zip(totals, item.continuations, strict=True)]
 
         right += _is_best(totals, item.gold)
-        right_normalised += _is_best([total / n for total, n in zip(totals, lengths, strict=True)], item.gold)
+        right_normalised += _is_best(normalised, item.gold)
         gold_nats.append(-totals[item.gold])
         gold_tokens += mine[item.gold].tokens
         gold_bytes += len(item.continuations[item.gold].encode())
@@ -116,17 +202,11 @@ def _is_best(scores: Sequence[float], gold: int) -> bool:
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """Return the 95% score interval of the share ``right / count`` (Wilson 1927).
+    """Return the 95% score interval of the share ``right / count`` (Wilson 1927)."""
+    from scipy.stats import binomtest  # takes a second
 
-    Unlike the normal interval, it stays within 0 and 1 and has a positive width for shares of 0 and 1.
-    """
-    z2 = NORMAL_95**2
-    share = right / count
-
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = NORMAL_95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-
-    return max(0.0, middle - half), min(1.0, middle + half)
+    interval = binomtest(right, count).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
@@ -136,27 +216,104 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
         scores: by set, ``Scores`` as a dict.
         console: where to print.
     """
-    table = Table(
-        title="downstream: accuracy (normalised: by length), cross-entropy of the right choice", title_justify="left"
-    )
-    table.add_column("set", no_wrap=True, min_width=10)
-    widths = {"items": 5, "accuracy (95%)": 19, "normal-\nised": 7, "chance": 6, "nats/\ntoken": 6, "bits/\nbyte": 5}
-    for heading, width in widths.items():
-        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    import pandas
 
-    # One row per set.
-    for name, score in scores.items():
-        low, high = score["accuracy_interval"]
-        accuracy, *others = _cells(score)
-        table.add_row(textwrap.fill(name, 10), str(score["items"]), f"{accuracy} ({low:.3f}–{high:.3f})", *others)
-
-    # A row of means.
-    means = {name: fmean(score[name] for score in scores.values()) for name in MEANS}
-    table.add_section()
-    table.add_row("mean", "", *_cells(means))
-    console.print(table, crop=False)
+    rows = pandas.DataFrame([*scores.values()], index=[*scores]).astype({"items": str})
+    rows["accuracy_interval"] = [f"{low:.3f}–{high:.3f}" for low, high in rows["accuracy_interval"]]
+    rows.loc["mean"] = rows[list(MEANS)].mean()
+    table = rows[["items", "accuracy_interval", *MEANS]].rename(columns={"accuracy_interval": "95%", **MEANS})
+    console.print(table.to_string(float_format="{:.3f}".format, na_rep=""), soft_wrap=True)
 
 
-def _cells(figures: dict[str, float]) -> list[str]:
-    """Return the cells of a row with the figures of ``MEANS``."""
-    return [f"{figures[name]:.3f}" for name in MEANS]
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, end_of_text: int) -> Pair:
+    """Encode a context and its continuation, split in the same place as in lm-evaluation-harness.
+
+    The whole text is encoded, and the context's tokens are cut off. White space at the end of the context belongs to
+    the continuation, because a tokenizer joins it to the next word.
+
+    Args:
+        tokenizer: the tokenizer.
+        context: text of the context.
+        continuation: text of the continuation.
+        end_of_text: token used as the context if no token precedes the continuation, because the context is empty or
+            shares its only token with the continuation. Training documents follow this token, too.
+
+    Raises:
+        ValueError: the continuation encodes to no token.
+    """
+    given = tokenizer.encode(context.rstrip(), add_special_tokens=False).ids
+    whole = tokenizer.encode(context + continuation, add_special_tokens=False).ids
+    if whole == given:
+        raise ValueError(f"the tokenizer makes no token of {continuation!r} after {context[-40:]!r}: give another one")
+
+    split = min(len(given), len(whole) - 1)
+    return Pair(whole[:split] or [end_of_text], whole[split:])
+
+
+def log_likelihoods(
+    model: LanguageModel, pairs: Sequence[Pair], batch_size: int, seq_len: int, device: torch.device
+) -> list[Likelihood]:
+    """Return the likelihood of each pair's continuation after its context, in the order of ``pairs``.
+
+    The model reads at most ``seq_len`` tokens at a time, so a longer context is cut on the left. A longer continuation
+    is read in parts: each of its tokens is predicted once, and the last part has as much context as fits. A batch holds
+    windows of similar length, padded on the right; causal models ignore the padding.
+
+    Args:
+        model: the model, on ``device``.
+        pairs: contexts and continuations.
+        batch_size: windows per forward pass.
+        seq_len: largest number of tokens that the model reads at a time.
+        device: device of the model.
+    """
+    # Windows of at most seq_len + 1 tokens, each with the number of its pair and the number of tokens to predict at its
+    # end. The longest come first, so that memory runs out in the first batch or not at all.
+    parts = []
+    for number, (context, continuation) in enumerate(pairs):
+        tokens = context + continuation
+        for done in range(len(context), len(tokens), seq_len):
+            end = min(done + seq_len, len(tokens))
+            parts.append((number, tokens[max(0, end - seq_len - 1) : end], end - done))
+    parts.sort(key=lambda part: len(part[1]), reverse=True)
+
+    totals_P = torch.zeros(len(pairs), dtype=torch.float64)
+    missed_P = torch.zeros(len(pairs), dtype=torch.int64)
+    with evaluating(model, device):
+        for start in range(0, len(parts), batch_size):
+            owners, texts, counts = zip(*parts[start : start + batch_size], strict=True)
+            tokens_BT = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+
+            # Score the last tokens of each window before the padding.
+            end_B1 = torch.tensor([len(text) for text in texts])[:, None]
+            position_T = torch.arange(1, tokens_BT.shape[1])
+            scored_BT = (position_T < end_B1) & (position_T >= end_B1 - torch.tensor(counts)[:, None])
+            log_probability_N, greedy_N = _score(model, tokens_BT.to(device), scored_BT.to(device))
+
+            owner_N = torch.tensor(owners)[scored_BT.nonzero()[:, 0]]
+            totals_P.index_add_(0, owner_N, log_probability_N.double().cpu())
+            missed_P.index_add_(0, owner_N, (~greedy_N).long().cpu())
+
+    results = zip(pairs, totals_P.tolist(), missed_P.tolist(), strict=True)
+    return [
+        Likelihood(log_probability=total, tokens=len(pair.continuation), greedy=missed == 0)
+        for pair, total, missed in results
+    ]
+
+
+def _score(model: LanguageModel, tokens_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Score the tokens of ``tokens_BT[:, 1:]`` that ``scored_BT`` selects.
+
+    Returns:
+        Their log-probabilities (N,) in float32, and whether each is the most likely token (N,).
+    """
+    hidden_ND = model.encode(tokens_BT[:, :-1])[scored_BT]
+    target_N = tokens_BT[:, 1:][scored_BT]
+    log_probabilities, greedy = [], []
+    for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
+        # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
+        with torch.autocast(tokens_BT.device.type, enabled=False):
+            logits = model.readout(hidden.float())
+        log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))
+        greedy.append(logits.argmax(dim=-1) == target)
+
+    return torch.cat(log_probabilities), torch.cat(greedy)

@@ -1,50 +1,32 @@
-"""Likelihoods under a language model: the validation loss, and log-probabilities of continuations after contexts."""
+"""The losses of a language model: of validation text, and of recall tokens and others apart.
+
+A *recall token* completes a bigram that occurred earlier in the same window and is rare in the training data, so that
+the model must recall it from the window (Arora et al. 2023, "Zoology", arXiv:2312.04927, section 3: "AR hits"). In that
+paper a bigram is rare if it occurs at most 1,250 times in training; 6.4% of the tokens of the Pile are then recall
+tokens. Their models read ten billion tokens. Here the limit is the same share of the training tokens.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from numpy.typing import NDArray
+from torch import nn
 
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_autocast
 from runners.c4.config import Config
-from runners.c4.corpus.windows import Windows
+from runners.c4.data.corpus import Corpus, Windows, open_shard
 from runners.c4.model import token_losses
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-LOGIT_ROWS = 4096
-"""Number of positions whose logits are in memory at a time: half a GiB with T5's vocabulary."""
 HIDDEN = 2**27
 """Number of values in the hidden vectors of all windows that are evaluated together: half a GiB in float32."""
 
-
-class Pair(NamedTuple):
-    """The tokens of a context, at least one, and the tokens of its continuation, which the model predicts."""
-
-    context: list[int]
-    continuation: list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Likelihood:
-    """Likelihood of a continuation under a model.
-
-    Attributes:
-        log_probability: log-probability of the whole continuation, in nats.
-        tokens: length of the continuation in tokens.
-        greedy: whether each of its tokens is the most likely one.
-    """
-
-    log_probability: float
-    tokens: int
-    greedy: bool
+RARE = 1250 / 10e9
+"""Largest share of the training tokens that a rare bigram completes."""
 
 
 @contextmanager
@@ -91,7 +73,7 @@ def validation_loss(
     Args:
         model: the model, on ``device``.
         windows: the split in the order of the text (built with seed None).
-        tokens: number of targets to read; a window that they fill only in part is left out.
+        tokens: number of targets to read, one window at least; a window that they fill only in part is left out.
         batch_size: largest number of windows per forward pass on one rank.
         device: device of the model.
         rank: index of this process among the processes that share the windows.
@@ -100,17 +82,9 @@ def validation_loss(
 
     Returns:
         The mean over the windows of all ranks in nats per token, the same on each rank.
-
-    Raises:
-        ValueError: the tokens do not fill a window.
     """
     length = windows.batch(0, world, rank, world).shape[1] - 1
     count = min(tokens // length, len(windows))
-    if count < 1:
-        raise ValueError(
-            f"{tokens} validation tokens in {len(windows)} windows of {length}: "
-            f"give --validation-tokens {length} at least, and validation text that long"
-        )
 
     # No rank reads a whole batch where its share of the windows is less.
     together = min(batch_size, math.ceil(count / world)) * world
@@ -145,98 +119,100 @@ def log_spaced(steps: int, evaluations: int) -> list[int]:
     return points
 
 
-def encode_pair(tokenizer: "Tokenizer", context: str, continuation: str, end_of_text: int) -> Pair:
-    """Encode a context and its continuation, split in the same place as in lm-evaluation-harness.
+@dataclass(frozen=True, kw_only=True)
+class RecallSplit:
+    """The recall tokens among the targets of the first validation windows.
 
-    The whole text is encoded, and the context's tokens are cut off. White space at the end of the context belongs to
-    the continuation, because a tokenizer joins it to the next word.
+    Attributes:
+        windows: the validation split, in the order of the text.
+        recall_NT: whether each target of N windows is a recall token.
+        rare: largest count in the training split of a rare bigram.
+    """
+
+    windows: Windows
+    recall_NT: NDArray[np.bool_]
+    rare: int
+
+    @property
+    def share(self) -> float:
+        """Share of recall tokens among the targets."""
+        return float(self.recall_NT.mean())
+
+    def losses(self, model: LanguageModel, batch_size: int, device: torch.device) -> tuple[float, float]:
+        """Return the mean cross-entropy of the recall tokens and of the other tokens, in nats per token.
+
+        Args:
+            model: the model, on ``device``.
+            batch_size: largest number of windows per forward pass.
+            device: device of the model.
+        """
+        count = len(self.recall_NT)
+        batch_size = min(batch_size, count)
+        sums, of_all = np.zeros(2), np.zeros(2)
+        with evaluating(model, device):
+            for step in range(-(-count // batch_size)):
+                tokens_BT = torch.from_numpy(self.windows.batch(step, batch_size)).to(device)
+                recall_BT = self.recall_NT[step * batch_size : (step + 1) * batch_size]
+                losses_BT = token_losses(model, tokens_BT)[: len(recall_BT)].double().cpu().numpy()
+                for part, chosen_BT in enumerate((recall_BT, ~recall_BT)):
+                    sums[part] += losses_BT[chosen_BT].sum()
+                    of_all[part] += chosen_BT.sum()
+
+        recall, rest = (sums / np.maximum(of_all, 1)).tolist()
+        return recall, rest
+
+
+def split_recall(corpus: Corpus, windows: Windows, tokens: int, seq_len: int) -> RecallSplit:
+    """Find the recall tokens among the first ``tokens`` validation targets.
 
     Args:
-        tokenizer: the tokenizer.
-        context: text of the context.
-        continuation: text of the continuation.
-        end_of_text: token used as the context if no token precedes the continuation, because the context is empty or
-            shares its only token with the continuation. Training documents follow this token, too.
-
-    Raises:
-        ValueError: the continuation encodes to no token.
+        corpus: the corpus; bigrams are counted in its training split.
+        windows: its validation split in the order of the text (built with seed None).
+        tokens: number of targets; a window that they fill only in part is left out.
+        seq_len: targets per window.
     """
-    given = tokenizer.encode(context.rstrip(), add_special_tokens=False).ids
-    whole = tokenizer.encode(context + continuation, add_special_tokens=False).ids
-    if whole == given:
-        raise ValueError(f"the tokenizer makes no token of {continuation!r} after {context[-40:]!r}: give another one")
+    vocab_size = corpus.manifest.vocab_size
+    windows_NT = windows.batch(0, min(tokens // seq_len, len(windows)))
+    keys_NT = windows_NT[:, :-1] * vocab_size + windows_NT[:, 1:]
 
-    split = min(len(given), len(whole) - 1)
-    return Pair(whole[:split] or [end_of_text], whole[split:])
+    rare = max(1, int(RARE * corpus.tokens("train")))
+    known, place_NT = np.unique(keys_NT, return_inverse=True)
+    shards = (open_shard(corpus.folder, shard)[0] for shard in corpus.manifest.splits["train"].shards)
+    counts = count_bigrams(shards, corpus.tokens("train"), known, vocab_size)
+    is_rare_NT = counts[place_NT.reshape(keys_NT.shape)] <= rare
+    return RecallSplit(windows=windows, recall_NT=seen_before(keys_NT) & is_rare_NT, rare=rare)
 
 
-def log_likelihoods(
-    model: LanguageModel, pairs: Sequence[Pair], batch_size: int, seq_len: int, device: torch.device
-) -> list[Likelihood]:
-    """Return the likelihood of each pair's continuation after its context, in the order of ``pairs``.
+def seen_before(keys_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return for each key whether it also occurs earlier in its row."""
+    order_NT = np.argsort(keys_NT, axis=1, kind="stable")
+    sorted_NT = np.take_along_axis(keys_NT, order_NT, axis=1)
+    again_NT = np.zeros(keys_NT.shape, np.bool_)
+    again_NT[:, 1:] = sorted_NT[:, 1:] == sorted_NT[:, :-1]
 
-    The model reads at most ``seq_len`` tokens at a time, so a longer context is cut on the left. A longer continuation
-    is read in parts: each of its tokens is predicted once, and the last part has as much context as fits. A batch holds
-    windows of similar length, padded on the right; causal models ignore the padding.
+    found_NT = np.empty_like(again_NT)
+    np.put_along_axis(found_NT, order_NT, again_NT, axis=1)
+    return found_NT
+
+
+def count_bigrams(
+    pieces: Iterator[NDArray[np.integer]], left: int, known: NDArray[np.int64], vocab_size: int
+) -> NDArray[np.int64]:
+    """Return how often each of the sorted keys ``known`` occurs as a bigram among the first tokens of a text.
 
     Args:
-        model: the model, on ``device``.
-        pairs: contexts and continuations.
-        batch_size: windows per forward pass.
-        seq_len: largest number of tokens that the model reads at a time.
-        device: device of the model.
+        pieces: tokens of the text, one piece after another.
+        left: number of tokens to read.
+        known: keys; the key of tokens a, b is ``a * vocab_size + b``.
+        vocab_size: one more than the largest token.
     """
-    # The longest windows come first, so that memory runs out in the first batch or not at all.
-    parts = [(pair, *part) for pair, (context, rest) in enumerate(pairs) for part in _parts(context, rest, seq_len)]
-    parts.sort(key=lambda part: len(part[1]), reverse=True)
-
-    totals_P = torch.zeros(len(pairs), dtype=torch.float64)
-    missed_P = torch.zeros(len(pairs), dtype=torch.int64)
-    with evaluating(model, device):
-        for start in range(0, len(parts), batch_size):
-            owners, texts, counts = zip(*parts[start : start + batch_size], strict=True)
-            tokens_BT = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-
-            # Score the last tokens of each window before the padding.
-            end_B1 = torch.tensor([len(text) for text in texts])[:, None]
-            position_T = torch.arange(1, tokens_BT.shape[1])
-            scored_BT = (position_T < end_B1) & (position_T >= end_B1 - torch.tensor(counts)[:, None])
-            log_probability_N, greedy_N = _score(model, tokens_BT.to(device), scored_BT.to(device))
-
-            owner_N = torch.tensor(owners)[scored_BT.nonzero()[:, 0]]
-            totals_P.index_add_(0, owner_N, log_probability_N.double().cpu())
-            missed_P.index_add_(0, owner_N, (~greedy_N).long().cpu())
-
-    results = zip(pairs, totals_P.tolist(), missed_P.tolist(), strict=True)
-    return [
-        Likelihood(log_probability=total, tokens=len(pair.continuation), greedy=missed == 0)
-        for pair, total, missed in results
-    ]
-
-
-def _parts(context: list[int], continuation: list[int], seq_len: int) -> Iterator[tuple[list[int], int]]:
-    """Yield windows of at most ``seq_len + 1`` tokens, each with the number of tokens at its end to predict."""
-    tokens, done = context + continuation, len(context)
-    while done < len(tokens):
-        end = min(done + seq_len, len(tokens))
-        yield tokens[max(0, end - seq_len - 1) : end], end - done
-        done = end
-
-
-def _score(model: LanguageModel, tokens_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Score the tokens of ``tokens_BT[:, 1:]`` that ``scored_BT`` selects.
-
-    Returns:
-        Their log-probabilities (N,) in float32, and whether each is the most likely token (N,).
-    """
-    hidden_ND = model.encode(tokens_BT[:, :-1])[scored_BT]
-    target_N = tokens_BT[:, 1:][scored_BT]
-    log_probabilities, greedy = [], []
-    for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
-        # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
-        with torch.autocast(tokens_BT.device.type, enabled=False):
-            logits = model.readout(hidden.float())
-        log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))
-        greedy.append(logits.argmax(dim=-1) == target)
-
-    return torch.cat(log_probabilities), torch.cat(greedy)
+    counts = np.zeros(len(known), np.int64)
+    last = np.empty(0, np.int64)
+    for piece in pieces:
+        tokens_N = np.concatenate([last, piece[:left]], dtype=np.int64)
+        left -= min(left, len(piece))
+        keys_N = tokens_N[:-1] * vocab_size + tokens_N[1:]
+        place_N = np.minimum(np.searchsorted(known, keys_N), len(known) - 1)
+        counts += np.bincount(place_N[known[place_N] == keys_N], minlength=len(known))
+        last = tokens_N[-1:]
+    return counts

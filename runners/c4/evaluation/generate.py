@@ -8,32 +8,27 @@ all earlier tokens. On a GPU, models of RT and Transformer layers decode with a 
 graph a token. A layer without a step form reads the whole text again for each token.
 """
 
-import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
 import torch
-import tyro
 from torch import Tensor
+from tyro.conf import Positional
 
 from mixers.decoding import Decoder, has_static_cache
 from mixers.models import LanguageModel
-from runners.c4.checkpoints import load_model
-from runners.c4.corpus.tokenizer import end_of_text, vocab_size
-from runners.cli import check_seed, cli, shown_as
+from runners.c4.data.tokenizer import Tokenizer, end_of_text, vocab_size
+from runners.c4.export import load_model
 from runners.device import find_devices
 from runners.ending import user_errors
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from runners.options import parse
 
 LEAST_TEMPERATURE = 1e-6
 """Logits divided by less might be infinite; at this temperature, the most likely token is all but certain."""
-MOST_POSITIONS = 2**31 - 1
-"""Positions that a decoder can count: more than any GPU has memory for, and fewer than PyTorch can count bytes of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +42,15 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    top_k: Annotated[int | None, shown_as("INT")] = None
+    top_k: int | None = None
     seed: int = 0
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ValueError for a value out of range."""
-        if not (math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE)):
+        if not (self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")):
             raise ValueError(f"temperature {self.temperature} must be 0, or {LEAST_TEMPERATURE:g} at least")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top-k {self.top_k} must be 1 or more")
-        check_seed(self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,63 +64,36 @@ class Options(Sampling):
         device: auto takes the GPU if there is one.
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[Path], shown_as("MODEL")]
-    prompt: Annotated[str, shown_as()] = ""
+    checkpoint: Positional[Path]
+    prompt: str = ""
     max_new_tokens: int = 128
     device: Literal["auto", "cpu", "cuda"] = "auto"
-
-    def check(self) -> None:
-        """Raise ValueError for a value out of range."""
-        super().check()
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max-new-tokens {self.max_new_tokens} must be 1 or more")
-        try:
-            self.prompt.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"--prompt {self.prompt!a} is no text in UTF-8: write it in UTF-8") from error
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command line; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
-        default = Options(checkpoint=tyro.MISSING)
-        options = cli(Options, default, arguments, "generate")
-        options.check()
-
+        options = parse(Options, arguments)
         device = find_devices(options.device)[0]
         model, tokenizer = load_model(options.checkpoint)
-        model.to(device)
-        if not has_steps(model):
-            name = type(model.stack[0]).__name__
-            print(f"{name} has no step form: it reads the whole text again for each token", file=sys.stderr)
+        prompt = encode_prompt(tokenizer, options.prompt)
+        pieces = generate(model.to(device), tokenizer, prompt, options.max_new_tokens, options)
 
         # Print each piece at once; an error still ends the line.
-        pieces = generate(model, tokenizer, encode_prompt(tokenizer, options.prompt), options.max_new_tokens, options)
-        sys.stdout.write(options.prompt)
         try:
-            for piece in pieces:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+            for piece in chain([options.prompt], pieces):
+                print(piece, end="", flush=True)
         finally:
-            sys.stdout.write("\n")
+            print()
 
 
-def has_steps(model: LanguageModel) -> bool:
-    """Return whether the layers of a model have a step form."""
-    try:
-        model.init_state(1)
-    except NotImplementedError:
-        return False
-    return True
-
-
-def encode_prompt(tokenizer: "Tokenizer", text: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encode a prompt; an empty prompt becomes end-of-text, the token before each training document."""
     return tokenizer.encode(text, add_special_tokens=False).ids or [end_of_text(tokenizer)]
 
 
 def generate(
-    model: LanguageModel, tokenizer: "Tokenizer", prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
+    model: LanguageModel, tokenizer: Tokenizer, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[str]:
     """Yield the text after the tokens ``prompt`` in pieces of whole characters.
 
@@ -170,85 +137,57 @@ def generate_tokens(
     Raises:
         ValueError: the model's layers fail at a position, as those of limited length do, or there is too little memory.
     """
-    device = model.embedding.weight.device
+    # Draw on the CPU, so that a seed gives the same draws everywhere.
     generator = torch.Generator().manual_seed(sampling.seed)
-    steps = has_steps(model)
-    unread = list(prompt if steps else prompt[-1:])
-    position = len(prompt) - len(unread)
-    capacity = len(prompt) + max_new_tokens - 1  # the last token is not read
-    read = reader(model, capacity) if steps else rereader(model, prompt[:-1])
-    for _ in range(max_new_tokens):
-        # Read the prompt in the first round, the last token in later rounds.
-        for token in unread:
-            try:
-                logits_BV = read(torch.tensor([token], device=device))
-            except Exception as error:
-                name = type(model.stack[0]).__name__
-                raise ValueError(
-                    f"{name} cannot generate at position {position} ({type(error).__name__}: {error}): if that is its "
-                    "limit, lower --max-new-tokens or shorten --prompt"
-                ) from error
-            position += 1
-
-        # Draw the next token.
-        token = draw(logits_BV[0, :known].float().cpu(), sampling, generator)
-        if token == end:
-            return
-        yield token
-        unread = [token]
+    text = list(prompt)
+    try:
+        read = reader(model, len(prompt) + max_new_tokens - 1)  # the last token is not read
+        unread = text
+        for _ in range(max_new_tokens):
+            logits_V = read(unread)[:known].float().cpu()
+            if (token := draw(logits_V, sampling, generator)) == end:
+                return
+            yield token
+            text.append(token)
+            unread = [token]
+    except Exception as error:
+        raise ValueError(
+            f"{type(model.stack[0]).__name__} cannot generate after {len(text)} tokens ({type(error).__name__}: "
+            f"{error}): if that is its limit, lower --max-new-tokens or shorten --prompt"
+        ) from error
 
 
-def reader(model: LanguageModel, capacity: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that reads the next token (1,) and returns the logits (1, V) after it.
+def reader(model: LanguageModel, capacity: int) -> Callable[[Sequence[int]], Tensor]:
+    """Return a function that reads the next tokens and returns the logits (V,) after them.
 
-    It decodes with a static cache for all positions, if the model's layers can and are on a GPU, otherwise by
-    ``model.step``.
-
-    Args:
-        model: a model in evaluation mode.
-        capacity: number of tokens to read at most.
-
-    Raises:
-        ValueError: the GPU has too little memory for that number of tokens.
+    It decodes with a static cache for ``capacity`` tokens, if the model's layers can and are on a GPU, otherwise by
+    ``model.step``. A model without a step form computes all positions each time.
     """
     device = model.embedding.weight.device
-    if device.type == "cuda" and has_static_cache(model):
-        try:
-            return Decoder(model, 1, min(capacity, MOST_POSITIONS)).step
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"the GPU has too little memory for {capacity} tokens: lower --max-new-tokens or shorten --prompt"
-            ) from error
-
-    with device:
+    decoder = Decoder(model, 1, capacity) if device.type == "cuda" and has_static_cache(model) else None
+    text: list[int] = []
+    states = None
+    with device, suppress(NotImplementedError):
         states = model.init_state(1)
 
-    def read(tokens_B: Tensor) -> Tensor:
+    def read(new: Sequence[int]) -> Tensor:
         nonlocal states
-        logits_BV, states = model.step(tokens_B, states)
-        return logits_BV
-
-    return read
-
-
-def rereader(model: LanguageModel, before: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Return a function as ``reader`` does, for a model without a step form: it computes all positions each time.
-
-    Args:
-        model: a model in evaluation mode.
-        before: tokens before the first one that is read.
-    """
-    tokens = [*before]
-
-    def read(tokens_B: Tensor) -> Tensor:
-        tokens.append(int(tokens_B))
-        return model(torch.tensor([tokens], device=tokens_B.device))[:, -1]
+        if decoder is None and states is None:
+            text.extend(new)
+            return model(torch.tensor([text], device=device))[0, -1]
+        for token in new:
+            token_B = torch.tensor([token], device=device)
+            if decoder is not None:
+                logits_BV = decoder.step(token_B)
+            elif states is not None:
+                logits_BV, states = model.step(token_B, states)
+        return logits_BV[0]
 
     return read
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw a token; ``logits_V`` and ``generator`` are on the CPU, so that a seed gives the same draws everywhere."""
+    """Draw a token; ``logits_V`` and ``generator`` are on the CPU."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())
 

@@ -14,36 +14,30 @@ the rounding of bfloat16 would hide small gradients. ``runners.c4.reference`` me
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
+from tyro.conf import Positional
 
 from mixers.models import LanguageModel
-from runners.c4.checkpoints import load_config, load_description, load_model
-from runners.c4.config import Config
-from runners.c4.corpus.sources import find_files, read
-from runners.c4.corpus.tokenizer import end_of_text
+from runners.c4.data.sources import find_files, read
+from runners.c4.data.tokenizer import Tokenizer, end_of_text
+from runners.c4.export import load_config, load_description, load_model
 from runners.c4.stored import labels_of
-from runners.cli import check_out, cli, shown_as
 from runners.device import find_devices
 from runners.ending import user_errors
 from runners.files import rounded, write_json
-from runners.guidance import flag_of
 from runners.intervals import mean_and_interval
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from runners.options import parse
+from runners.progress import bar
 
 SEQUENCES, TARGETS, BATCH_SIZE = 32, 16, 16
 """Number of sequences, of positions t in each, and of sequences per backward pass, unless the user says otherwise."""
@@ -63,22 +57,13 @@ class Options:
         device: auto takes the GPU if there is one.
     """
 
-    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("MODEL ...")]
-    data: Annotated[tuple[str, ...], shown_as()] = ()
+    checkpoints: Positional[tuple[Path, ...]]
+    data: tuple[str, ...] = ()
     sequences: int = SEQUENCES
     targets: int = TARGETS
     batch_size: int = BATCH_SIZE
     out: Path = Path("results/gradients")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-
-    def check(self) -> None:
-        """Raise ValueError for a value out of range."""
-        check_out(self.out)
-        if not self.checkpoints:
-            raise ValueError("no models: name folders of runs, such as results/c4/RUN")
-        for name, least in (("sequences", 2), ("targets", 1), ("batch_size", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{flag_of(name)} {value} must be at least {least}")
 
 
 class Sizes(NamedTuple):
@@ -97,86 +82,43 @@ class Sizes(NamedTuple):
     half_width: Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reach:
-    """Gradient norms of one model by distance.
-
-    Attributes:
-        checkpoint: name of the run's folder, of the checkpoint file, or of the exported folder.
-        mixer: name of its layer.
-        width: model width.
-        layers: number of layers.
-        parametrisation: parametrisation in which it was trained.
-        seq_len: positions of a sequence.
-        sequences: number of sequences.
-        targets: positions t whose losses were differentiated.
-        loss: mean of these losses in nats per token.
-        gradient: mean gradient norm at distances 0, 1, ..., seq_len - 1.
-        half_width: half of the 95% t-interval of each mean over the sequences.
-    """
-
-    checkpoint: str
-    mixer: str
-    width: int
-    layers: int
-    parametrisation: str
-    seq_len: int
-    sequences: int
-    targets: Sequence[int]
-    loss: float
-    gradient: Sequence[float]
-    half_width: Sequence[float]
-
-    def relative(self) -> NDArray[np.float64]:
-        """Return means and half widths (2, T), divided by the mean at distance 0."""
-        return np.array([self.gradient, self.half_width]) / self.gradient[0]
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command line; an error is one line and exit status 2."""
     console = Console(markup=False)
     with user_errors(ValueError, OSError):
-        options = cli(Options, Options(checkpoints=tyro.MISSING), arguments, "gradients")
-        options.check()
+        options = parse(Options, arguments)
+        device = find_devices(options.device)[0]
         checkpoints = list(dict.fromkeys(options.checkpoints))
         labels = labels_of({str(path): load_description(path) for path in checkpoints})
-        reaches = []
-        for checkpoint in checkpoints:
-            reaches.append(measure(checkpoint, options, console))
-            console.print(f"{checkpoint}: loss {reaches[-1].loss:.4f} nats per token", soft_wrap=True)
 
-        # Write file and chart, and print the table.
+        found, rows = {}, []
+        for path, label in zip(checkpoints, labels.values(), strict=True):
+            config = load_config(path)
+            model, tokenizer = load_model(path)
+            texts = (text for _, text in read(find_files(options.data or config.data)["validation"], [], 0))
+            tokens_ST = first_windows(texts, tokenizer, options.sequences, config.seq_len)
+            shown = partial(bar, what=str(path))
+            sizes = sizes_by_distance(model.to(device), tokens_ST, device, options.targets, options.batch_size, shown)
+            console.print(f"{path}: loss {sizes.loss:.4f} nats per token", soft_wrap=True)
+
+            found[label] = np.array([sizes.gradient, sizes.half_width]) / sizes.gradient[0]
+            described = {name: getattr(config, name) for name in ("mixer", "layers", "parametrisation", "seq_len")}
+            described |= {"checkpoint": path.name, "width": config.shape().width, "sequences": len(tokens_ST)}
+            rows.append(described | sizes._asdict())
+
+        # Write file and chart, and print the means at distances 0, 1, 2, 4, ..., and at the largest distance.
+        import pandas
+
         from runners.c4.charts import plot_gradients  # imports Matplotlib
 
-        named = dict(zip(labels.values(), reaches, strict=True))
-        write_json(options.out / "gradients.json", [asdict(reach) for reach in reaches])
-        plot_gradients({name: reach.relative() for name, reach in named.items()}, options.out / "gradients.png")
-        print_table(named, console)
+        write_json(options.out / "gradients.json", rows)
+        plot_gradients(found, options.out / "gradients.png")
+        table = pandas.DataFrame({label: pandas.Series(mean_T) for label, (mean_T, _) in found.items()})
+        distances = sorted({0, len(table) - 1, *(2**n for n in range((len(table) - 1).bit_length()))})
+        table = table.loc[distances].rename_axis("distance")
+        figures = table.to_string(float_format="{:.2e}".format)
+        console.print("gradient relative to distance 0", figures, sep="\n", soft_wrap=True)
         console.print(f"chart: {options.out / 'gradients.png'}", soft_wrap=True)
-
-
-def measure(checkpoint: Path, options: Options, console: Console) -> Reach:
-    """Measure one model.
-
-    Args:
-        checkpoint: folder of a run, checkpoint file, or exported folder.
-        options: text, number of sequences and of positions, and device.
-        console: console on which progress is drawn.
-
-    Raises:
-        ValueError: there is no such model, or no text or too little of it.
-    """
-    config = load_config(checkpoint)
-    length = config.seq_len
-    files = find_files(options.data or config.data)["validation"]
-    device = find_devices(options.device)[0]
-    model, tokenizer = load_model(checkpoint)
-    texts = (text for _, text in read(files, [], 0))
-    tokens_ST = first_windows(texts, tokenizer, options.sequences, length)
-
-    bar = partial(track, description=f"{checkpoint}", console=console, transient=True, disable=not console.is_terminal)
-    found = sizes_by_distance(model.to(device), tokens_ST, device, options.targets, options.batch_size, bar)
-    return Reach(checkpoint=checkpoint.name, **_described(config), sequences=len(tokens_ST), **found._asdict())
 
 
 def sizes_by_distance(
@@ -212,7 +154,7 @@ def sizes_by_distance(
     return Sizes(at, losses_SP.mean().item(), [*map(rounded, mean_T)], [*map(rounded, half_T)])
 
 
-def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, length: int) -> Tensor:
+def first_windows(texts: Iterator[str], tokenizer: Tokenizer, count: int, length: int) -> Tensor:
     """Return the first windows (count, length + 1) of the concatenated texts.
 
     An end-of-text token stands before the first text and after each text. As in training, the last token of a window is
@@ -221,7 +163,6 @@ def first_windows(texts: Iterator[str], tokenizer: "Tokenizer", count: int, leng
     Raises:
         ValueError: the texts have too few tokens.
     """
-    tokenizer.encode_special_tokens = True  # a text that spells end-of-text does not end there
     end = end_of_text(tokenizer)
     tokens, needed = [end], count * length + 1
     for text in texts:
@@ -266,29 +207,3 @@ def mean_by_distance(sizes_PT: NDArray[np.float64], targets: Sequence[int]) -> N
         sums_T[: t + 1] += sizes_T[t::-1]
         counts_T[: t + 1] += 1
     return sums_T / counts_T
-
-
-def print_table(named: dict[str, Reach], console: Console) -> None:
-    """Print the relative norms at distances 0, 1, 2, 4, ..., and at the largest distance."""
-    longest = max(reach.seq_len for reach in named.values()) - 1
-    shown = sorted({0, longest, *(2**n for n in range(longest.bit_length()))})
-    table = Table("distance", title="gradient relative to distance 0", title_justify="left")
-    for name in named:
-        table.add_column(name, justify="right")
-
-    figures = [reach.relative() for reach in named.values()]
-    for d in shown:
-        cells = [f"{mean_T[d]:.2e} ± {half_T[d]:.0e}" if d < len(mean_T) else "" for mean_T, half_T in figures]
-        table.add_row(f"{d}", *cells)
-    console.print(table)
-
-
-def _described(config: Config) -> dict[str, Any]:
-    """Return the attributes of ``Reach`` that describe a model."""
-    return {
-        "mixer": config.mixer,
-        "width": config.shape().width,
-        "layers": config.layers,
-        "parametrisation": config.parametrisation,
-        "seq_len": config.seq_len,
-    }

@@ -7,9 +7,8 @@ The command registers the model of ``runners.c4.evaluation.lm_eval_model``, and 
 and ``lm_eval --model rt-c4`` does the same. From Python:
 
     from lm_eval import simple_evaluate
-    from runners.c4.evaluation.lm_eval_adapter import register
+    from runners.c4.evaluation import lm_eval_model
 
-    register()
     simple_evaluate("rt-c4", model_args={"checkpoint": "results/c4/<run>"}, tasks=["piqa", "hellaswag"])
 
 The extra ``eval`` installs the harness: ``pip install -e '.[eval]'``.
@@ -24,22 +23,12 @@ from runners.ending import user_errors
 def main(arguments: Sequence[str]) -> None:
     """Run the harness's command line with ``rt-c4`` registered; an error is one line and exit status 2."""
     with user_errors(ValueError, OSError):
-        register()
-        from lm_eval.__main__ import cli_evaluate
+        try:
+            from lm_eval.__main__ import cli_evaluate
+        except ImportError as error:
+            raise ValueError(f"lm-evaluation-harness ({error}): pip install -e '.[eval]'") from error
+
+        import runners.c4.evaluation.lm_eval_model  # noqa: F401  (registers the model)
 
         sys.argv = ["lm_eval", *arguments]  # where the harness reads its arguments
         cli_evaluate()
-
-
-def register() -> None:
-    """Register ``rt-c4`` with the harness.
-
-    Raises:
-        ValueError: lm-evaluation-harness is not installed.
-    """
-    try:
-        import runners.c4.evaluation.lm_eval_model  # noqa: F401  (registers the model)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "lm_eval":
-            raise
-        raise ValueError("lm-evaluation-harness is not installed: pip install -e '.[eval]'") from error
