@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runners.c4.checkpoints import load_model
+    from runners.c4.export import load_model
     from runners.c4.pretraining import Result, pretrain
 
 __all__ = ["Result", "load_model", "pretrain"]
 
 _MODULES = {
     "Result": "runners.c4.pretraining",
-    "load_model": "runners.c4.checkpoints",
+    "load_model": "runners.c4.export",
     "pretrain": "runners.c4.pretraining",
 }
 

@@ -36,9 +36,9 @@ from mixers.base import ContractError
 from runners.c4 import compare, export
 from runners.c4.checks import check, check_users_layer
 from runners.c4.config import OF_THE_MODEL, Config
-from runners.c4.corpus import convert
-from runners.c4.corpus.sources import find_files
 from runners.c4.cost import cost, describe, vocabulary
+from runners.c4.data import convert
+from runners.c4.data.sources import find_files
 from runners.c4.distributed import World, world
 from runners.c4.duration import seconds_of_run
 from runners.c4.errors import RunError, out_of_memory

@@ -15,7 +15,7 @@ A checkpoint holds whole tensors, so any number of processes can read it, sharde
 import errno
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,12 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from mixers.models import LanguageModel
-from mixers.registry import changed, find_mixer
 from runners.c4.config import Config
-from runners.c4.corpus.tokenizer import load_tokenizer
 from runners.c4.curve import read_curve
+from runners.c4.data.tokenizer import load_tokenizer
 from runners.c4.errors import DiskFullError
-from runners.c4.exported import apart, exported_description, is_exported, load_exported, load_exported_config
 from runners.c4.identity import config_of, run_code
 from runners.c4.model import build
 from runners.c4.parametrisation import fold
@@ -137,6 +135,17 @@ def save(
         old.unlink()
 
 
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory, as tied parameters do; safetensors stores no others."""
+    found: dict[str, Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
+
+
 def discard(folder: Path) -> None:
     """Delete the folder of a finished run, whose lock the caller holds.
 
@@ -187,15 +196,12 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
     says if the code has changed since a checkpoint was written, unless the run has been continued with this code.
 
     Args:
-        path: folder of a run, whose newest intact checkpoint is read; a checkpoint file; or an exported folder.
+        path: folder of a run, whose newest intact checkpoint is read; or a checkpoint file.
 
     Raises:
         DamagedFileError: a file is damaged.
         ValueError: there is no checkpoint, or it belongs to another version or another model.
     """
-    if is_exported(Path(path)):
-        return load_exported(Path(path))
-
     file, (tensors, info) = _load(Path(path), load_tensors)
     config = _read_config(info, file)
 
@@ -222,21 +228,8 @@ def load_model(path: Path | str) -> tuple[LanguageModel, "Tokenizer"]:
 
 def load_config(path: Path | str) -> Config:
     """Load the configuration of a run; arguments and errors are those of ``load_model``."""
-    if is_exported(Path(path)):
-        return load_exported_config(Path(path))
-
     file, info = _load(Path(path), load_info)
     return _read_config(info, file)
-
-
-def load_description(path: Path | str) -> dict[str, Any]:
-    """Load the settings of a run, and the options of its layer that differ from the defaults.
-
-    Arguments and errors are those of ``load_model``. The entries are named as in ``runners.c4.identity.describe_run``.
-    """
-    info = exported_description(Path(path)) if is_exported(Path(path)) else find_checkpoint(path)[1]
-    config, options = info["config"], info["mixer_options"]
-    return {"config": config, "mixer_options": changed(options, find_mixer(config["mixer"]).Config)}
 
 
 def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:

@@ -14,7 +14,7 @@ from mixers.registry import building, find_mixer
 from runners.c4.config import Config
 from runners.c4.cost import model_parameters
 from runners.c4.distributed import World
-from runners.c4.evaluation.items import HUB, read_items
+from runners.c4.evaluation.downstream import read_items
 from runners.c4.model import build, layer_of
 from runners.memory import require_memory
 from runners.provenance import keep_sources
@@ -50,8 +50,7 @@ def check(config: Config, options: dict[str, Any], given: Collection[str]) -> No
     except ValueError:  # a user's layer may read values while it is built, which meta tensors do not have
         build_layer(config, options)
 
-    # A dry run needs no network.
-    if config.downstream is not None and not (config.dry_run and config.downstream == HUB):
+    if config.downstream is not None:
         read_items(config.downstream)
 
 

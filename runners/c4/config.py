@@ -70,7 +70,7 @@ class Config:
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
         validation_tokens: tokens of the validation split that an evaluation reads.
         evaluations: number of evaluations during training, at log-spaced steps including the last step.
-        downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end, or hub.
+        downstream: folder of multiple-choice sets (jsonl or jsonl.gz) to evaluate at the end.
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
         parallel: with several processes, ddp keeps the whole model in each process, and fsdp a part of it.
         device: auto takes the GPU if there is one.

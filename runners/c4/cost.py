@@ -19,7 +19,7 @@ from mixers.deep import DeepLayer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_precision
 from runners.c4.config import Config
-from runners.c4.corpus.tokenizer import load_tokenizer, vocab_size
+from runners.c4.data.tokenizer import load_tokenizer, vocab_size
 from runners.c4.model import LOGITS, layer_of, padded_vocab
 
 KNOWN_VOCABULARIES = {"google-t5/t5-base": 32_100}

@@ -20,7 +20,7 @@ INCIDENTAL = (
 """
 DECIDING = tuple(
     f"runners.c4.{name}"
-    for name in ("model", "parametrisation", "corpus.windows", "distributed", "step", "loop", "evaluation.evaluate")
+    for name in ("model", "parametrisation", "data.corpus", "distributed", "step", "loop", "evaluation.evaluate")
 )
 """Modules that decide a run's numbers; they count without their imports, for example those of the command line."""
 

@@ -21,12 +21,10 @@ from torch import Tensor
 
 from runners.c4 import checkpoints
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
-from runners.c4.corpus.text import bytes_per_token
-from runners.c4.corpus.tokenizer import load_tokenizer
-from runners.c4.corpus.windows import Windows
 from runners.c4.cost import flops_per_token
 from runners.c4.curve import Row, append_curve, read_curve, write_curve
+from runners.c4.data.corpus import Corpus, Windows, bytes_per_token
+from runners.c4.data.tokenizer import load_tokenizer
 from runners.c4.distributed import World, whole
 from runners.c4.errors import DivergedError, RunError
 from runners.c4.evaluation.evaluate import log_spaced, validation_loss, windows_together

@@ -8,7 +8,7 @@ from typing import Any
 
 from mixers.options import converted
 from runners.c4.config import Config
-from runners.c4.corpus.tokenizer import file_beside
+from runners.c4.data.tokenizer import file_beside
 from runners.guidance import closest, flag_of, texts_of
 
 PRESETS: dict[str, Config] = {

@@ -22,9 +22,10 @@ from mixers.registry import find_mixer
 from runners.c4.checkpoints import load_model
 from runners.c4.checks import check, check_memory, check_users_layer, deciding
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus, corpus_name, prepare
 from runners.c4.cost import flops_per_token, model_parameters
 from runners.c4.curve import read_curve
+from runners.c4.data.corpus import Corpus
+from runners.c4.data.prepare import corpus_name, prepare
 from runners.c4.distributed import World, world
 from runners.c4.errors import RunError
 from runners.c4.identity import run_folder

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
 from runners.c4.curve import Row
+from runners.c4.data.corpus import Corpus
 from runners.c4.distributed import World
 from runners.c4.errors import BusyError, DivergedError
 from runners.c4.identity import run_folder

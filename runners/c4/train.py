@@ -18,11 +18,10 @@ from filelock import FileLock, Timeout
 from mixers.named import is_path
 from runners.c4 import checkpoints, identity
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
+from runners.c4.data.corpus import Corpus
 from runners.c4.distributed import World
 from runners.c4.errors import BusyError, DiskFullError, DivergedError, EvaluationStoppedError, RunError, out_of_memory
-from runners.c4.evaluation.downstream import Scores, evaluate_items
-from runners.c4.evaluation.items import Item, read_items
+from runners.c4.evaluation.downstream import Item, Scores, evaluate_items, read_items
 from runners.c4.loop import Loop
 from runners.c4.records import REHEARSAL, read_record
 from runners.c4.rehearsal import agree, trajectory, unrehearsed_code

@@ -41,13 +41,12 @@ from rich.console import Console
 
 from runners.c4.checks import check, check_memory, check_users_layer
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
-from runners.c4.corpus.sources import find_files
-from runners.c4.corpus.tokenizer import file_beside
-from runners.c4.corpus.windows import Windows
+from runners.c4.data.corpus import Corpus, Windows
+from runners.c4.data.sources import find_files
+from runners.c4.data.tokenizer import file_beside
 from runners.c4.distributed import World, from_torchrun, world
 from runners.c4.errors import RunError
-from runners.c4.evaluation.recall import RecallSplit, split_recall
+from runners.c4.evaluation.evaluate import RecallSplit, split_recall
 from runners.c4.pretraining import corpus_name_of, corpus_of
 from runners.c4.reference.cells import (
     FOLDER,

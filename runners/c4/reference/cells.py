@@ -14,9 +14,9 @@ from filelock import FileLock, Timeout
 from pydantic import Discriminator, Tag
 
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
 from runners.c4.cost import flops_per_token, model_parameters
-from runners.c4.evaluation.recall import RecallSplit
+from runners.c4.data.corpus import Corpus
+from runners.c4.evaluation.evaluate import RecallSplit
 from runners.c4.model import layer_of
 from runners.c4.reference.order import RATES, Place, chosen_rate, open_places
 from runners.files import damaged, make_durable, read_json, validated, write_json
@@ -69,7 +69,7 @@ class ConvergedRun(_Run):
     Attributes:
         validation_loss: loss on the validation text.
         bits_per_byte: the same in bits per byte; None if the text's bytes are not known.
-        recall_loss: loss of the recall tokens (``runners.c4.evaluation.recall``).
+        recall_loss: loss of the recall tokens (``runners.c4.evaluation.evaluate``).
         rest_loss: loss of the other tokens.
         curve: step, training loss and validation loss of each evaluation.
         seconds: time of training without evaluations.

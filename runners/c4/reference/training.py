@@ -19,14 +19,12 @@ from filelock import FileLock, Timeout
 from mixers.models import LanguageModel
 from runners.c4.checkpoints import discard, load_model, newest
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus
-from runners.c4.corpus.windows import Windows
 from runners.c4.curve import read_curve
+from runners.c4.data.corpus import Corpus, Windows
 from runners.c4.distributed import World
 from runners.c4.errors import DivergedError
-from runners.c4.evaluation.evaluate import windows_together
+from runners.c4.evaluation.evaluate import RecallSplit, windows_together
 from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
-from runners.c4.evaluation.recall import RecallSplit
 from runners.c4.identity import run_code, run_folder
 from runners.c4.records import read_record
 from runners.c4.reference.cells import ConvergedRun, DivergedRun, Run
