@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from runners.c4.corpus.convert import main as convert
+from runners.c4.data.convert import main as convert
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

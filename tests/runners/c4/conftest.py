@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from runners.c4.corpus import sources, text
+from runners.c4.data import corpus, sources
 from tests.runners.c4.texts import write_texts
 
 
@@ -20,7 +20,7 @@ def digests_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def small_pieces() -> Iterator[None]:
     """Count a text's bytes in pieces of 2^11 tokens: a run reads a whole piece even if its text has 100 tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "PIECE", 2**11)
+        patch.setattr(corpus, "PIECE", 2**11)
         yield
 
 

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from runners.c4 import checkpoints
 from runners.c4.config import Config
-from runners.c4.corpus.prepare import Corpus, prepare
 from runners.c4.curve import Row, read_curve
+from runners.c4.data.corpus import Corpus
+from runners.c4.data.prepare import prepare
 from runners.c4.distributed import World
 from runners.c4.identity import run_folder
 from runners.c4.train import train

@@ -16,7 +16,7 @@ from mixers.transformer import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
 from runners.c4 import checkpoints  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
-from runners.c4.corpus import convert  # noqa: E402
+from runners.c4.data import convert  # noqa: E402
 from runners.ending import run_command  # noqa: E402
 from runners.files import load_tensors, save_tensors  # noqa: E402
 from tests.runners.c4.runs import configured, corpus_of, folder_of, run  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 from runners.c4 import __main__ as command
 from runners.c4.config import Config
-from runners.c4.corpus.tokenizer import file_beside
+from runners.c4.data.tokenizer import file_beside
 from runners.c4.presets import configure, with_tokenizer
 
 

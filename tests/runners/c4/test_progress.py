@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from runners.c4 import watchers
-from runners.c4.corpus.prepare import FEW_VALIDATION_TOKENS, Corpus
-from runners.c4.corpus.shards import Manifest, Part, Shard
 from runners.c4.curve import Row
+from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
 from runners.c4.watchers import Bar, with_bits
 
 DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}

@@ -21,13 +21,18 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 from mixers.models import LanguageModel  # noqa: E402
 from runners.c4 import checkpoints  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
-from runners.c4.corpus.prepare import Corpus, prepare  # noqa: E402
-from runners.c4.corpus.shards import Manifest, Part, write_shard  # noqa: E402
-from runners.c4.corpus.sources import SPLITS  # noqa: E402
-from runners.c4.corpus.windows import Windows  # noqa: E402
 from runners.c4.curve import read_curve  # noqa: E402
+from runners.c4.data.corpus import (  # noqa: E402
+    Corpus,
+    Manifest,
+    Part,
+    Windows,
+    write_shard,
+)
+from runners.c4.data.prepare import prepare  # noqa: E402
+from runners.c4.data.sources import SPLITS  # noqa: E402
+from runners.c4.evaluation.downstream import read_items  # noqa: E402
 from runners.c4.evaluation.evaluate import validation_loss, windows_together  # noqa: E402
-from runners.c4.evaluation.items import read_items  # noqa: E402
 from runners.c4.gpu_peak import peak_flops  # noqa: E402
 from runners.c4.identity import run_folder  # noqa: E402
 from runners.c4.model import build, token_losses  # noqa: E402

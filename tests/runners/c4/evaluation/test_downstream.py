@@ -1,33 +1,134 @@
-"""Multiple-choice sets: scores of a model whose probabilities are a table, and files that are not as they should be."""
+"""Multiple-choice sets: likelihoods and scores of models whose probabilities are a table, and files at fault."""
 
 import gzip
 import json
 import math
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from scipy.stats import binomtest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
+from mixers.base import Shape
 from mixers.models import LanguageModel
-from runners.c4.evaluation import items
-from runners.c4.evaluation.downstream import evaluate_items, print_scores, wilson_interval
-from runners.c4.evaluation.hub_sets import HUB_SETS
-from runners.c4.evaluation.items import Item, read_items
+from mixers.transformer import Transformer
+from runners.c4.evaluation import downstream
+from runners.c4.evaluation.downstream import (
+    Item,
+    Likelihood,
+    Pair,
+    encode_pair,
+    evaluate_items,
+    log_likelihoods,
+    print_scores,
+    read_items,
+)
 
+CPU, END = torch.device("cpu"), 0
+
+
+# Likelihoods.
+VOCAB, LENGTH = 40, 6
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(Transformer, Transformer.Config(heads=2), Shape(width=16, mlp_width=32, layers=2), VOCAB)
+
+
+@pytest.fixture(scope="module")
+def merging() -> Tokenizer:
+    """Words join the space before them, as T5's do; every two letters of the text occur, so pairs of letters merge.
+
+    As T5's, it ends each text with an end of text, which must not stand between context and continuation.
+    """
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.train_from_iterator(["the cat sat on the mat", "the hat of the cat", "ab ab ab"], trainer)
+    special = [("<|endoftext|>", END)]
+    made.post_processor = processors.TemplateProcessing(single="$A <|endoftext|>", special_tokens=special)
+    assert made.encode("the cat").ids[-1] == END
+    return made
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "given"),
+    [
+        ("the cat", " sat", "the cat"),
+        ("the cat ", "sat", "the cat"),  # white space belongs to the continuation
+        ("the cat  ", "sat on", "the cat"),
+        ("", "cat", ""),  # an end of text stands before it
+        ("  ", "cat", ""),
+        ("a", "b", ""),  # a continuation that joins the context's token is still predicted
+    ],
+)
+def test_context_and_continuation_are_split_as_in_the_harness(
+    merging: Tokenizer, context: str, continuation: str, given: str
+) -> None:
+    pair = encode_pair(merging, context, continuation, END)
+    tokens = merging.encode(given, add_special_tokens=False).ids
+    assert pair.context == (tokens or [END])
+    assert [*tokens, *pair.continuation] == merging.encode(context + continuation, add_special_tokens=False).ids
+    with pytest.raises(ValueError, match="no token of ''"):
+        encode_pair(merging, "the cat", "", END)
+
+
+def log_probability(model: LanguageModel, context: list[int], token: int) -> float:
+    """Of one token after its context."""
+    with torch.no_grad():
+        logits_V = model(torch.tensor([context]))[0, -1].double()
+    return (logits_V[token] - logits_V.logsumexp(dim=0)).item()
+
+
+def expected(model: LanguageModel, pair: Pair) -> float:
+    """Sum over the continuation's tokens, each after what its part of ``LENGTH`` inputs holds before it."""
+    tokens, first = pair.context + pair.continuation, len(pair.context)
+    total = 0.0
+    for place in range(first, len(tokens)):
+        end = min(first + ((place - first) // LENGTH + 1) * LENGTH, len(tokens))
+        total += log_probability(model, tokens[max(0, end - LENGTH - 1) : place], tokens[place])
+    return total
+
+
+@pytest.mark.parametrize(("batch_size", "rows"), [(1, 4096), (4, 2), (100, 4096)])
+def test_likelihoods_are_sums_over_prefixes(
+    model: LanguageModel, batch_size: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts shorter and longer than the model reads, continuations of no, one and several readings."""
+    monkeypatch.setattr(downstream, "LOGIT_ROWS", rows)
+    rng = np.random.default_rng(1)
+    sizes = [(1, 1), (3, 2), (2, LENGTH - 1), (40, 3), (4, LENGTH), (5, LENGTH + 1), (1, 3 * LENGTH + 2), (30, 20)]
+    pairs = [Pair(rng.integers(VOCAB, size=a).tolist(), rng.integers(VOCAB, size=b).tolist()) for a, b in sizes]
+    *answers, nothing = log_likelihoods(model, [*pairs, Pair([END], [])], batch_size, LENGTH, CPU)
+    assert [answer.tokens for answer in answers] == [b for _, b in sizes]
+    assert [answer.log_probability for answer in answers] == pytest.approx(
+        [expected(model, p) for p in pairs], rel=1e-5
+    )
+    assert nothing == Likelihood(log_probability=0.0, tokens=0, greedy=True)  # the harness asks for it
+
+
+def test_greedy_is_what_decoding_would_give(model: LanguageModel) -> None:
+    tokens = [3, 8]
+    for _ in range(4):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    other = Pair(tokens[:2], [*tokens[2:-1], (tokens[-1] + 1) % VOCAB])
+    answers = log_likelihoods(model, [other, Pair(tokens[:2], tokens[2:])], 2, LENGTH, CPU)
+    assert [answer.greedy for answer in answers] == [False, True]
+
+
+# Scores.
 LETTERS = "abcdefgh"
 WORDS = {"<|endoftext|>": 0, **{f"Ġ{letter}": i for i, letter in enumerate(LETTERS, start=1)}, "é": 9}
-CPU = torch.device("cpu")
 
 
 class Bigrams(nn.Module):
@@ -42,181 +143,146 @@ class Bigrams(nn.Module):
         return self.table[tokens_BT]
 
 
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    """One token for each letter and the space before it."""
-    made = Tokenizer(models.WordLevel(WORDS, unk_token="<|endoftext|>"))
-    made.add_special_tokens(["<|endoftext|>"])
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return made
-
-
-def bigrams(seed: int = 0) -> Bigrams:
-    return Bigrams(3 * torch.randn(len(WORDS), len(WORDS), generator=torch.Generator().manual_seed(seed)))
+def bigrams(known: dict[str, float]) -> Bigrams:
+    """The log-probabilities of pairs of letters; the rest of each row goes to h."""
+    logits_VV = torch.full((len(WORDS), len(WORDS)), -math.inf)
+    for (first, second), y in known.items():
+        logits_VV[WORDS[f"Ġ{first}"], 0 if second == "?" else WORDS[f"Ġ{second}"]] = y
+    logits_VV[:, WORDS["Ġh"]] = torch.log(1 - logits_VV.exp().sum(dim=1))
+    return Bigrams(logits_VV)
 
 
 def choice(context: str, *continuations: str, gold: int = 0) -> Item:
     return Item(id="x", contexts=(context,) * len(continuations), continuations=continuations, gold=gold)
 
 
-def nats(model: Bigrams, text: str, known: int) -> float:
-    """Cross-entropy of the letters of ``text`` after the first ``known``."""
-    tokens = [WORDS[f"Ġ{letter}"] for letter in text.split()]
-    pairs = list(pairwise(tokens))[known - 1 :]
-    return -sum(model.table[before, after].item() for before, after in pairs)
-
-
-def score(model: Bigrams, tokenizer: Tokenizer, items: list[Item], batch_size: int = 3) -> dict[str, Any]:
+def score(model: Bigrams, items: list[Item], batch_size: int = 3) -> dict[str, Any]:
+    """With a tokenizer of one token for each letter and the space before it."""
+    tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="<|endoftext|>"))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return asdict(evaluate_items(cast(LanguageModel, model), tokenizer, items, batch_size, 64, CPU))
 
 
-def random_items(count: int) -> list[Item]:
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_scores_are_those_of_the_table(batch_size: int) -> None:
     generator = torch.Generator().manual_seed(1)
 
     def letters(most: int) -> str:
         number = int(torch.randint(1, most + 1, (), generator=generator))
         return "".join(f" {LETTERS[i]}" for i in torch.randint(len(LETTERS), (number,), generator=generator).tolist())
 
-    return [choice(letters(5), *(letters(4) for _ in range(2 + i % 3)), gold=i % 2) for i in range(count)]
+    items = [choice(letters(5), *(letters(4) for _ in range(2 + i % 3)), gold=i % 2) for i in range(60)]
+    model = Bigrams(3 * torch.randn(len(WORDS), len(WORDS), generator=torch.Generator().manual_seed(0)))
 
-
-@pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_scores_are_those_of_the_table(tokenizer: Tokenizer, batch_size: int) -> None:
-    model, items = bigrams(), random_items(60)
     right = right_normalised = tokens = size = 0
     total = 0.0
     for item in items:
-        known = len(item.contexts[0].split())
-        costs = [nats(model, item.contexts[0] + rest, known) for rest in item.continuations]
-        lengths = [len(rest) - 1 for rest in item.continuations]
+        known, costs = len(item.contexts[0].split()), []
+        for rest in item.continuations:
+            pairs = pairwise(WORDS[f"Ġ{letter}"] for letter in (item.contexts[0] + rest).split())
+            costs.append(-sum(model.table[pair].item() for pair in [*pairs][known - 1 :]))
+        per_character = [cost / (len(rest) - 1) for cost, rest in zip(costs, item.continuations, strict=True)]
         right += costs[item.gold] == min(costs)
-        per_character = [cost / length for cost, length in zip(costs, lengths, strict=True)]
         right_normalised += per_character[item.gold] == min(per_character)
         total += costs[item.gold]
         tokens += len(item.continuations[item.gold].split())
         size += len(item.continuations[item.gold])
     assert right != right_normalised  # else the two could be mixed up
-    scores = score(model, tokenizer, items, batch_size)
-    assert scores["items"] == 60
-    assert scores["accuracy"] == right / 60
-    assert scores["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
-    assert scores["normalised_accuracy"] == right_normalised / 60
-    assert scores["gold_nats"] == pytest.approx(total / 60, rel=1e-5)
-    assert scores["gold_nats_per_token"] == pytest.approx(total / tokens, rel=1e-5)
-    assert scores["gold_bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-5)
+
+    scores = score(model, items, batch_size)
+    interval = binomtest(right, 60).proportion_ci(method="wilson")
+    assert scores == {
+        "items": 60,
+        "accuracy": right / 60,
+        "accuracy_interval": pytest.approx((interval.low, interval.high)),
+        "normalised_accuracy": right_normalised / 60,
+        "normalised_accuracy_interval": scores["normalised_accuracy_interval"],
+        "chance": pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3),
+        "gold_nats": pytest.approx(total / 60, rel=1e-5),
+        "gold_nats_per_token": pytest.approx(total / tokens, rel=1e-5),
+        "gold_bits_per_byte": pytest.approx(total / math.log(2) / size, rel=1e-5),
+    }
 
 
-def test_each_choice_has_its_own_context(tokenizer: Tokenizer) -> None:
-    """WinoGrande: the contexts differ, and the text after them is the same."""
-    logits_VV = torch.zeros(len(WORDS), len(WORDS))
-    logits_VV[WORDS["Ġb"], WORDS["Ġc"]] = 9.0
+@pytest.mark.parametrize(
+    ("known", "continuations", "best", "best_normalised"),
+    [
+        # Length is counted in characters without the first space: -1.0 of one, and -2.9 of three.
+        ({"ab": -1.0, "ac": -1.45, "cc": -1.45}, (" b", " c c"), 0, 1),
+        # Letters with accents are one character each: -3 of three, and -2.4 of three; the first has six bytes.
+        ({"a?": -3.0, "ab": -1.2, "bb": -1.2}, (" ééé", " b b"), 1, 1),
+    ],
+)
+def test_length_is_counted_in_characters(
+    known: dict[str, float], continuations: tuple[str, ...], best: int, best_normalised: int
+) -> None:
     for gold in (0, 1):
-        contexts = (" a b", " a d") if gold == 0 else (" a d", " a b")
+        scores = score(bigrams(known), [choice(" a", *continuations, gold=gold)])
+        assert scores["accuracy"] == (gold == best)
+        assert scores["normalised_accuracy"] == (gold == best_normalised)
+        assert scores["gold_bits_per_byte"] == pytest.approx(
+            scores["gold_nats"] / math.log(2) / len(continuations[gold].encode())
+        )
+
+
+def test_each_choice_has_its_own_context() -> None:
+    """WinoGrande: the contexts differ, and the text after them is the same."""
+    for gold, contexts in enumerate([(" a b", " a d"), (" a d", " a b")]):
         item = Item(id="x", contexts=contexts, continuations=(" c", " c"), gold=gold)
-        assert score(Bigrams(logits_VV), tokenizer, [item])["accuracy"] == 1.0
-
-
-def test_length_is_counted_in_characters_without_the_first_space(tokenizer: Tokenizer) -> None:
-    """Log-probabilities -1.0 and -2.9: a third of the length, or a half were the space counted."""
-    logits_VV = torch.full((len(WORDS), len(WORDS)), -math.inf)
-    first, second, third = (WORDS[f"Ġ{letter}"] for letter in "abc")
-    logits_VV[first, second] = -1.0
-    logits_VV[first, third] = -1.45
-    logits_VV[third, third] = -1.45
-    logits_VV[:, 0] = torch.log(1 - logits_VV.exp().sum(dim=1))  # the rest of each row
-    items = [choice(" a", " b", " c c", gold=gold) for gold in (0, 1)]
-    short, long = (score(Bigrams(logits_VV), tokenizer, [item]) for item in items)
-    assert (short["accuracy"], long["accuracy"]) == (1.0, 0.0)
-    assert (short["normalised_accuracy"], long["normalised_accuracy"]) == (0.0, 1.0)
-
-
-def test_letters_with_accents_are_one_character_each(tokenizer: Tokenizer) -> None:
-    """Log-probabilities -3 of three characters and -2.4 of as many; the first would win by its six bytes."""
-    logits_VV = torch.full((len(WORDS), len(WORDS)), -math.inf)
-    first, second, last = (WORDS[f"Ġ{letter}"] for letter in "abh")
-    logits_VV[first, WORDS["<|endoftext|>"]] = -3.0  # what the tokenizer makes of the accents
-    logits_VV[first, second] = logits_VV[second, second] = -1.2
-    logits_VV[:, last] = torch.log(1 - logits_VV.exp().sum(dim=1))  # the rest of each row
-    items = [choice(" a", " ééé", " b b", gold=gold) for gold in (0, 1)]
-    shares = [score(Bigrams(logits_VV), tokenizer, [item])["normalised_accuracy"] for item in items]
-    assert shares == [0.0, 1.0]
-
-
-def test_bytes_are_those_of_utf_8(tokenizer: Tokenizer) -> None:
-    """A letter with an accent is two bytes (and, to this tokenizer, an unknown token)."""
-    scores = score(bigrams(), tokenizer, [choice(" a", " é", " b")])
-    assert scores["gold_bits_per_byte"] == pytest.approx(scores["gold_nats"] / math.log(2) / 3)
+        assert score(bigrams({"bc": -0.1, "dc": -3.0}), [item])["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("gold", [0, 1])
-def test_a_model_that_gives_nan_is_never_right(tokenizer: Tokenizer, gold: int) -> None:
+def test_a_model_that_gives_nan_is_never_right(gold: int) -> None:
     model = Bigrams(torch.full((len(WORDS), len(WORDS)), math.nan))
-    scores = score(model, tokenizer, [choice(" a", " b", " c", gold=gold)])
+    scores = score(model, [choice(" a", " b", " c", gold=gold)])
     assert scores["accuracy"] == scores["normalised_accuracy"] == 0.0
     assert math.isnan(scores["gold_nats"])
 
 
-@pytest.mark.parametrize(("right", "count"), [(0, 1), (1, 1), (0, 200), (200, 200), (50, 200), (7, 9)])
-def test_intervals_are_wilsons(right: int, count: int) -> None:
-    oracle = binomtest(right, count).proportion_ci(method="wilson")
-    assert wilson_interval(right, count) == pytest.approx((oracle.low, oracle.high), abs=1e-12)
-
-
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_row_for_each_set_and_their_mean_fit_80_columns(capsys: pytest.CaptureFixture[str], columns: int) -> None:
-    score = {
-        "items": 10042,
-        "accuracy": 0.25,
-        "accuracy_interval": [0.1951, 0.3143],
-        "normalised_accuracy": 0.265,
-        "normalised_accuracy_interval": [0.2087, 0.3302],
-        "chance": 0.25,
-        "gold_nats_per_token": 11.2004,
-        "gold_nats": 44.1,
-        "gold_bits_per_byte": 3.0468,
-    }
-    print_scores(
-        {"openbookqa": score, "winogrande": {**score, "accuracy": 0.75, "chance": 0.5}}, Console(width=columns)
-    )
-    rows = [line.split() for line in capsys.readouterr().out.replace("│", "").splitlines()]
-    shown = ["0.265", "0.250", "11.200", "3.047"]
-    assert ["openbookqa", "10042", "0.250", "(0.195–0.314)", *shown] in rows
-    assert ["mean", "0.500", "0.265", "0.375", "11.200", "3.047"] in rows
+    score = {"items": 10042, "accuracy": 0.25, "accuracy_interval": [0.1951, 0.3143], "normalised_accuracy": 0.265}
+    score |= {"chance": 0.25, "gold_nats_per_token": 11.2004, "gold_nats": 44.1, "gold_bits_per_byte": 3.0468}
+    sets = {"openbookqa": score, "winogrande": {**score, "accuracy": 0.75, "chance": 0.5}}
+    print_scores(sets, Console(width=columns))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 85
+    rows = [line.split() for line in lines]
+    assert rows[1] == ["openbookqa", "10042", "0.195–0.314", "0.250", "0.265", "0.250", "11.200", "3.047"]
+    assert rows[3] == ["mean", "0.500", "0.265", "0.375", "11.200", "3.047"]
 
 
+# Files.
 RECORD = {"id": "s-0", "contexts": ["Q: a?", "Q: a?"], "continuations": [" yes", " no"], "gold": 1}
 ITEM = Item(id="s-0", contexts=("Q: a?", "Q: a?"), continuations=(" yes", " no"), gold=1)
 
 
 def test_plain_and_packed_files_are_read_by_set(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text(json.dumps(RECORD) + "\n" + json.dumps({**RECORD, "id": 7, "gold": 0}))
-    with gzip.open(tmp_path / "two.jsonl.gz", "wt") as file:
-        file.write(json.dumps(RECORD) + "\n")
+    (tmp_path / "one.jsonl").write_text(json.dumps(RECORD) + "\n" + json.dumps({**RECORD, "gold": 0, "more": 1}))
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(json.dumps(RECORD).encode()))
     (tmp_path / "notes.txt").write_text("not a set")
-    sets = read_items(str(tmp_path))
-    assert sets["two"] == [ITEM]
-    assert sets["one"] == [ITEM, Item(id="7", contexts=ITEM.contexts, continuations=ITEM.continuations, gold=0)]
-    assert list(sets) == ["one", "two"]
+    other = Item(id="s-0", contexts=ITEM.contexts, continuations=ITEM.continuations, gold=0)
+    assert read_items(str(tmp_path)) == {"one": [ITEM, other], "two": [ITEM]}
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "Expecting"),
-        ("[]", "not a JSON object"),
-        (json.dumps({k: v for k, v in RECORD.items() if k != "gold"}), "no gold"),
-        (json.dumps({**RECORD, "gold": 2}), "gold 2 must be a number from 0 to 1"),
-        (json.dumps({**RECORD, "gold": -1}), "gold -1"),
-        (json.dumps({**RECORD, "gold": True}), "gold True"),
-        (json.dumps({**RECORD, "gold": "1"}), "gold '1'"),
-        (json.dumps({**RECORD, "contexts": ["Q"]}), "1 contexts and 2 continuations"),
-        (json.dumps({**RECORD, "contexts": ["Q"], "continuations": [" a"], "gold": 0}), "one of each"),
-        (json.dumps({**RECORD, "contexts": "QQ"}), "contexts must be a list"),
-        (json.dumps({**RECORD, "continuations": [" a", " "]}), "none of them blank"),
-        (json.dumps({**RECORD, "continuations": [" a", 3]}), "list of texts"),
-        ("", "Expecting"),
-        ("[" * 100_000, "too many brackets"),
-        (json.dumps({**RECORD, "continuations": [" a", " \ud800"]}), "surrogates not allowed"),
+        ("{", "invalid json"),
+        ("", "invalid json"),
+        ("[" * 100_000, "invalid json"),
+        ("[]", "it holds no named entries"),
+        (json.dumps({k: v for k, v in RECORD.items() if k != "gold"}), "gold: field required"),
+        *((json.dumps({**RECORD, "gold": gold}), "gold is an index") for gold in (2, -1)),
+        *((json.dumps({**RECORD, "gold": gold}), "gold: input should be a valid integer") for gold in (True, "1")),
+        (json.dumps({**RECORD, "contexts": ["Q"]}), "a context and a continuation for each"),
+        (json.dumps({**RECORD, "contexts": ["Q"], "continuations": [" a"], "gold": 0}), "two or more choices"),
+        (json.dumps({**RECORD, "contexts": "QQ"}), "contexts: input should be a valid"),
+        (json.dumps({**RECORD, "continuations": [" a", " "]}), "a context and a continuation for each"),
+        (json.dumps({**RECORD, "continuations": [" a", 3]}), "continuations: 1: input should be a valid string"),
+        (json.dumps({**RECORD, "continuations": [" a", " \ud800"]}), "invalid json"),
     ],
 )
 def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: str, reason: str) -> None:
@@ -228,147 +294,13 @@ def test_a_malformed_line_is_named_in_one_line(tmp_path: Path, line: str, reason
     assert "\n" not in str(raised.value)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 255
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
-    "damage", [cut, flip, lambda path: path.write_bytes(b"no gzip"), lambda path: path.write_bytes(b"")]
+    "damage", [lambda y: y[:-20], lambda y: y[:99] + b"x" + y[100:], lambda _: b"no", lambda _: b""]
 )
-def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    path = tmp_path / "sciq.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps({**RECORD, "id": str(hash(i))}) + "\n" for i in range(500))
-    damage(path)
-    with pytest.raises(ValueError, match=r"sciq\.jsonl\.gz") as raised:
+def test_a_damaged_file_or_none_is_named_in_one_line(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    content = "".join(json.dumps({**RECORD, "id": str(math.sin(i))}) + "\n" for i in range(500))
+    (tmp_path / "sciq.jsonl.gz").write_bytes(damage(gzip.compress(content.encode())))
+    with pytest.raises(ValueError, match=r"sciq\.jsonl\.gz|no questions in .*lm_eval reads sets of the hub"):
         read_items(tmp_path)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_folder_without_sets_and_a_set_twice_are_one_line(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ValueError, match=r"no \*\.jsonl or \*\.jsonl\.gz in .*: give a folder"):
-            read_items(folder)
-    (tmp_path / "piqa.jsonl").write_text(json.dumps(RECORD))
-    with gzip.open(tmp_path / "piqa.jsonl.gz", "wt") as file:
-        file.write(json.dumps(RECORD))
-    with pytest.raises(ValueError, match="another file of the set piqa"):
-        read_items(tmp_path)
-
-
-LABELS = {"text": ["wet", "dry", "hot"], "label": ["A", "B", "C"]}
-HUB_ROWS: dict[str, dict[str, Any]] = {
-    "baber/piqa": {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Sing.", "label": 0},
-    "Rowan/hellaswag": {
-        "activity_label": "Home",
-        "ctx_a": "[header] How to bake [title] Mix flour. [step] Stir  well.",
-        "ctx_b": "the baker",
-        "endings": ["waits.", "[substeps] Runs.", "[title] sleeps", "eats [ad] it."],
-        "label": "3",
-    },
-    "allenai/ai2_arc": {"question": "What is rain?", "choices": LABELS, "answerKey": "B"},
-    "allenai/openbookqa": {"question_stem": "Rain is", "choices": LABELS, "answerKey": " A"},
-    "allenai/sciq": {
-        "question": "What is rain?",
-        "support": "Rain is wet.",
-        "distractor1": "dry",
-        "distractor2": "hot",
-        "distractor3": "red",
-        "correct_answer": "wet",
-    },
-    "allenai/winogrande": {
-        "sentence": "The cup left the bag as _ was too big.",
-        "option1": "the cup",
-        "option2": "the bag",
-        "answer": "2",
-    },
-}
-FRAMED = "Question: What is rain?\nAnswer:"
-FROM_HUB = {
-    "piqa": (["Goal: Open a jar\nAnswer:"] * 2, [" Twist it.", " Sing."], 0),
-    "hellaswag": (
-        ["Home: How to bake. Mix flour. Stir well. The baker"] * 4,
-        [" waits.", "  Runs.", "  sleeps", " eats it."],
-        3,
-    ),
-    "arc_easy": ([FRAMED] * 3, [" wet", " dry", " hot"], 1),
-    "openbookqa": (["Question: Rain is\nAnswer:"] * 3, [" wet", " dry", " hot"], 0),
-    "sciq": ([f"Rain is wet.\n{FRAMED}"] * 4, [" dry", " hot", " red", " wet"], 3),
-    "winogrande": (["The cup left the bag as the cup", "The cup left the bag as the bag"], [" was too big."] * 2, 1),
-}
-
-
-def hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
-    module = ModuleType("datasets")
-    monkeypatch.setattr(module, "load_dataset", load, raising=False)
-    monkeypatch.setitem(sys.modules, "datasets", module)
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_rows_of_the_hub_become_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
-
-    def load(path: str, config: str | None, split: str) -> list[dict[str, Any]]:
-        asked[path] = (config, split)
-        return [HUB_ROWS[path], HUB_ROWS[path]]
-
-    hub(monkeypatch, load)
-    sets = read_items("hub")
-    assert asked["allenai/ai2_arc"] == ("ARC-Easy", "validation")
-    assert asked["allenai/winogrande"] == ("winogrande_xl", "validation")
-    assert list(sets) == list(FROM_HUB) == list(HUB_SETS)
-    for name, (contexts, continuations, gold) in FROM_HUB.items():
-        first, second = sets[name]
-        assert asdict(first) == {
-            "id": f"{name}-0",
-            "contexts": tuple(contexts),
-            "continuations": tuple(continuations),
-            "gold": gold,
-        }
-        assert second.id == f"{name}-1"
-
-
-def test_a_question_without_supporting_text_stands_alone() -> None:
-    contexts, _, _ = HUB_SETS["sciq"].choices({**HUB_ROWS["allenai/sciq"], "support": ""})
-    assert set(contexts) == {FRAMED}
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_no_network_and_no_package_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("Couldn't reach the hub\nand more")
-
-    hub(monkeypatch, load)
-    with pytest.raises(ValueError, match=r"baber/piqa cannot be read from the hub .*: give a folder") as raised:
+    with pytest.raises(ValueError, match="no questions in hub: give a folder"):
         read_items("hub")
-    assert "\n" not in str(raised.value)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[pretraining\]'"):
-        read_items("hub")
-
-
-def test_without_a_network_the_hub_is_asked_once_and_a_set_in_the_cache_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unreachable: list[object]
-) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(items, "HUB_SETS", {"piqa": HUB_SETS["piqa"]})
-    with pytest.raises(ValueError, match=r"baber/piqa cannot be read from the hub \(.*Name or service not known\)"):
-        read_items("hub")
-    assert len(unreachable) == 1
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(HUB_ROWS["baber/piqa"]) + "\n")
-    datasets.load_dataset("json", data_files={"validation": str(rows)}, cache_dir=str(tmp_path / "json"))
-    (arrow,) = (tmp_path / "json").rglob("*.arrow")
-    cached = tmp_path / "datasets" / "baber___piqa" / "default" / "0.0.0" / ("0" * 40)
-    shutil.copytree(arrow.parent, cached)
-    (cached / arrow.name).rename(cached / "piqa-validation.arrow")
-    unreachable.clear()
-    ((question,),) = read_items("hub").values()
-    assert question.continuations == tuple(FROM_HUB["piqa"][1])
-    assert len(unreachable) == 1

@@ -1,35 +1,36 @@
-"""Validation loss and likelihoods against sums over single next-token probabilities, computed one prefix at a time."""
+"""Validation loss and recall tokens against sums over single probabilities, computed one prefix at a time."""
 
 import contextlib
-import math
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mixers.base import Shape
 from mixers.models import LanguageModel
 from mixers.transformer import Transformer
 from runners.c4.config import Config
-from runners.c4.corpus.tokenizer import end_of_text
-from runners.c4.corpus.windows import Windows
+from runners.c4.data.corpus import Windows, open_shard
+from runners.c4.evaluation import evaluate
 from runners.c4.evaluation.evaluate import (
     HIDDEN,
-    Likelihood,
-    Pair,
-    encode_pair,
+    count_bigrams,
     evaluating,
-    log_likelihoods,
     log_spaced,
+    seen_before,
+    split_recall,
     validation_loss,
     windows_together,
 )
+from runners.c4.model import build, token_losses
+from tests.runners.c4.runs import configured, corpus_of
 
-VOCAB, LENGTH, END = 40, 6, 0
+VOCAB, LENGTH = 40, 6
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -37,16 +38,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def model() -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(Transformer, Transformer.Config(heads=2), Shape(width=16, mlp_width=32, layers=2), VOCAB)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    """Words join the space before them, as T5's do; every two letters of the text occur, so pairs of letters merge."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
-    made.train_from_iterator(["the cat sat on the mat", "the hat of the cat", "ab ab ab"], trainer)
-    return made
 
 
 class Text:
@@ -113,12 +104,6 @@ def test_all_ranks_have_the_loss_of_one_and_make_as_many_passes(
     assert len(set(passes)) == 1
 
 
-def test_too_few_validation_tokens_are_one_line(model: LanguageModel) -> None:
-    with pytest.raises(ValueError, match=f"give --validation-tokens {LENGTH} at least") as raised:
-        validation_loss(model, cast(Windows, Text(7)), LENGTH - 1, 2, CPU)
-    assert "\n" not in str(raised.value)
-
-
 def test_an_evaluation_reads_more_windows_at_once_than_training_where_memory_allows() -> None:
     small = Config(layers=4, width=256, seq_len=512, batch_size=64)
     assert windows_together(small, GPU) == 4 * 64
@@ -157,102 +142,60 @@ def test_evaluations_grow_by_like_factors_to_the_last_step(steps: int, evaluatio
     factors = [after / before for before, after in pairwise(points) if before >= 100]
     assert not factors or max(factors) / min(factors) < 1.02
 
-
-def test_evaluations_of_a_small_case() -> None:
-    assert log_spaced(1000, 4) == [1, 10, 100, 1000]
-    assert log_spaced(100, 8) == [1, 2, 4, 8, 15, 28, 53, 100]
+    if (steps, evaluations) == (100, 8):
+        assert points == [1, 2, 4, 8, 15, 28, 53, 100]
 
 
-@pytest.mark.parametrize(
-    ("context", "continuation"), [("the cat", " sat"), ("the cat ", "sat"), ("the cat  ", "sat on")]
-)
-def test_spaces_between_context_and_continuation_belong_to_the_continuation(
-    tokenizer: Tokenizer, context: str, continuation: str
+def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[bool]]:
+    """Recall tokens by their definition."""
+    known = Counter(pairwise(text))
+    found = []
+    for row in rows:
+        pairs = list(pairwise(row))
+        found.append([pair in pairs[:t] and known[pair] <= rare for t, pair in enumerate(pairs)])
+    return found
+
+
+@pytest.mark.parametrize("read", [0, 70, 150])
+def test_recall_tokens_are_those_of_a_slow_solver(read: int) -> None:
+    rng = np.random.default_rng(0)
+    rows_NT, text_N = rng.integers(5, size=(40, 30)), rng.integers(5, size=150)
+    keys_NT = rows_NT[:, :-1] * 5 + rows_NT[:, 1:]
+    known, place_N = np.unique(keys_NT, return_inverse=True)
+    counts = count_bigrams(iter(np.array_split(text_N.astype(np.uint16), 7)), read, known, 5)
+    found_NT = seen_before(keys_NT) & (counts[place_N.reshape(keys_NT.shape)] <= 6)
+    assert found_NT.tolist() == slow_recall(rows_NT.tolist(), text_N[:read].tolist(), rare=6)
+    assert 0.1 < found_NT.mean() < 0.9
+
+
+def test_the_losses_of_recall_tokens_and_others_make_up_the_validation_loss(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = encode_pair(tokenizer, context, continuation, END)
-    assert pair.context == tokenizer.encode("the cat").ids
-    assert pair.context + pair.continuation == tokenizer.encode(context + continuation).ids
+    config = configured(texts, tmp_path, validation_tokens=300, steps=400)
+    corpus = corpus_of(config)
+    windows = Windows(corpus, "validation", config.seq_len, None)
+    shards = (open_shard(corpus.folder, shard)[0] for shard in corpus.manifest.splits["train"].shards)
+    text = np.concatenate([*shards])[: corpus.tokens("train")].tolist()
+    tokens_NT = windows.batch(0, config.validation_tokens // config.seq_len)
 
+    # Each limit decides something.
+    times = Counter(pairwise(text))
+    repeated = {pair for row in tokens_NT.tolist() for pair, count in Counter(pairwise(row)).items() if count > 1}
+    for rare in (counts := sorted({times[pair] for pair in repeated} - {0})):
+        monkeypatch.setattr(evaluate, "RARE", (rare + 0.5) / len(text))
+        split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
+        assert split.rare == rare
+        assert split.recall_NT.tolist() == slow_recall(tokens_NT.tolist(), text, rare)
+    assert len(counts) > 1
+    assert 0 < split.share < 0.5
 
-@pytest.mark.parametrize("context", ["", "  "])
-def test_without_a_context_an_end_of_text_stands_there(tokenizer: Tokenizer, context: str) -> None:
-    whole = tokenizer.encode(context + "cat").ids
-    assert encode_pair(tokenizer, context, "cat", END) == Pair([END], whole)
-
-
-def test_a_continuation_that_joins_the_contexts_token_is_still_predicted(tokenizer: Tokenizer) -> None:
-    assert len(tokenizer.encode("ab").ids) == 1
-    assert encode_pair(tokenizer, "a", "b", END) == Pair([END], tokenizer.encode("ab").ids)
-
-
-def test_a_continuation_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="no token of ''"):
-        encode_pair(tokenizer, "the cat", "", END)
-
-
-def test_tokens_that_an_encoder_adds_are_left_out(tokenizer: Tokenizer) -> None:
-    """T5's tokenizer ends each text with an end of text, which must not stand between context and continuation."""
-    from tokenizers.processors import TemplateProcessing
-
-    adding = Tokenizer.from_str(tokenizer.to_str())
-    adding.post_processor = TemplateProcessing(single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", END)])
-    assert adding.encode("the cat").ids[-1] == END
-    assert encode_pair(adding, "the cat", " sat", END) == encode_pair(tokenizer, "the cat", " sat", END)
-
-
-def test_an_end_of_text_is_a_special_token(tokenizer: Tokenizer) -> None:
-    assert end_of_text(tokenizer) == END
-    plain = Tokenizer(models.WordLevel({"</s>": 0, "<|endoftext|>": 1}, unk_token="</s>"))
-    with pytest.raises(ValueError, match="has no end-of-text"):
-        end_of_text(plain)
-    plain.add_special_tokens(["<|endoftext|>"])
-    assert end_of_text(plain) == 1
-
-
-def expected(model: LanguageModel, pair: Pair) -> float:
-    """Sum over the continuation's tokens, each after what its part of ``LENGTH`` inputs holds before it."""
-    tokens, first = pair.context + pair.continuation, len(pair.context)
-    total = 0.0
-    for place in range(first, len(tokens)):
-        end = min(first + ((place - first) // LENGTH + 1) * LENGTH, len(tokens))
-        total += log_probability(model, tokens[max(0, end - LENGTH - 1) : place], tokens[place])
-    return total
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_likelihoods_are_sums_over_prefixes(model: LanguageModel, batch_size: int) -> None:
-    """Contexts shorter and longer than the model reads, continuations of one token and of several readings."""
-    rng = np.random.default_rng(1)
-    sizes = [(1, 1), (3, 2), (2, LENGTH - 1), (40, 3), (4, LENGTH), (5, LENGTH + 1), (1, 3 * LENGTH + 2), (30, 20)]
-    pairs = [Pair(rng.integers(VOCAB, size=a).tolist(), rng.integers(VOCAB, size=b).tolist()) for a, b in sizes]
-    answers = log_likelihoods(model, pairs, batch_size, LENGTH, CPU)
-    assert [answer.tokens for answer in answers] == [b for _, b in sizes]
-    assert [answer.log_probability for answer in answers] == pytest.approx(
-        [expected(model, p) for p in pairs], rel=1e-5
-    )
-
-
-def test_greedy_is_what_decoding_would_give(model: LanguageModel) -> None:
-    tokens = [3, 8]
-    for _ in range(4):
-        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
-    likely = Pair(tokens[:2], tokens[2:])
-    other = Pair(tokens[:2], [*tokens[2:-1], (tokens[-1] + 1) % VOCAB])
-    answers = log_likelihoods(model, [other, likely], 2, LENGTH, CPU)
-    assert [answer.greedy for answer in answers] == [False, True]
-
-
-def test_nothing_to_predict_is_certain(model: LanguageModel) -> None:
-    """The harness asks for the likelihood of an empty text."""
-    nothing = Likelihood(log_probability=0.0, tokens=0, greedy=True)
-    assert log_likelihoods(model, [Pair([END], [])], 2, LENGTH, CPU) == [nothing]
-
-
-def test_logits_in_parts_change_nothing(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [Pair([1, 2], [3, 4, 5]), Pair([6], [7, 8])]
-    whole = log_likelihoods(model, pairs, 2, LENGTH, CPU)
-    monkeypatch.setattr("runners.c4.evaluation.evaluate.LOGIT_ROWS", 2)
-    parts = log_likelihoods(model, pairs, 2, LENGTH, CPU)
-    assert all(
-        math.isclose(a.log_probability, b.log_probability, rel_tol=1e-6) for a, b in zip(whole, parts, strict=True)
-    )
+    # Losses.
+    model = build(config, {}, corpus.manifest.vocab_size)
+    recall, rest = split.losses(model, 7, CPU)
+    whole = validation_loss(model, windows, config.validation_tokens, 7, CPU)
+    assert split.share * recall + (1 - split.share) * rest == pytest.approx(whole, abs=1e-5)
+    for batch_size in (1, 10**6):
+        assert split.losses(model, batch_size, CPU) == pytest.approx((recall, rest), rel=1e-6)
+    with torch.no_grad():
+        losses_NT = token_losses(model, torch.from_numpy(tokens_NT)).numpy()
+    assert losses_NT[split.recall_NT].mean() == pytest.approx(recall, abs=1e-5)

@@ -1,6 +1,5 @@
 """Generation by steps against the parallel pass over the growing sequence, and the command line."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +18,31 @@ NONE = -1
 """A token that ends no text."""
 
 
-def build(mixer: str = "transformer", vocab_size: int = PADDED, seed: int = 0) -> LanguageModel:
-    torch.manual_seed(seed)
+def build(mixer: str = "transformer", vocab_size: int = PADDED) -> LanguageModel:
+    torch.manual_seed(0)
     layer = MIXERS[mixer]
     return LanguageModel(layer, layer.Config(), Shape(width=32, mlp_width=48, layers=2), vocab_size).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    """Bytes as tokens, so that a character may take several of them."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        special_tokens=["</s>"], initial_alphabet=alphabet, vocab_size=300, show_progress=False
-    )
-    made.train_from_iterator(["the cat sat on the mat, über Öl"], trainer)
-    return made
 
 
 def tokens(model: LanguageModel, prompt: list[int], count: int, end: int = NONE, **sampling: Any) -> list[int]:
     return list(generate_tokens(model, prompt, count, Sampling(**sampling), end, VOCAB))
 
 
+@pytest.mark.parametrize("has_steps", [True, False])
 @pytest.mark.parametrize("mixer", ["transformer", "rt", "mamba2", "feedback-transformer"])
-def test_greedy_is_the_largest_logit_of_the_parallel_pass(mixer: str) -> None:
+def test_greedy_is_the_largest_logit_of_the_parallel_pass(
+    mixer: str, has_steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> Any:
+        raise NotImplementedError
+
     model, prompt = build(mixer), [5, 17, 3, 3, 30]
     expected = list(prompt)
     for _ in range(20):
         with torch.no_grad():
             expected.append(int(model(torch.tensor([expected]))[0, -1, :VOCAB].argmax()))
+    if not has_steps:
+        monkeypatch.setattr(LanguageModel, "init_state", none)
     assert tokens(model, prompt, 20, temperature=0.0) == expected[len(prompt) :]
     assert tokens(model, prompt, 20, temperature=5.0, top_k=1) == expected[len(prompt) :]
 
@@ -67,7 +60,7 @@ def test_a_gpu_gives_the_tokens_of_a_cpu(mixer: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [10**15, 10**25])
 def test_more_tokens_than_a_gpu_has_memory_for_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"too little memory for {count} tokens: lower --max-new-tokens"):
+    with pytest.raises(ValueError, match="lower --max-new-tokens"):
         tokens(build().cuda(), [1], count, temperature=0.0)
 
 
@@ -76,19 +69,9 @@ def test_the_seed_decides_the_draws() -> None:
     texts = {seed: tokens(model, [1], 30, seed=seed) for seed in (0, 1)}
     assert texts[0] == tokens(model, [1], 30, seed=0)
     assert texts[0] != texts[1]
-    torch.manual_seed(9)
     before = torch.get_rng_state()
     assert texts[1] == tokens(model, [1], 30, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_top_k_draws_among_the_k_likeliest_of_each_step() -> None:
-    model, prompt = build(), [4, 2]
-    text = [*prompt, *tokens(model, prompt, 60, temperature=3.0, top_k=3)]
-    with torch.no_grad():
-        logits_TV = model(torch.tensor([text]))[0, len(prompt) - 1 : -1, :VOCAB]
-    ranks = [(row > row[token]).sum().item() for row, token in zip(logits_TV, text[len(prompt) :], strict=True)]
-    assert set(ranks) == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 3), (1.0, 100)])
@@ -106,47 +89,30 @@ def test_draws_follow_the_tempered_softmax(temperature: float, top_k: int | None
     assert ((shares_V - expected_V).abs() <= 4 * deviation_V).all()
 
 
-def test_the_least_temperature_takes_the_most_likely_token_whatever_the_logits() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_the_least_temperature_takes_the_most_likely_token_whatever_the_logits(scale: float) -> None:
     """Also logits that are larger than any layer has; divided by a smaller temperature, they would be infinite."""
     sampling = Sampling(temperature=module.LEAST_TEMPERATURE)
-    sampling.check()
-    for scale in (1.0, 1e30):
-        logits_V = scale * torch.tensor([-1.0, 3.0, 2.0])
-        assert draw(logits_V, sampling, torch.Generator().manual_seed(0)) == 1
+    assert draw(scale * torch.tensor([-1.0, 3.0, 2.0]), sampling, torch.Generator().manual_seed(0)) == 1
 
 
-def test_padding_of_the_vocabulary_is_never_drawn() -> None:
+def test_it_stops_at_the_end_of_text_and_draws_no_padding_of_the_vocabulary() -> None:
     model = build()
     with torch.no_grad():
         model.readout.weight[VOCAB:] = 50 * model.readout.weight[:8]  # the largest logits, half of the time
-    assert max(tokens(model, [1], 100, temperature=2.0)) < VOCAB
-
-
-def test_it_stops_at_the_end_of_text() -> None:
-    model = build()
-    text = tokens(model, [7], 40)
+    text = tokens(model, [7], 100, temperature=2.0)
+    assert max(text) < VOCAB
     end = text[12]
-    assert tokens(model, [7], 40, end) == text[: text.index(end)]
+    assert tokens(model, [7], 100, end, temperature=2.0) == text[: text.index(end)]
 
 
-def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer: Tokenizer) -> None:
-    """A model that writes what comes next in a text with characters of several bytes."""
-    text = " über Öl, the cat 🙂 on Öl"
-    prompt, rest = (tokenizer.encode(part).ids for part in ("the mat", text))
-    model = Recital([*prompt, *rest], end_of_text := tokenizer.token_to_id("</s>"), tokenizer.get_vocab_size())
-    pieces = list(generate(model, tokenizer, prompt, 200, Sampling(temperature=0.0)))  # type: ignore[arg-type]
-    assert "".join(pieces) == text
-    assert 1 < len(pieces) < len(rest)
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert model.read[-1] == rest[-1] != end_of_text
-
-
+# Texts.
 class Recital(torch.nn.Module):
     """Gives every next token of a text its turn, then the end of text."""
 
     def __init__(self, text: list[int], end: int, vocab_size: int) -> None:
         super().__init__()
-        self.text, self.end, self.read = text, end, list[int]()
+        self.text, self.read = [*text, end], list[int]()
         self.embedding = torch.nn.Embedding(vocab_size, 1)
 
     def init_state(self, batch: int) -> list[Any]:
@@ -154,8 +120,34 @@ class Recital(torch.nn.Module):
 
     def step(self, tokens_B: torch.Tensor, states: list[Any]) -> tuple[torch.Tensor, list[Any]]:
         self.read.append(int(tokens_B))
-        following = [*self.text, self.end][len(self.read)]
-        return torch.nn.functional.one_hot(torch.tensor([following]), self.embedding.num_embeddings).float(), states
+        following = torch.tensor([self.text[len(self.read)]])
+        return torch.nn.functional.one_hot(following, self.embedding.num_embeddings).float(), states
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Bytes as tokens, so that a character may take several of them."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["</s>"], initial_alphabet=alphabet, vocab_size=300, show_progress=False
+    )
+    made.train_from_iterator(["the cat sat on the mat, über Öl"], trainer)
+    return made
+
+
+def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer: Tokenizer) -> None:
+    """A model that writes what comes next in a text with characters of several bytes."""
+    text = " über Öl, the cat 🙂 on Öl"
+    prompt, rest = (tokenizer.encode(part).ids for part in ("the mat", text))
+    model = Recital([*prompt, *rest], tokenizer.token_to_id("</s>"), tokenizer.get_vocab_size())
+    pieces = list(generate(model, tokenizer, prompt, 200, Sampling(temperature=0.0)))  # type: ignore[arg-type]
+    assert "".join(pieces) == text
+    assert 1 < len(pieces) < len(rest)
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert model.read[-1] == rest[-1]
 
 
 def test_spaces_that_a_decoder_takes_off_the_first_word_are_kept_after_a_prompt() -> None:
@@ -167,33 +159,24 @@ def test_spaces_that_a_decoder_takes_off_the_first_word_are_kept_after_a_prompt(
     assert list(generate(model, t5, [1], 9, Sampling(temperature=0.0))) == [" cat", " sat"]  # type: ignore[arg-type]
 
 
-def test_an_empty_prompt_is_the_start_of_a_document(tokenizer: Tokenizer) -> None:
-    assert encode_prompt(tokenizer, "") == [tokenizer.token_to_id("</s>")]
-    assert encode_prompt(tokenizer, "the cat") == tokenizer.encode("the cat").ids
-
-
+# The command.
 @pytest.fixture
 def checkpoint(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    model = build(vocab_size=384)
-
-    def load(path: Path) -> tuple[LanguageModel, Tokenizer]:
-        assert path == tmp_path
-        return model, tokenizer
-
-    monkeypatch.setattr(module, "load_model", load)
+    monkeypatch.setattr(module, "load_model", {tmp_path: (build(vocab_size=384), tokenizer)}.__getitem__)
     return tmp_path
 
 
+@pytest.mark.parametrize("prompt", ["the cat", ""])
 def test_the_command_prints_prompt_and_continuation(
-    checkpoint: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+    prompt: str, checkpoint: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(checkpoint), "--prompt", "the cat", "--max-new-tokens", "12", "--device", "cpu"]
+    arguments = [str(checkpoint), "--prompt", prompt, "--max-new-tokens", "12", "--device", "cpu"]
     main(arguments)
     first = capsys.readouterr().out
-    assert first.startswith("the cat")
-    prompt = tokenizer.encode("the cat").ids
-    pieces = generate(build(vocab_size=384), tokenizer, prompt, 12, Sampling())
-    assert first == f"the cat{''.join(pieces)}\n"
+    ids = tokenizer.encode(prompt).ids or [tokenizer.token_to_id("</s>")]  # the start of a document
+    assert encode_prompt(tokenizer, prompt) == ids
+    pieces = generate(build(vocab_size=384), tokenizer, ids, 12, Sampling())
+    assert first == f"{prompt}{''.join(pieces)}\n"
     main([*arguments, "--seed", "1"])
     assert capsys.readouterr().out != first
 
@@ -204,40 +187,19 @@ def test_the_command_prints_prompt_and_continuation(
         (["--temperature", "-1"], "temperature -1.0 must be"),
         (["--temperature", "nan"], "temperature nan must be"),
         (["--temperature", "1e-40"], "temperature 1e-40 must be 0, or 1e-06 at least"),
-        (["--prompt", "a\udcff"], "--prompt 'a\\udcff' is no text in UTF-8"),
         (["--top-k", "0"], "top-k 0 must be"),
-        (["--max-new-tokens", "0"], "max-new-tokens 0 must be"),
-        (["--seed", "-3"], "--seed -3 must be"),
-        (["--seed", f"{10**30}"], f"--seed {10**30} must be"),
-        (["--topk", "3"], "unknown option --topk"),
-        (["--checkpoint=model"], "--checkpoint is no option: give its value alone, in its place; see --help"),
-        (["once", "upon"], "no option takes once"),
+        (["--topk", "3"], "--topk"),
         (["--top-k", "many"], "top-k"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_what_cannot_be_is_refused(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
-    assert reason in failure(lambda: main([str(checkpoint), "--device", "cpu", *arguments]), capsys)
-
-
-@pytest.mark.parametrize("prompt", ["the cat sat", "", "t"])
-def test_a_layer_without_steps_reads_the_whole_text_again(
-    prompt: str, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = [str(checkpoint), "--prompt", prompt, "--max-new-tokens", "12", "--device", "cpu"]
-    main(arguments)
-    by_steps = capsys.readouterr()
-
-    def none(*_: Any) -> Any:
-        raise NotImplementedError
-
-    monkeypatch.setattr(MIXERS["transformer"], "init_state", none)
-    monkeypatch.setattr(MIXERS["transformer"], "step", none)
-    main(arguments)
-    again = capsys.readouterr()
-    assert (again.out, by_steps.err) == (by_steps.out, "")
-    assert again.err == "Transformer has no step form: it reads the whole text again for each token\n"
+    with pytest.raises(SystemExit, match="2"):
+        main([str(checkpoint), "--device", "cpu", *arguments])
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert reason in error
 
 
 def test_the_limit_of_a_layer_is_one_line_after_the_text(
@@ -254,36 +216,9 @@ def test_the_limit_of_a_layer_is_one_line_after_the_text(
     main([*arguments, str(fitting)])
     whole = capsys.readouterr().out
     monkeypatch.setattr(LanguageModel, "step", limited)
-    main([*arguments, str(fitting)])
-    assert capsys.readouterr().out == whole
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match="2"):
         main([*arguments, "60"])
-    assert stop.value.code == 2
     output, error = capsys.readouterr()
     assert output == whole
-    assert error.startswith("error: Transformer cannot generate at position 10 (IndexError: index 10 is out of bounds")
+    assert error.startswith("error: Transformer cannot generate after 11 tokens (IndexError: index 10 is out of bounds")
     assert error.count("\n") == 1
-
-
-def test_a_missing_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "step-00000001.safetensors"):
-        assert str(path) in failure(lambda path=path: main([str(path), "--device", "cpu"]), capsys)  # type: ignore[misc]
-    assert "checkpoint" in failure(lambda: main([]), capsys)
-
-
-def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert not stop.value.code
-    usage = capsys.readouterr().out.splitlines()[0]
-    assert " generate [-h]" in usage
-
-
-def failure(call: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        call()
-    assert stop.value.code == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.count("\n") == 1
-    return error

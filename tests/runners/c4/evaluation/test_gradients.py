@@ -6,16 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch.nn import functional as F
 
 from mixers import MIXERS
 from runners.c4.__main__ import main
-from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
-from runners.c4.corpus.sources import find_files, read
-from runners.c4.evaluation.gradients import Options, first_windows, gradient_sizes, mean_by_distance, measure
-from runners.c4.export import export
+from runners.c4.data.sources import find_files, read
+from runners.c4.evaluation.gradients import first_windows, gradient_sizes, mean_by_distance
+from runners.c4.export import export, load_model
 from runners.c4.model import build
 from tests.runners.c4.runs import configured, folder_of, run
 
@@ -74,51 +72,34 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [folder_of(config) for config in configs]
 
 
-def test_the_command_measures_runs_and_exported_models(
+def test_the_command_measures_the_first_windows_with_runs_and_exported_models(
     trained: list[Path], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export(trained[0], tmp_path / "my_model")
     checkpoints = [*map(str, trained), str(tmp_path / "my_model"), str(trained[0])]  # the last is named before
-    size = ["--sequences", "5", "--targets", "4", "--batch-size", "2", "--out", str(tmp_path / "out")]
+    size = ["--sequences", "3", "--targets", "99", "--batch-size", "2", "--out", str(tmp_path / "out")]
     main(["gradients", *checkpoints, "--data", str(texts), *size, "--device", "cpu"])
     assert (tmp_path / "out" / "gradients.png").stat().st_size > 10_000
     rt, transformer, exported = json.loads((tmp_path / "out" / "gradients.json").read_text())
     assert {**exported, "checkpoint": rt["checkpoint"]} == rt
-    assert rt["targets"] == [2, 5, 8, 11]
-    assert (rt["mixer"], transformer["mixer"], rt["sequences"]) == ("rt", "transformer", 5)
-    assert rt["loss"] != transformer["loss"]
-    for found in (rt, transformer):
-        assert len(found["gradient"]) == len(found["half_width"]) == 12
-        assert min(found["gradient"]) > 0
-
-    # Rows of the table.
-    out = capsys.readouterr().out
-    assert "transformer" in next(line for line in out.splitlines() if "distance" in line and "┃" in line)
-    rows = [line.split("│") for line in out.splitlines() if line.startswith("│")]
-    assert [row[1].strip() for row in rows] == ["0", "1", "2", "4", "8", "11"]
-    assert float(rows[4][3].split("±")[0]) == pytest.approx(
-        transformer["gradient"][8] / transformer["gradient"][0], rel=1e-2
-    )
-
-
-def test_figures_are_means_over_the_first_windows(trained: list[Path], texts: Path) -> None:
-    options = Options(checkpoints=(), sequences=3, targets=99, batch_size=2, device="cpu")
-    found = measure(trained[1], options, Console(quiet=True))
-    assert found.targets == list(range(12))
+    assert (rt["mixer"], transformer["mixer"], rt["sequences"], rt["targets"]) == ("rt", "transformer", 3, [*range(12)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
+    assert [row[0] for row in rows] == ["0", "1", "2", "4", "8", "11"]
+    shown = transformer["gradient"][8] / transformer["gradient"][0]
+    assert float(rows[4][2]) == pytest.approx(shown, rel=1e-2)
 
     # Every position is a target, and all sequences are in one batch.
     model, tokenizer = load_model(trained[1])
     documents = (text for _, text in read(find_files([str(texts)])["validation"], [], 0))
     tokens_BT = first_windows(documents, tokenizer, 3, 12)
     losses_BT = F.cross_entropy(model(tokens_BT[:, :-1]).mT, tokens_BT[:, 1:], reduction="none")
-    assert found.loss == pytest.approx(losses_BT.mean().item(), rel=1e-5)
-    _, sizes_BTT = gradient_sizes(model, tokens_BT, found.targets)
+    assert transformer["loss"] == pytest.approx(losses_BT.mean().item(), rel=1e-5)
+    _, sizes_BTT = gradient_sizes(model, tokens_BT, range(12))
     for d in (0, 1, 7, 11):
-        of_sequences = [torch.diagonal(sizes_TT, -d).mean().item() for sizes_TT in sizes_BTT]
-        assert found.gradient[d] == pytest.approx(np.mean(of_sequences), rel=1e-4)
-        assert found.half_width[d] == pytest.approx(
-            4.302653 * np.std(of_sequences, ddof=1) / 3**0.5, rel=1e-4
-        )  # t, 2 degrees
+        means = [torch.diagonal(sizes_TT, -d).mean().item() for sizes_TT in sizes_BTT]
+        half_width = 4.302653 * np.std(means, ddof=1) / 3**0.5  # t, 2 degrees
+        assert transformer["gradient"][d] == pytest.approx(np.mean(means), rel=1e-4)
+        assert transformer["half_width"][d] == pytest.approx(half_width, rel=1e-4)
 
 
 def test_windows_follow_each_other_and_texts_end(trained: list[Path]) -> None:
@@ -129,22 +110,3 @@ def test_windows_follow_each_other_and_texts_end(trained: list[Path]) -> None:
     assert windows.tolist() == [[end, *ids, end], [end, *ids, end], [end, *ids, end]]
     with pytest.raises(ValueError, match=r"^the validation text fills 3 sequences of 4 tokens: lower --sequences 4$"):
         first_windows(iter(["kan lor mis"] * 3), tokenizer, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--sequences", "1"], "error: --sequences 1 must be at least 2"),
-        (["--data", "nowhere"], "error: no file or folder nowhere: give --data C4-format files"),
-        (["--sequences", "9999"], "lower --sequences 9999"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_in_one_line(
-    words: list[str], message: str, trained: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["gradients", str(trained[0]), *words, "--out", str(tmp_path / "out"), "--device", "cpu"])
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not (tmp_path / "out").exists()

@@ -54,10 +54,8 @@ def test_runs_of_other_code_are_stale_only_if_they_were_trained_otherwise(monkey
 @pytest.mark.parametrize(
     ("module", "stale"),
     [
-        ("runners.c4.corpus.windows", True),  # order of the data
-        ("runners.c4.corpus.text", True),  # bytes per token
+        ("runners.c4.data.corpus", True),  # order of the data
         ("runners.c4.evaluation.evaluate", True),  # validation loss
-        ("runners.c4.evaluation.recall", True),  # limit of recall tokens
         ("runners.c4.loop", True),
         ("runners.c4.step", True),  # schedule and optimizer
         ("runners.c4.model", True),

@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4.checkpoints import load_model, newest
-from runners.c4.corpus.windows import Windows
+from runners.c4.data.corpus import Windows
+from runners.c4.evaluation.evaluate import split_recall
 from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
-from runners.c4.evaluation.recall import split_recall
 from runners.c4.identity import run_folder
 from runners.c4.reference.cells import ConvergedRun, DivergedRun
 from runners.c4.reference.training import train_place

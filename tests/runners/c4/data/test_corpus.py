@@ -1,4 +1,4 @@
-"""Windows against slices of the concatenated tokens; ranks, epochs and resumes."""
+"""Windows against slices of the concatenated tokens; ranks, epochs and resumes; bytes of text per token."""
 
 import itertools
 from collections import Counter
@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.c4.corpus.prepare import Corpus
-from runners.c4.corpus.shards import Manifest, Part, write_shard
-from runners.c4.corpus.windows import Windows
+from runners.c4.data import corpus as module
+from runners.c4.data.convert import train_tokenizer
+from runners.c4.data.corpus import Corpus, Manifest, Part, Windows, bytes_per_token, write_shard
+
+pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 SHARD = 49
 T = 7
@@ -22,12 +24,13 @@ TOKENS_N = np.random.default_rng(0).integers(2**16, size=sum(LENGTHS)).astype(np
 STARTS = [0, *itertools.accumulate(LENGTHS)]
 
 
-def corpus_of(folder: Path, asked: int = 10**9) -> Corpus:
+def corpus_of(folder: Path, asked: int = 10**9, tokens_N: np.ndarray = TOKENS_N) -> Corpus:
     shards = []
-    for begin in range(0, len(TOKENS_N), SHARD):
-        end = min(begin + SHARD, len(TOKENS_N))
+    for begin in range(0, len(tokens_N), SHARD):
+        end = min(begin + SHARD, len(tokens_N))
         rows = [(STARTS[n], 3 * n, 0) for n in range(len(LENGTHS)) if STARTS[n] < end and STARTS[n + 1] > begin]
-        shards.append(write_shard(folder, f"train-{begin}", TOKENS_N[begin:end], np.array(rows), begin))
+        documents_D3 = np.array(rows, np.int64).reshape(-1, 3)
+        shards.append(write_shard(folder, f"train-{begin}", tokens_N[begin:end], documents_D3, begin))
     splits = {"train": Part(shards=tuple(shards)), "validation": Part()}
     manifest = Manifest(tokenizer="", vocab_size=2**16, end_of_text=0, sources={}, splits=splits)
     return Corpus(folder=folder, manifest=manifest, asked={"train": asked, "validation": 0})
@@ -44,16 +47,6 @@ def window(i: int) -> tuple[int, ...]:
 
 def rows_of(batch: np.ndarray) -> list[tuple[int, ...]]:
     return [tuple(row) for row in batch.tolist()]
-
-
-def test_in_order_each_token_but_the_first_is_a_target_once(corpus: Corpus) -> None:
-    windows = Windows(corpus, "train", T, None)
-    batches = [windows.batch(i, 1) for i in range(len(windows))]
-    assert all(batch.dtype == np.int64 and batch.shape == (1, T + 1) for batch in batches)
-    targets = np.concatenate([batch[0, 1:] for batch in batches])
-    assert len(targets) > len(TOKENS_N) - 1 - T
-    assert targets.tolist() == TOKENS_N[1 : 1 + len(targets)].tolist()
-    assert all(batch[0, 0] == TOKENS_N[i * T] for i, batch in enumerate(batches))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -120,31 +113,30 @@ def test_documents_are_those_whose_tokens_are_in_the_batch(corpus: Corpus) -> No
             assert windows.documents(step, size) == [f"train/{3 * n}" for n in dict.fromkeys(owners)]
 
 
-def test_a_run_sees_the_tokens_it_asked_for_even_if_there_are_more(tmp_path: Path) -> None:
-    for asked in (T + 1, SHARD, 3 * SHARD + 1):
-        windows = Windows(corpus_of(tmp_path, asked), "train", T, None)
-        assert len(windows) == (asked - 1) // T
-        assert rows_of(windows.batch(0, len(windows))) == [window(i) for i in range(len(windows))]
-
-
-def test_a_window_as_long_as_the_split(corpus: Corpus) -> None:
-    windows = Windows(corpus, "train", len(TOKENS_N) - 1, 0)
-    assert len(windows) == 1
-    assert windows.batch(3, 2).tolist() == [TOKENS_N.tolist()] * 2
-
-
-@pytest.mark.parametrize(("split", "seq_len"), [("train", len(TOKENS_N)), ("validation", 1)])
-def test_a_window_too_long_for_the_split(corpus: Corpus, split: str, seq_len: int) -> None:
-    with pytest.raises(ValueError, match=rf"the {split} split has \d+ tokens, fewer than one window of .*--seq-len"):
-        Windows(corpus, split, seq_len, 0)  # type: ignore[arg-type]
-
-
-def test_a_batch_that_cannot_be_shared_out(corpus: Corpus) -> None:
-    with pytest.raises(ValueError, match="batch size 6 is no multiple of 4 processes"):
-        Windows(corpus, "train", T, 0).batch(0, 6, 1, 4)
+@pytest.mark.parametrize("asked", [T + 1, SHARD, 3 * SHARD + 1, 10**9])
+def test_a_run_sees_the_tokens_it_asked_for_even_if_there_are_more(tmp_path: Path, asked: int) -> None:
+    windows = Windows(corpus_of(tmp_path, asked), "train", T, None)
+    assert len(windows) == (min(asked, len(TOKENS_N)) - 1) // T
+    assert rows_of(windows.batch(0, len(windows))) == [window(i) for i in range(len(windows))]
 
 
 def test_a_shard_that_vanished_is_named(corpus: Corpus) -> None:
     (corpus.folder / "train-98.documents.npy").unlink()
-    with pytest.raises(ValueError, match=r"train-98.documents.npy is missing: delete the folder"):
+    with pytest.raises(ValueError, match=r"train-98 is damaged .*: delete the folder"):
         Windows(corpus, "train", T, 0)
+
+
+@pytest.mark.parametrize(("piece", "seq_len"), [(2**18, 7), (21, 7), (1, 5), (30, 4)])
+def test_the_bytes_of_every_target_count_once_whatever_the_size_of_a_piece(
+    piece: int, seq_len: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    documents = ["a b c d e f g h i j", "k l m n", *["immediately thereafter notwithstanding"] * 3]
+    tokenizer = train_tokenizer(documents * 9, 300)
+
+    # Each token of a byte-level BPE is a sequence of bytes, one letter of the BPE's alphabet a byte.
+    ids = [i for document in documents for i in [*tokenizer.encode(document).ids, tokenizer.token_to_id("</s>")]]
+    sizes = [len(tokenizer.id_to_token(i)) if tokenizer.id_to_token(i) != "</s>" else 0 for i in ids]
+    windows = Windows(corpus_of(tmp_path, tokens_N=np.array(ids)), "train", seq_len, None)
+    count = len(windows) * seq_len
+    assert bytes_per_token(windows, seq_len, tokenizer) == sum(sizes[1 : 1 + count]) / count
