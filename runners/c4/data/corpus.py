@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from runners.c4.data.sources import SPLITS, Split
+from runners.c4.data.sources import Split
 from runners.c4.data.tokenizer import Tokenizer
 from runners.files import damaged, read_json, validated, write_atomically, write_json
 from runners.progress import Bars
@@ -202,19 +202,21 @@ class Corpus:
 
     def shortage(self, seq_len: int) -> str:
         """Return how the run differs if it asked for more tokens than its splits have; empty if they have enough."""
-        times = (self.asked["train"] - 1) / self.tokens("train")
-        read = {
-            "train": f"reads the {self.tokens('train'):,} tokens of the text {times:.2f} times",
-            "validation": f"reads {self.targets('validation', seq_len):,} tokens, for the text has no more",
+        found, asked = self.tokens("train"), self.asked
+        said: dict[Split, str] = {
+            "train": f"the train split has {found:,} tokens: read {(asked['train'] - 1) / found:.2f} times",
+            "validation": f"validation reads {self.targets('validation', seq_len):,} tokens of "
+            f"{asked['validation'] - 1:,} asked for",
         }
-        return "; ".join(f"{split} {read[split]}" for split in SPLITS if self.tokens(split) < self.asked[split])
+        return "; ".join(line for split, line in said.items() if self.tokens(split) < asked[split])
 
     def warnings(self, seq_len: int) -> list[str]:
         """Return warnings for a run that reads a small share of its text, or too few validation tokens."""
         lines = []
-        used, given = self.tokens("train") - 1, self.manifest.splits["train"].tokens
-        if used < LITTLE * given:
-            lines.append(f"training reads the first {used:,} of {given:,} tokens of the text: more --steps read more")
+        part, used = self.manifest.splits["train"], self.tokens("train") - 1
+        if used < LITTLE * part.tokens:
+            given = f"{'' if part.complete else 'more than '}{part.tokens:,}"
+            lines.append(f"training reads the first {used:,} of {given} tokens of the text: more --steps read more")
         if (validation := self.targets("validation", seq_len)) < FEW_VALIDATION_TOKENS:
             advice = "give more --validation-tokens, or a larger validation file"
             lines.append(f"validation reads {validation:,} tokens, which makes its loss uncertain: {advice}")

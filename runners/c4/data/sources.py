@@ -50,7 +50,7 @@ def find_files(data: Sequence[str]) -> dict[Split, list[str]]:
     for path in map(Path, data):
         files = sorted({file for pattern in PATTERNS for file in path.glob(pattern)}) if path.is_dir() else [path]
         if not files or not files[0].exists():
-            raise ValueError(f"{path} is no file or folder with files: {ADVICE}")
+            raise ValueError(f"no file or folder {path} with texts: {ADVICE}")
         found |= dict.fromkeys(file.resolve() for file in files)
 
     of_split: dict[Split, list[str]] = {

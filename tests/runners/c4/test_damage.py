@@ -189,7 +189,7 @@ def test_a_damaged_manifest_is_named(at: int, finished: Config, tmp_path: Path) 
     config = replace(finished, out=tmp_path)
     path = corpus_of(config).folder / "manifest.json"
     flip(path, at)
-    with pytest.raises(ValueError, match=rf"^{path} is damaged: delete the folder {path.parent} and run"):
+    with pytest.raises(ValueError, match=rf"^{path} is damaged .*: delete the folder {path.parent} and run"):
         corpus_of(config)
 
 

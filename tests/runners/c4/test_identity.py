@@ -35,7 +35,7 @@ def test_the_code_of_a_run_is_that_which_decides_its_numbers(monkeypatch: pytest
     unchanged = code("nothing")
     deciding = {
         f"runners.c4.{name}"
-        for name in ("model", "parametrisation", "corpus.windows", "distributed", "step", "loop", "evaluation.evaluate")
+        for name in ("model", "parametrisation", "data.corpus", "distributed", "step", "loop", "evaluation.evaluate")
     }
     found = {name for name in [*ours, *others] if code(name) != unchanged}
     assert found == deciding | {

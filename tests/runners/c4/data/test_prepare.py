@@ -368,8 +368,8 @@ def test_missing_data_are_named(source: Source, tmp_path: Path) -> None:
     assert found == {"validation": validation, "train": train}
     (tmp_path / "empty").mkdir()
     for names, message in [
-        ([str(tmp_path / "nowhere")], "nowhere is no file or folder with files: give --data"),
-        ([str(tmp_path / "empty")], "empty is no file or folder with files: give --data"),
+        ([str(tmp_path / "nowhere")], "no file or folder .*nowhere with texts: give --data"),
+        ([str(tmp_path / "empty")], "no file or folder .*empty with texts: give --data"),
         (train, r"no validation file among the 2 of --data: files named \*validation\*"),
         (validation, "no train file among the 1 of --data"),
     ]:
