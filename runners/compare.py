@@ -11,7 +11,7 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 from runners.ending import run_command
-from runners.mad.results.compare import main
+from runners.mad.compare import main
 
 if __name__ == "__main__":
     run_command(main, "interrupted")

@@ -1,15 +1,24 @@
-"""Names and numbers in the cells of tables, and tables that may be too wide for a console."""
+"""Names, numbers and costs in the cells of tables, and tables that may be too wide for a console."""
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from mixers.costs import LENGTHS
+
+COSTS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
+"""Headings of ``cost_cells``."""
+FOOTNOTE = (
+    f"costs of one layer, one sequence; state: floats up to {LENGTHS[0]} and {LENGTHS[1]} positions; FLOPs: forward "
+    f"pass over {LENGTHS[0]} positions, matrix products and convolutions only, masked ones too"
+)
 UNLIMITED = 1000
 """Width of a console on which every table fits."""
 LEAD = re.compile(r"[\s→]*")
@@ -61,3 +70,16 @@ def abbreviated(number: int) -> str:
     rounded = float(f"{number:.3g}")
     power = max(0, math.floor(math.log10(rounded)) // 3) if rounded else 0
     return f"{rounded / 1000**power:#.3g}".rstrip(".") + "kMGTP"[power - 1] if power else str(number)
+
+
+def cost_cells(parameters: int, state: Mapping[Any, int] | None, flops: Mapping[Any, int] | None) -> list[str]:
+    """Return parameters, state at each of ``LENGTHS`` and FLOPs as cells; ? marks an unknown figure.
+
+    Args:
+        parameters: parameters of one layer.
+        state: floats of its state by the number of positions, an integer or its text; None if unknown.
+        flops: FLOPs per token, likewise.
+    """
+    floats, operations = ({str(length): n for length, n in (of or {}).items()} for of in (state, flops))
+    figures = (parameters, *(floats.get(str(length)) for length in LENGTHS), operations.get(str(LENGTHS[0])))
+    return ["?" if figure is None else abbreviated(figure) for figure in figures]

@@ -1,0 +1,62 @@
+"""Compare finished studies in a table and a chart: several layers, or one layer with several settings.
+
+    python -m runners.compare
+    python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
+
+Reference results of the same task and settings are shown beside the studies; ``--reference none`` leaves them out.
+Nothing is trained: all figures are read from the records that ``runners.mad`` writes.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from runners import options, records
+from runners.ending import user_errors
+from runners.mad.charts import plot_comparison
+from runners.mad.points import chosen, points
+from runners.mad.ranking import print_rankings
+from runners.mad.reference import load
+from runners.mad.tables import print_comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Tabulate and draw finished studies.
+
+    Attributes:
+        studies: folders of studies; all in the results folder unless given.
+        out: folder of results.
+        reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
+    """
+
+    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    out: Path = Path("results")
+    reference: str = "shipped"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors are one line and exit status 2."""
+    console = Console(markup=False)
+    with user_errors(ValueError, OSError):
+        given = options.parse(CompareOptions, sys.argv[1:] if arguments is None else arguments)
+        own = records.load(*(given.studies or [given.out / "studies"]))
+        own = own[own["task"] != records.LANGUAGE_MODEL]
+        if own.empty:
+            raise ValueError("no finished run of a study is there: train with runners.mad, or name folders of studies")
+        reference = load(given.reference, own["task"].unique())
+
+        print_comparison(chosen(points(own)), console)
+        print_rankings(own, reference, console)
+
+        # The chart's name is a hash of the studies, and of the rows beside them.
+        digest = hashlib.sha256("".join([*sorted(own["study"].unique()), given.reference]).encode()).hexdigest()
+        figure = given.out / "figures" / f"comparison-{digest[:8]}.png"
+        plot_comparison(own, reference, figure)
+    partial(console.print, soft_wrap=True)(f"chart: {figure}\ntable: {figure.with_suffix('.csv')}")
