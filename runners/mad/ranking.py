@@ -87,7 +87,7 @@ def ranking(own: pd.DataFrame, reference: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the ranks of the layers that have all settings, among themselves: by ``label``, the best first.
+    """Return the ranks of the layers that have all settings, among themselves: by ``label``, the best first, equal ones in their order.
 
     Columns are the settings, and ``mean``, the mean rank.
 
@@ -95,7 +95,8 @@ def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
         found: chosen points with ``label`` and ``setting``.
     """
     values = found.assign(value=_means(found)).pivot(index="label", columns="setting", values="value")
-    ranks = values.dropna()[found["setting"].unique()].rank(ascending=False, method="min").astype(int)
+    values = values.loc[found["label"].unique(), found["setting"].unique()].dropna()
+    ranks = values.rank(ascending=False, method="min").astype(int)
     return ranks.assign(mean=ranks.mean(axis=1)).sort_values("mean", kind="stable")
 
 

@@ -3,24 +3,85 @@
 ``diagnose`` reads the test split and the extrapolation sets, and writes ``diagnosis.json`` and ``diagnosis.png``. It is
 meant for a model that is already chosen; its results must not be used to choose one.
 
-Dimensions: S sequences, T positions, N scored positions.
+Dimensions: S sequences, T positions, N scored positions, C classes.
 """
 
-from dataclasses import asdict
+import textwrap
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mixers.models import Backbone
+from runners.drawing import PLAIN_TEXT
 from runners.files import write_atomically, write_json
-from runners.mad.diagnosis.confusions import count_confusions
-from runners.mad.diagnosis.figure import draw_figure
-from runners.mad.diagnosis.findings import Diagnosis
-from runners.mad.diagnosis.linear_probes import fit_probes
-from runners.mad.diagnosis.outputs import UnreadableError, predict
-from runners.mad.diagnosis.profile import profiles
-from tasks.base import Accuracy, Task
+from runners.mad.diagnosis.linear_probes import ProbeReport, fit_probes
+from runners.mad.diagnosis.outputs import (
+    ConfusionMatrix,
+    Profile,
+    UnreadableError,
+    along_the_sequence,
+    count_confusions,
+    predict,
+    profiles,
+)
+from tasks.base import LENGTH_PREFIX, Accuracy, Task
 from tasks.metrics import macro_accuracy
+
+AXES = {
+    "position": "position in the sequence, from 0 (tokens)",
+    "answer": "answer within its sequence (1 = first scored position)",
+}
+TICKS = 16
+"""Most tokens named at an axis of the confusion matrix."""
+BARS = ("#0072b2", "#56b4e9", "#999999", "#d55e00")
+"""Colours of the bars of a linear probe, which the colour-blind tell apart (Okabe and Ito 2008)."""
+BAR = 0.38
+"""Width of a bar of an extrapolation set, in distances between sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Content of ``diagnosis.json``; accuracies are shares in [0, 1].
+
+    Attributes:
+        title: names the model.
+        task: name of the task.
+        sequences: sequences of the test split.
+        scored_positions: scored positions of the test split.
+        accuracy: accuracy on the test split.
+        macro_accuracy: token accuracy averaged over classes, only for comparison with other suites.
+        chance: accuracy of a solver that draws each answer uniformly.
+        by_position: accuracy of every position that is scored in any sequence.
+        by_answer: accuracy of the 1st, 2nd, ... scored position of a sequence.
+        confusion: targets against predictions.
+        probe: linear probes of the hidden state.
+        extrapolation_sets: accuracy on each extrapolation set.
+        extrapolation_chances: chance on each of these sets.
+        unreadable_sets: by name of each other set, the reason why it has no accuracy.
+        trained_length: length N of the longest sequences in training, as in the names of sets called "length N".
+    """
+
+    title: str
+    task: str
+    sequences: int
+    scored_positions: int
+    accuracy: Accuracy
+    macro_accuracy: float
+    chance: Accuracy
+    by_position: Profile
+    by_answer: Profile
+    confusion: ConfusionMatrix
+    probe: ProbeReport
+    extrapolation_sets: dict[str, Accuracy]
+    extrapolation_chances: dict[str, Accuracy]
+    unreadable_sets: dict[str, str]
+    trained_length: int | None
 
 
 def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis:
@@ -35,7 +96,37 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
     Raises:
         UnreadableError: the model fails on the test split, or its output at a scored position is not finite.
     """
-    diagnosis = _examine(model, task, title)
+    batch = task.split("test")
+    scored_ST = batch.scored_ST
+    predictions_ST, accuracy = predict(model, batch)
+    by_position, by_answer = profiles((predictions_ST == batch.targets_ST).astype(float), scored_ST)
+    tensors = map(torch.from_numpy, (predictions_ST[None], batch.targets_ST, scored_ST))
+
+    # Extrapolation sets, on which a layer may fail.
+    extrapolation, reasons = {}, {}
+    for name, further in task.extrapolation_sets().items():
+        try:
+            _, extrapolation[name] = predict(model, further)
+        except UnreadableError as error:
+            reasons[name] = str(error)
+
+    diagnosis = Diagnosis(
+        title=title,
+        task=task.name,
+        sequences=len(batch),
+        scored_positions=int(scored_ST.sum()),
+        accuracy=accuracy,
+        macro_accuracy=macro_accuracy(*tensors, task.vocab_size).item(),
+        chance=task.chance("test"),
+        by_position=by_position,
+        by_answer=by_answer,
+        confusion=count_confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
+        probe=fit_probes(model, task, batch, predictions_ST),
+        extrapolation_sets=extrapolation,
+        extrapolation_chances={name: task.chance(name) for name in extrapolation},
+        unreadable_sets=reasons,
+        trained_length=task.trained_length,
+    )
 
     # The JSON file is written last, so that the figure exists wherever it does.
     figure = draw_figure(diagnosis)
@@ -44,49 +135,154 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
     return diagnosis
 
 
-def _examine(model: Backbone, task: Task, title: str) -> Diagnosis:
-    """Read the test split and the extrapolation sets."""
-    batch = task.split("test")
-    predictions_ST, accuracy = predict(model, batch)
+@PLAIN_TEXT
+def draw_figure(diagnosis: Diagnosis) -> Figure:
+    """Draw accuracy along the sequence, confusion matrix, linear probes and, if there are any, extrapolation sets."""
+    sets = bool(diagnosis.extrapolation_sets or diagnosis.unreadable_sets)
+    figure = Figure(figsize=(13, 9.5) if sets else (18, 5.2), layout="constrained")
 
-    # Scored positions.
-    scored_ST = batch.scored_ST
-    by_position, by_answer = profiles((predictions_ST == batch.targets_ST).astype(float), scored_ST)
-    (macro,) = macro_accuracy(
-        torch.from_numpy(predictions_ST[None]),
-        torch.from_numpy(batch.targets_ST),
-        torch.from_numpy(scored_ST),
-        task.vocab_size,
-    ).tolist()
-
-    probe = fit_probes(model, task, batch, predictions_ST)
-    extrapolation_sets, unreadable_sets = _extrapolate(model, task)
-
-    return Diagnosis(
-        title=title,
-        task=task.name,
-        sequences=len(batch),
-        scored_positions=int(scored_ST.sum()),
-        accuracy=accuracy,
-        macro_accuracy=macro,
-        chance=task.chance("test"),
-        by_position=by_position,
-        by_answer=by_answer,
-        confusion=count_confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
-        probe=probe,
-        extrapolation_sets=extrapolation_sets,
-        extrapolation_chances={name: task.chance(name) for name in extrapolation_sets},
-        unreadable_sets=unreadable_sets,
-        trained_length=task.trained_length,
+    accuracy = diagnosis.accuracy
+    figure.suptitle(
+        f"{textwrap.fill(diagnosis.title, 130)}\n{diagnosis.task}, test: sequence accuracy {accuracy.sequence:.1%}, "
+        f"token accuracy {accuracy.token:.1%} ({diagnosis.sequences:,} sequences, {diagnosis.scored_positions:,} "
+        "scored positions)"
     )
 
+    axes = figure.subplots(2, 2).flat if sets else figure.subplots(1, 3).flat
+    _plot_profile(next(axes), diagnosis)
+    _plot_confusions(figure, next(axes), diagnosis.confusion)
+    _plot_linear_probes(next(axes), diagnosis.probe)
+    if sets:
+        _plot_extrapolation(next(axes), diagnosis)
+    return figure
 
-def _extrapolate(model: Backbone, task: Task) -> tuple[dict[str, Accuracy], dict[str, str]]:
-    """Return the accuracy on each extrapolation set, and why there is none on the others."""
-    accuracies, reasons = {}, {}
-    for name, batch in task.extrapolation_sets().items():
-        try:
-            _, accuracies[name] = predict(model, batch)
-        except UnreadableError as error:
-            reasons[name] = str(error)
-    return accuracies, reasons
+
+def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
+    """Plot the accuracy by position, or by ordinal if the answers stand at many different positions."""
+    axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
+    counts = axes.twinx()
+    counts.bar(profile.index, profile.sequences, color="0.9", width=min(np.diff(profile.index), default=1))
+    counts.set_ylim(0, 1.05 * diagnosis.sequences)
+    counts.set_ylabel("sequences scored here (bars)", color="0.45")
+
+    # The bars belong behind the line, which is on the older axes.
+    axes.set_zorder(counts.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    axes.plot(profile.index, profile.accuracy, marker=".", color="C0", label="model", clip_on=False)
+    axes.axhline(diagnosis.chance.token, color="black", linestyle="dotted", label="chance")
+
+    _accuracy_axis(axes, "token accuracy")
+    axes.set_xlabel(AXES[axis])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.set_title("Accuracy along the sequence")
+    _legend_below(axes)
+
+
+def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> None:
+    share_CC = np.array(confusion.counts) / np.maximum(1, confusion.targets)[:, None]
+    image = axes.imshow(share_CC, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the target's scored positions", format=PercentFormatter(1))
+
+    shown = len(confusion.classes)
+    ticks = range(0, shown, -(-shown // TICKS))
+    names = [str(confusion.classes[i]) for i in ticks]
+    axes.set_xticks(ticks, names, rotation=90 if shown > TICKS else 0)
+    axes.set_yticks(ticks, names)
+
+    axes.set_xlabel("predicted token")
+    axes.set_ylabel("target token")
+    which = f"all {shown}" if shown == confusion.occurring else f"the {shown} most missed of {confusion.occurring}"
+    axes.set_title(f"Confusion matrix ({which} tokens)")
+
+
+def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
+    """Plot one group of bars a probe, with the deviation over the folds as error bars, or why it was not possible."""
+    ticks = []
+    for group, probe in enumerate(report.probes):
+        where = "all scored positions" if probe.position is None else f"position {probe.position}"
+        dropped = f"\n{probe.dropped_classes} answers\nleft out" if probe.dropped_classes else ""
+        ticks.append(f"{where}{dropped}" + ("\nnot\nconverged" if probe.converged is False else ""))
+        if probe.hidden is None or probe.embedding is None:
+            continue
+        heights = (probe.hidden.mean, probe.embedding.mean, probe.majority or 0.0, probe.model or 0.0)
+        errors = (probe.hidden.deviation, probe.embedding.deviation, 0.0, 0.0)
+        for i, (height, error, color) in enumerate(zip(heights, errors, BARS, strict=True)):
+            bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=color)
+            if len(report.probes) == 1:
+                axes.bar_label(bars, fmt="{:.1%}", padding=2)
+
+    # Reasons: once in the middle if no probe was possible, otherwise at the place of each.
+    impossible = {group: f"not possible: {one.impossible}" for group, one in enumerate(report.probes) if one.impossible}
+    if len(impossible) == len(report.probes):
+        reasons = "\n".join(dict.fromkeys(impossible.values()))
+        axes.text((len(report.probes) - 1) / 2, 0.5, reasons, ha="center", va="center", fontsize=8)
+    else:
+        for group, reason in impossible.items():
+            axes.text(group, 0.5, textwrap.fill(reason, 40), ha="center", va="center", rotation=90, fontsize=8)
+
+    # Bars of no height, one for each label.
+    labels = ("linear probe: hidden state", "linear probe: embedding", "most frequent answer", "model itself")
+    handles = [axes.bar(0, 0, color=color, label=label) for color, label in zip(BARS, labels, strict=True)]
+    axes.legend(handles=handles, loc="upper center", ncols=2, fontsize=8)
+    axes.set_xlim(-0.6, len(report.probes) - 0.4)
+    axes.set_xticks(range(len(report.probes)), ticks, fontsize=8)
+    examples = sum(probe.examples for probe in report.probes)
+    mean = "" if report.hidden is None else f", mean accuracy from the hidden state {report.hidden:.1%}"
+    axes.set_xlabel(f"{examples:,} examples{mean}")
+    _accuracy_axis(axes, "accuracy (error bars: deviation over folds)", top=1.3)
+    axes.set_title("Is the answer linearly in the hidden state?")
+
+
+def _plot_extrapolation(axes: Axes, diagnosis: Diagnosis) -> None:
+    """Plot the accuracy on the test split and on the extrapolation sets, beside chance.
+
+    Sets called "length N" are a curve over N, and sets of other names are lines beside it. Without a curve all sets are
+    bars.
+    """
+    sets = {"test": diagnosis.accuracy, **diagnosis.extrapolation_sets}
+    chances = {"test": diagnosis.chance, **diagnosis.extrapolation_chances}
+    numbers = {name: name.removeprefix(LENGTH_PREFIX) for name in sets}
+    lengths = sorted((int(number), name) for name, number in numbers.items() if number.isdecimal())
+    curve, at = [name for _, name in lengths], [length for length, _ in lengths]
+    others = [name for name in sets if name not in curve]
+
+    for i, kind in enumerate(("sequence", "token")):
+        label = "chance" if kind == "token" else ""
+        heights = [getattr(sets[name], kind) for name in curve or others]
+        limits = [getattr(chances[name], kind) for name in curve or others]
+        if curve:
+            axes.plot(at, heights, marker="o", color=f"C{i}", label=f"{kind} accuracy", clip_on=False)
+            axes.plot(at, limits, color="black", linestyle="dotted", label=label)
+            for name, style in zip(others, ("dashed", "dashdot") * len(others), strict=False):
+                y = getattr(sets[name], kind)
+                axes.axhline(y, color=f"C{i}", linestyle=style, linewidth=1, label=f"{kind}, {name}")
+        else:
+            x = np.arange(len(others)) + BAR * (i - 0.5)
+            bars = axes.bar(x, heights, BAR, label=f"{kind} accuracy")
+            axes.bar_label(bars, fmt="{:.1%}", path_effects=[withStroke(linewidth=3, foreground="white")])
+            axes.hlines(limits, x - BAR / 2, x + BAR / 2, color="black", linestyles="dotted", label=label)
+
+    if curve and (trained := diagnosis.trained_length) is not None:
+        axes.axvline(trained, color="0.5", linewidth=1, label=f"longest in training: {trained}")
+    if curve:
+        axes.set_xlabel('N of the set "length N" (tokens)')
+    else:
+        axes.set_xticks(range(len(others)), others)
+    if unreadable := ", ".join(diagnosis.unreadable_sets):
+        below = textwrap.fill(f"the model fails on: {unreadable}", 60)
+        axes.set_xlabel(f"{axes.get_xlabel()}\n{below}".strip())
+    _accuracy_axis(axes, "accuracy")
+    axes.set_title("Extrapolation sets")
+    _legend_below(axes)
+
+
+def _accuracy_axis(axes: Axes, label: str, top: float = 1.05) -> None:
+    axes.set_ylim(0, top)
+    axes.set_yticks(np.linspace(0, 1, 6))
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+
+
+def _legend_below(axes: Axes) -> None:
+    """Add a legend below the label of the x axis, where no data are."""
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from mixers.models import Backbone
 from runners.mad.diagnosis.outputs import Features, read_hidden_states
-from runners.mad.diagnosis.samples import FOLDS, Sample, draw_sample, split_folds
 from tasks.base import Batch, Task, Tokens
 
 MAX_POSITIONS = 5
@@ -35,6 +35,66 @@ INVERSE_PENALTY = 0.01
 """``C`` of the logistic regression. On in-context recall of length 32, at four stages of training, the probe came
 within 1.1 points of the model's own accuracy. Values of 0.1 and more were slower and no better."""
 MAX_ITERATIONS = 200
+FOLDS = 5
+SEED = 0
+"""Seed of the subsample and of the folds, so that a diagnosis is reproducible."""
+MAX_EXAMPLES = 4_000
+POOL = 4 * MAX_EXAMPLES
+"""Examples are drawn from this number of leading scored positions, so that a large split need not be read whole."""
+MAX_CLASSES = 128
+"""Largest number of classes of a probe: the most frequent answers. With ``MAX_EXAMPLES``, this limits its cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Scored positions to probe, in order of their sequences.
+
+    Attributes:
+        sequence_N: index of the sequence; a probe is never tested on a sequence that it was fitted on.
+        position_N: position in the sequence.
+        answer_N: target at that position.
+        dropped_classes: number of answers left out. They are not among the ``MAX_CLASSES`` most frequent, or occur in
+            fewer than ``FOLDS`` sequences of the sample.
+    """
+
+    sequence_N: Tokens
+    position_N: Tokens
+    answer_N: Tokens
+    dropped_classes: int
+
+
+def draw_sample(batch: Batch, position: int | None = None) -> Sample:
+    """Draw at most ``MAX_EXAMPLES`` scored positions, without answers that are too rare.
+
+    Args:
+        batch: the split.
+        position: the one position to sample; None for all.
+    """
+    scored_ST = batch.scored_ST
+    if position is not None:
+        scored_ST = scored_ST & (np.arange(scored_ST.shape[1]) == position)
+    sequence_N, position_N = np.nonzero(scored_ST)
+    answer_N = batch.targets_ST[sequence_N, position_N]
+
+    # Positions with the most frequent answers.
+    classes, count = np.unique(answer_N, return_counts=True)
+    frequent = classes[np.argsort(-count, kind="stable")[:MAX_CLASSES]]
+    kept = np.flatnonzero(np.isin(answer_N, frequent))[:POOL]
+    if len(kept) > MAX_EXAMPLES:
+        kept = np.sort(np.random.default_rng(SEED).choice(kept, MAX_EXAMPLES, replace=False))
+
+    # Answers that occur in enough sequences for the folds.
+    pairs = np.unique(np.column_stack([answer_N[kept], sequence_N[kept]]), axis=0)
+    present, sequences = np.unique(pairs[:, 0], return_counts=True)
+    spread = present[sequences >= FOLDS]
+    kept = kept[np.isin(answer_N[kept], spread)]
+
+    return Sample(
+        sequence_N=sequence_N[kept],
+        position_N=position_N[kept],
+        answer_N=answer_N[kept],
+        dropped_classes=len(classes) - len(spread),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +154,16 @@ class ProbeReport:
     @staticmethod
     def of(probes: list[Probe]) -> "ProbeReport":
         """Average over the probes."""
+        fitted = [probe for probe in probes if probe.impossible is None]
+        columns: dict[str, list[Any]] = {
+            "hidden": [probe.hidden and probe.hidden.mean for probe in fitted],
+            "embedding": [probe.embedding and probe.embedding.mean for probe in fitted],
+            "majority": [probe.majority for probe in fitted],
+            "model": [probe.model for probe in fitted],
+        }
         return ProbeReport(
-            probes=probes,
-            hidden=_mean([p.hidden.mean for p in probes if p.hidden is not None]),
-            embedding=_mean([p.embedding.mean for p in probes if p.embedding is not None]),
-            majority=_mean([p.majority for p in probes if p.majority is not None]),
-            model=_mean([p.model for p in probes if p.model is not None]),
+            probes=probes, **{name: fmean(values) if values else None for name, values in columns.items()}
         )
-
-
-def _mean(values: list[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> ProbeReport:
@@ -124,16 +183,12 @@ def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens
         UnreadableError: the model fails on the split.
     """
     right_ST = predictions_ST == batch.targets_ST
-    if task.backbone == "autoencoder":
-        return ProbeReport.of(_fit_each_position(model, batch, right_ST))
+    if task.backbone != "autoencoder":
+        sample = draw_sample(batch)
+        hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
+        return ProbeReport.of([_fit(sample, hidden_ND, embedding_ND, right_ST)])
 
-    sample = draw_sample(batch)
-    hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
-    return ProbeReport.of([_fit(sample, hidden_ND, embedding_ND, right_ST)])
-
-
-def _fit_each_position(model: Backbone, batch: Batch, right_ST: NDArray[np.bool_]) -> list[Probe]:
-    """Fit one probe for each of the chosen positions on the hidden state at the last position."""
+    # One probe for each of the chosen positions, on the hidden state at the last position.
     sequence_S = np.arange(len(batch))
     last_S = np.full_like(sequence_S, batch.inputs_ST.shape[1] - 1)
     hidden_SD, embedding_SD = read_hidden_states(model, batch, sequence_S, last_S)
@@ -146,7 +201,7 @@ def _fit_each_position(model: Backbone, batch: Batch, right_ST: NDArray[np.bool_
         sample = draw_sample(batch, position)
         hidden_ND, embedding_ND = hidden_SD[sample.sequence_N], embedding_SD[sample.sequence_N]
         probes.append(_fit(sample, hidden_ND, embedding_ND, right_ST, position))
-    return probes
+    return ProbeReport.of(probes)
 
 
 def _fit(
@@ -168,10 +223,8 @@ def _fit(
     if len(counts) < 2:
         return Probe(**size, impossible=f"fewer than 2 answers occur in {FOLDS} or more sequences")
 
-    folds = split_folds(sample)
-    hidden, hidden_converged = _cross_validate(hidden_ND, sample.answer_N, folds)
-    embedding, embedding_converged = _cross_validate(embedding_ND, sample.answer_N, folds)
-
+    hidden, hidden_converged = _cross_validate(hidden_ND, sample)
+    embedding, embedding_converged = _cross_validate(embedding_ND, sample)
     return Probe(
         **size,
         hidden=hidden,
@@ -182,21 +235,22 @@ def _fit(
     )
 
 
-def _cross_validate(
-    features_ND: Features, answer_N: Tokens, folds: list[tuple[Tokens, Tokens]]
-) -> tuple[FoldAccuracy, bool]:
-    """Return the accuracy on held-out sequences, and whether the optimizer finished in all folds."""
-    accuracies, converged = [], True
-    for fitted, judged in folds:
-        regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
-        classifier = make_pipeline(StandardScaler(), regression)
+def _cross_validate(features_ND: Features, sample: Sample) -> tuple[FoldAccuracy, bool]:
+    """Return the accuracy on held-out sequences, and whether the optimizer finished in all folds.
 
-        # The returned flag replaces the warning.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            classifier.fit(features_ND[fitted], answer_N[fitted])
-
-        converged &= bool((regression.n_iter_ < MAX_ITERATIONS).all())
-        accuracies.append(float(classifier.score(features_ND[judged], answer_N[judged])))
-
+    The folds have balanced classes, and no sequence is both fitted and judged.
+    """
+    regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=MAX_ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the returned flag replaces it
+        found = cross_validate(
+            make_pipeline(StandardScaler(), regression),
+            features_ND,
+            sample.answer_N,
+            groups=sample.sequence_N,
+            cv=StratifiedGroupKFold(FOLDS, shuffle=True, random_state=SEED),
+            return_estimator=True,
+        )
+    converged = all((pipeline[-1].n_iter_ < MAX_ITERATIONS).all() for pipeline in found["estimator"])
+    accuracies = found["test_score"].tolist()
     return FoldAccuracy(mean=fmean(accuracies), deviation=float(np.std(accuracies, ddof=1))), converged

@@ -1,24 +1,31 @@
-"""Outputs and hidden states of a trained model on a split, in the precision of training.
+"""What a trained model puts out on a split: predictions, hidden states, accuracy along the sequence, and confusions.
 
-Dimensions: S sequences, B sequences of a forward pass, T positions, V vocabulary, N chosen positions, D width.
+Everything is computed in the precision of training.
+Dimensions: S sequences, B sequences of a forward pass, T positions, V vocabulary, N chosen positions, D width, C classes
+(tokens that are targets or predictions at scored positions).
 """
 
 import functools
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import confusion_matrix
 
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
-from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
+from runners.mad.training.ensemble import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from tasks.base import Accuracy, Batch, Tokens
 from tasks.metrics import count
 
 Features = NDArray[np.float64]
+MAX_CLASSES = 64
+"""Largest number of classes in a confusion matrix; if there are more, the most often missed ones are shown."""
+TOP_CONFUSIONS = 20
 
 
 class UnreadableError(ValueError):
@@ -106,3 +113,113 @@ def read_hidden_states(
         parts.append((hidden_ND.double().cpu().numpy(), embedding_ND.double().cpu().numpy()))
 
     return np.concatenate([hidden for hidden, _ in parts]), np.concatenate([embedding for _, embedding in parts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Accuracy along the sequence, three aligned columns.
+
+    Attributes:
+        index: position, from 0; or number of the answer within its sequence, from 1.
+        accuracy: share of right predictions among the scored positions at this index.
+        sequences: number of sequences with a scored position at this index.
+    """
+
+    index: list[int]
+    accuracy: list[float]
+    sequences: list[int]
+
+
+def profiles(share_ST: NDArray[np.float64], scored_ST: NDArray[np.bool_]) -> tuple[Profile, Profile]:
+    """Return the accuracy by position, and the accuracy of the 1st, 2nd, … scored position of a sequence.
+
+    Args:
+        share_ST: share of runs whose prediction is right; only read where ``scored_ST`` is set.
+        scored_ST: whether a position is scored.
+    """
+    position_N, ordinal_N = np.nonzero(scored_ST)[1], scored_ST.cumsum(axis=1)[scored_ST]
+    return _profile(share_ST[scored_ST], position_N), _profile(share_ST[scored_ST], ordinal_N)
+
+
+def along_the_sequence(by_position: Profile, by_answer: Profile) -> tuple[str, Profile]:
+    """Return the profile to show, and the name of its axis: by answer if the positions of answers vary."""
+    if len(by_position.index) > 2 * len(by_answer.index):
+        return "answer", by_answer
+    return "position", by_position
+
+
+def _profile(share_N: NDArray[np.float64], index_N: Tokens) -> Profile:
+    """Return the accuracy at each index that occurs."""
+    total = np.bincount(index_N)
+    correct = np.bincount(index_N, weights=share_N)
+    index = np.flatnonzero(total)
+    return Profile(
+        index=index.tolist(), accuracy=(correct[index] / total[index]).tolist(), sequences=total[index].tolist()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """A token taken for another.
+
+    Attributes:
+        target: the right token.
+        predicted: the model's token.
+        count: number of scored positions with this target and this prediction.
+        share: their share of the scored positions with this target, in [0, 1].
+    """
+
+    target: int
+    predicted: int
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfusionMatrix:
+    """Targets against predictions at the scored positions.
+
+    Attributes:
+        occurring: number of classes C.
+        classes: tokens of the rows and columns: all C ascending, or the ``MAX_CLASSES`` targets most often missed.
+        counts: rows are targets, columns predictions.
+        targets: number of scored positions with each row's target, including predictions outside ``classes``.
+        top: the most frequent confusions of all classes, most frequent first.
+    """
+
+    occurring: int
+    classes: list[int]
+    counts: list[list[int]]
+    targets: list[int]
+    top: list[Confusion]
+
+
+def count_confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatrix:
+    """Count the confusions: at most ``MAX_CLASSES`` classes in the matrix, the most frequent ones of all classes."""
+    classes, occurrences = np.unique(targets_N, return_counts=True)
+    targets = dict(zip(classes.tolist(), occurrences.tolist(), strict=True))
+    occurring = np.union1d(targets_N, predictions_N)
+    wrong_N = targets_N != predictions_N
+
+    # Classes of the matrix.
+    shown = occurring
+    if len(occurring) > MAX_CLASSES:
+        missed = np.bincount(targets_N[wrong_N], minlength=classes[-1] + 1)[classes]
+        shown = np.sort(classes[np.argsort(-missed, kind="stable")[:MAX_CLASSES]])
+
+    # Most frequent confusions.
+    wrong_pairs = np.column_stack([targets_N[wrong_N], predictions_N[wrong_N]])
+    pairs, frequency = np.unique(wrong_pairs, axis=0, return_counts=True)
+    first = np.argsort(-frequency, kind="stable")[:TOP_CONFUSIONS]
+    top = [
+        Confusion(target=target, predicted=predicted, count=times, share=times / targets[target])
+        for (target, predicted), times in zip(pairs[first].tolist(), frequency[first].tolist(), strict=True)
+    ]
+
+    return ConfusionMatrix(
+        occurring=len(occurring),
+        classes=shown.tolist(),
+        counts=confusion_matrix(targets_N, predictions_N, labels=shown).tolist(),
+        targets=[targets.get(token, 0) for token in shown.tolist()],
+        top=top,
+    )

@@ -1,20 +1,18 @@
 """Train the missing reference results, then write their overview.
 
-    python -m runners.mad.reference                                  # every missing cell, on all GPUs
+    python -m runners.mad.reference                                  # every missing result, on all GPUs
     python -m runners.mad.reference --layers rt transformer --tasks compression
     python -m runners.mad.reference --preset quick                   # the same for the preset quick of runners.mad
     python -m runners.mad.reference --overview                       # train nothing, write the overview
-    python -m runners.mad.reference --dry-run                        # which cells are missing or stale
-    python -m runners.mad.reference --minutes 60                     # begin only what ends within an hour
+    python -m runners.mad.reference --dry-run                        # what is missing, and how long it takes
 
-Each cell is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. With
-``--preset quick``, a cell has small settings, which are not the published protocol, and is stored in a separate folder.
+Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point.
+With ``--preset quick`` it has small settings, which are not the published protocol, and is stored in a separate folder.
 
-A finished cell is a small file in ``results/reference``. A stopped cell resumes from its checkpoints in ``--out``, if
-that folder still exists. On several GPUs, one process per GPU takes cells, and each cell is trained once. Several
-commands that share both folders also divide the cells among themselves. With ``--minutes``, a cell is left for another
-time if it is expected to end too late. An error in a cell is one line; the other cells are trained, and the command
-ends with status 1.
+A finished result is a table of records in ``results/reference``; to train it again, delete it. A stopped one resumes
+from its runs in ``--out``. On several GPUs, one process per GPU takes results, and each is trained once. Several
+commands that share both folders also divide them among themselves. An error in a result is one line; the others are
+trained, and the command ends with status 1.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
 and its accuracy against the length of its blocks.
@@ -26,40 +24,29 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Annotated
+from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.cli import check_out, cli, shown_as
-from runners.deadline import Deadline
+from runners import options, records
+from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
-from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
-from runners.guidance import row_of
-from runners.mad.duration import Duration, sentence
-from runners.mad.options import Options
-from runners.mad.reference.cells import (
-    FOLDER,
-    Cell,
-    ProtocolName,
-    cell_file,
-    options_of,
-    protocol_folder,
-    read_cell,
-    read_cells,
-    train_cell,
-    write_cell,
-)
-from runners.mad.reference.entries import ENTRIES, Entry
-from runners.mad.reference.forecast import Place, forecast, table_of
-from runners.mad.reference.overview import write_overview
-from runners.mad.reference.staleness import find_stale
-from runners.task_names import find_task
+from runners.files import DamagedFileError, rounded
+from runners.gpus import is_worker, run_on_all_gpus, starts_workers
+from runners.mad.chosen import kept_model
+from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, predict, profiles
+from runners.mad.experiment import Experiment, plan
+from runners.mad.options import PRESETS, Options
+from runners.mad.points import choose
+from runners.mad.reference import ENTRIES, FOLDER, Entry, Protocol, file_of
+from runners.mad.search import train_studies
 from tasks import TASKS
 
 
@@ -71,201 +58,124 @@ class ReferenceOptions:
         layers: rows to train, all unless given.
         tasks: tasks to train on, all unless given.
         preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
-        folder: where the cells are stored.
-        out: results folder of the studies behind the cells.
-        minutes: begin only cells that are expected to end within this time, for rented machines and batch queues.
-        overview: write the overview of the existing cells, and train nothing.
-        dry_run: print which cells are missing or stale and how long training takes, and train nothing.
+        folder: where the results are stored.
+        out: results folder of the studies behind them.
+        overview: write the overview of the existing results, and train nothing.
+        dry_run: print which results are missing and how long training takes, and train nothing.
+
+    Raises:
+        ValueError: there is no such row or task.
     """
 
-    layers: Annotated[tuple[str, ...], shown_as()] = ()
-    tasks: Annotated[tuple[str, ...], shown_as()] = ()
-    preset: ProtocolName = "full"
+    layers: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    preset: Protocol = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
-    minutes: Annotated[float | None, shown_as("FLOAT")] = None
     overview: bool = False
     dry_run: bool = False
 
-    @property
-    def cells(self) -> Path:
-        """Folder of the preset's cells."""
-        return protocol_folder(self.folder, self.preset)
+    def __post_init__(self) -> None:
+        for given, known in ((self.layers, ENTRIES), (self.tasks, TASKS)):
+            if unknown := [name for name in given if name not in known]:
+                kind = "row" if known is ENTRIES else "task"
+                choices = ", ".join(known)
+                raise ValueError(f"{unknown[0]} is no {kind} of the reference results: choose from {choices}")
 
-    @property
-    def studies(self) -> Path:
-        """Results folder of the preset's studies."""
-        return protocol_folder(self.out, self.preset)
-
-    def plan(self, entry: Entry, task: str) -> Options:
-        """Return the options of a cell's training."""
-        # One storage per cell, because processes that share one wait for each other.
-        storage = str(self.studies / "cells" / f"{entry.name}-{task}.journal")
-        return options_of(entry, task, self.preset, out=self.studies, storage=storage)
+    def study(self, entry: Entry, task: str) -> tuple[Options, Experiment]:
+        """Return the options of a result's training, and the experiment that follows from them."""
+        preset, _ = PRESETS[self.preset]
+        out = self.out if self.preset == "full" else self.out / self.preset
+        # One storage for each, because processes that share one wait for each other.
+        storage = str(out / "storages" / f"{entry.name}-{task}.journal")
+        of_one = replace(preset, mixer=(entry.mixer,), task=(task,), layers=entry.layers, out=out, storage=storage)
+        (experiment,) = plan(of_one, dict(entry.options), {})
+        return of_one, experiment
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    began = beginning()
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(markup=False)
     say = partial(console.print, soft_wrap=True)
+    by_hand = not is_worker()  # the processes of the other GPUs print no plan
     with user_errors(ValueError, OSError):
-        options = cli(ReferenceOptions, ReferenceOptions(), arguments)
-        check_out(options.out, writes=not (options.dry_run or options.overview))
-        check_out(options.cells, "--folder", writes=not options.dry_run)
-        if options.overview and options.dry_run:
-            raise ValueError("--overview writes the overview, and --dry-run writes nothing: leave one of them out")
-        deadline = None if options.minutes is None else Deadline(options.minutes, began)
-        wanted = [(entry, task) for entry in chosen_entries(options.layers) for task in chosen_tasks(options.tasks)]
-        there = [(entry, task) for entry, task in wanted if cell_file(options.cells, entry, task).exists()]
-        missing = [place for place in wanted if place not in there]
-
-    # Print the state and the plan; only the process started by the user prints, not those it starts for GPUs.
-    by_hand = not is_worker()
-    trains = bool(missing) and not options.overview
-    durations: dict[tuple[str, str], Duration] = {}
-    with user_errors(ValueError, OSError):
+        given = options.parse(ReferenceOptions, arguments)
+        wanted = [(ENTRIES[name], task) for name in given.layers or ENTRIES for task in given.tasks or TASKS]
+        missing = [place for place in wanted if not file_of(given.folder, given.preset, *place).exists()]
         if by_hand:
-            print_state(there, missing, options, say)
-        if trains and (by_hand or deadline is not None):
-            names = [(entry.name, task) for entry, task in missing]
-            durations = dict(zip(names, forecast(missing, options.plan, known_cells(options)), strict=True))
-        if trains and by_hand:
-            print_forecast(missing, [*durations.values()], options, console)
-    if options.dry_run:
-        return
+            say(f"{len(wanted) - len(missing)} of {len(wanted)} results are in {given.folder}")
+        if given.dry_run:
+            from runners.mad.preview import print_plan
+
+            studies = [given.study(entry, task) for task in TASKS for entry, name in missing if name == task]
+            if studies:
+                print_plan([experiment for _, experiment in studies], studies[0][0], console)
+            return
 
     # Training.
+    failed: list[str] = []
     whole = True
-    if trains:
-        if starts_workers():
-            whole = run_on_all_gpus("runners.mad.reference", arguments, began)
-        else:
-            with user_errors(OSError):
-                whole = train_cells(missing, durations, deadline, options, console)
+    if missing and not given.overview and starts_workers():
+        whole = run_on_all_gpus("runners.mad.reference", arguments)
+    elif not given.overview:
+        with user_errors(OSError):
+            for entry, task in missing:
+                with others_continue(f"{entry.name} on {task}", failed, ValueError):
+                    train(entry, task, given, console)
 
     if by_hand:
+        from runners.mad.reference.overview import write_overview  # imports Matplotlib
+
         with user_errors(ValueError, OSError):
-            print_end(missing, deadline, options, say)
-    if not whole:
+            for path in write_overview(given.folder, given.preset):
+                say(f"written: {path}")
+    if failed or not whole:
         raise SystemExit(1)
 
 
-def print_state(
-    there: Sequence[Place], missing: Sequence[Place], options: ReferenceOptions, say: Callable[[str], None]
-) -> None:
-    """Print how many cells exist, how many are stale, and with ``--dry-run`` which cells are stale."""
-    files = [cell_file(options.cells, entry, task) for entry, task in there]
-    verdicts = find_stale([read_cell(file) for file in files])
-    stale = [file for file, is_stale in zip(files, verdicts, strict=True) if is_stale]
-
-    counted = f", {len(stale)} of them stale: delete a stale cell's file to train it again" if stale else ""
-    say(f"{len(there)} of {len(there) + len(missing)} cells are in {options.cells}{counted}")
-    if options.dry_run:
-        for file in stale:
-            say(f"stale: {file.parent.name} on {file.stem}")
-
-
-def print_end(
-    missing: Sequence[Place], deadline: Deadline | None, options: ReferenceOptions, say: Callable[[str], None]
-) -> None:
-    """Print how many of the missing cells are not trained; write the overview, unless that is all of them."""
-    left = sum(not cell_file(options.cells, entry, task).exists() for entry, task in missing)
-    if left and not options.overview:
-        limited = "" if deadline is None else f", where {deadline}"
-        say(f"not trained: {left} cell{'s' * (left > 1)}{limited}")
-        if left == len(missing):
+def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) -> None:
+    """Train a result and write its records, unless another process trains it or has finished it."""
+    file = file_of(given.folder, given.preset, entry, task)
+    lock = given.out / "locks" / f"{given.preset}-{entry.name}-{task}"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(Timeout), FileLock(lock, timeout=0):
+        if file.exists():
             return
+        of_one, experiment = given.study(entry, task)
+        ((experiment, table),) = train_studies([experiment], of_one, console)
 
-    preset = "" if options.preset == "full" else f" --preset {options.preset}"
-    for path in write_overview(options.cells, f"python -m runners.mad.reference{preset}"):
-        say(f"written: {path}")
-
-
-def print_forecast(
-    missing: Sequence[Place], durations: Sequence[Duration], options: ReferenceOptions, console: Console
-) -> None:
-    """Print how many cells will be trained, with ``--dry-run`` which, and how long that takes."""
-    plan = options.plan(*missing[0])
-    cells = f"{len(missing)} cell{'s' * (len(missing) > 1)}"
-    console.print(
-        f"to train: {cells}, each at {len(plan.runs)} points of the grid, then at the chosen point with "
-        f"{len(plan.more_seeds)} more seeds; Ctrl-C stops, and the same command resumes",
-        soft_wrap=True,
-    )
-
-    if options.dry_run:
-        layers = [entry.name for entry in chosen_entries(options.layers)]
-        console.print(table_of(missing, durations, layers))
-    if text := sentence(durations):
-        console.print(f"time: {text}", soft_wrap=True)
+        # The name of the row; curves and accuracy along the sequence of the chosen point alone.
+        best = choose(table)
+        found = records.read_all(*table["file"])
+        chosen = [path.parent for path, run in found if (run.lr, run.weight_decay) == best]
+        profile = profile_of(experiment, chosen)
+        made = []
+        for path, run in found:
+            figures = {name: [y if y is None else rounded(y) for y in column] for name, column in run.curve.items()}
+            curve = figures | {"step": run.curve["step"]} if path.parent in chosen else {}
+            study = f"{entry.name} {task} {given.preset}"
+            run = replace(run, study=study, layer=entry.name, preset=given.preset, curve=curve)
+            made.append(replace(run, profile=profile if [path.parent] == chosen[:1] else None))
+        records.write_all(file, made)
+        console.print(f"written: {file}", soft_wrap=True)
 
 
-def known_cells(options: ReferenceOptions) -> list[Cell]:
-    """Return all cells that exist."""
-    return [cell for task in TASKS for cell in read_cells(options.cells, ENTRIES.values(), task)]
+def profile_of(experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the mean token accuracy of runs along the sequences of the test split, rounded.
 
-
-def chosen_entries(names: Sequence[str]) -> list[Entry]:
-    """Return rows by name; all rows if there are no names.
-
-    Raises:
-        ValueError: there is no such row.
+    None if there are no runs, or a model cannot be read.
     """
-    return [ENTRIES[row_of(name, ENTRIES)] for name in names or ENTRIES]
-
-
-def chosen_tasks(names: Sequence[str]) -> list[str]:
-    """Return the names of tasks; all tasks if there are no names.
-
-    Raises:
-        ValueError: there is no such task.
-    """
-    for name in names:
-        find_task(name)
-        if name not in TASKS:
-            raise ValueError(f"{name} is no task of the reference results: choose from {', '.join(TASKS)}")
-    return list(names or TASKS)
-
-
-def train_cells(
-    missing: Sequence[Place],
-    durations: Mapping[tuple[str, str], Duration],
-    deadline: Deadline | None,
-    options: ReferenceOptions,
-    console: Console,
-) -> bool:
-    """Train cells; return False if one of them stopped with an error. A cell of another process counts as trained.
-
-    With a deadline, ``durations`` holds how long the training of each cell takes.
-    """
-    failed: list[str] = []
-    for entry, task in missing:
-        expected = 0.0 if deadline is None else durations[entry.name, task].seconds
-        if deadline is not None and not deadline.allows(expected):
-            continue
-        began = monotonic()
-        with others_continue(f"{entry.name} on {task}", failed, ValueError):
-            if train_if_free(entry, task, options, console) and deadline is not None:
-                deadline.learn(expected, monotonic() - began)
-    return not failed
-
-
-def train_if_free(entry: Entry, task: str, options: ReferenceOptions, console: Console) -> bool:
-    """Train a cell and return True, unless another process is training it or has finished it."""
-    locks = options.studies / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
+    batch, device = experiment.instance.split("test"), find_devices("auto")[0]
     try:
-        with FileLock(locks / f"{entry.name}-{task}.cell", timeout=0):
-            if cell_file(options.cells, entry, task).exists():
-                return False
-            cell = train_cell(entry, task, options.plan(entry, task), console)
-            path = write_cell(options.cells, entry, task, cell)
-            console.print(f"{path}: {cell.seconds:.0f} s of training", soft_wrap=True)
-            return True
-    except Timeout:
-        return False
+        models = [kept_model(experiment, folder).to(device) for folder in folders]
+        right = [predict(model, batch)[0] == batch.targets_ST for model in models]
+    except (DamagedFileError, UnreadableError):
+        return None
+    if not right:
+        return None
+    axis, profile = along_the_sequence(*profiles(np.mean(right, axis=0), batch.scored_ST))
+    return {"axis": axis, "index": profile.index, "accuracy": [round(share, 4) for share in profile.accuracy]}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
-"""The overview of the reference results, made only from their files: a picture and a page of tables.
+"""The overview of the reference results, made only from their records: a picture and a page of tables.
 
 ``overview.png`` is the heat map of accuracies. ``overview.md`` holds the ranking, the effective depth of RT and its
-accuracy against the length of its blocks. Cells without a file are "not run yet".
+accuracy against the length of its blocks. Results without a file are "not run yet".
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+
+import pandas as pd
 
 from runners.files import write_atomically
-from runners.mad.reference.cells import read_cells
-from runners.mad.reference.entries import ENTRIES, LAYERS
-from runners.mad.reference.rows import STALE, to_standings
-from runners.mad.results.charts import draw_heat_map
-from runners.mad.results.ranking import MARK, interval, ranked
-from runners.mad.results.standings import Standing
+from runners.mad.charts import draw_heat_map
+from runners.mad.points import chosen, points
+from runners.mad.ranking import intervals, mean_ranks
+from runners.mad.reference import ENTRIES, LAYERS, Protocol, file_of, load_rows
+from runners.mad.tables import Row, accuracies, in_order
 from tasks import TASKS
 
 NOT_RUN = "not run yet"
@@ -25,147 +24,103 @@ DEPTHS = ("transformer", "transformer-2-layers", "transformer-3-layers", "transf
 BLOCKS = {1: "rt", 4: "rt-block-4", 16: "rt-block-16"}
 """Rows of RT by the length of its blocks."""
 
-Found = Mapping[tuple[str, str], Standing]
-"""Standings of the existing cells, by row and task."""
+Found = Mapping[tuple[str, str], Row]
+"""Chosen points by row and task, with the ends ``low`` and ``high`` of their intervals."""
 
 
-def write_overview(folder: Path, command: str) -> list[Path]:
-    """Write the picture and the page of a folder of cells; return their paths, or an empty list if there are no cells.
+def write_overview(folder: Path, preset: Protocol) -> list[Path]:
+    """Write the picture and the page of a preset; return their paths, or an empty list if there are no results.
 
     Args:
-        folder: folder of one protocol's cells.
-        command: command that makes the page, which the page names.
+        folder: folder of all reference results.
+        preset: name of the preset.
     """
-    rows = ENTRIES.values()
-    cells = [cell for task in TASKS for cell in read_cells(folder, rows, task)]
-    if not cells:
+    table = load_rows(folder, [preset], ENTRIES.values(), TASKS)
+    if table.empty:
         return []
-    standings = to_standings(cells)
-    found = {(cell.layer, cell.task): s for cell, s in zip(cells, standings, strict=True)}
-
-    # Stale cells have a separate row in the picture, because their labels are marked.
-    picture, page = folder / "overview.png", folder / "overview.md"
-    figure = draw_heat_map(list(found.values()))
+    found = chosen(points(table))
+    found = in_order(found.assign(label=found["layer"], setting=found["task"]))
+    place = file_of(folder, preset, ENTRIES["rt"], "").parents[1]
+    picture, page = place / "overview.png", place / "overview.md"
+    figure = draw_heat_map(found)
     write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
-    text = overview_page(found, command)
+
+    low, high = intervals(found)
+    text = overview_page(found.assign(low=low, high=high), preset)
     write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return [picture, page]
 
 
-def overview_page(found: Found, command: str) -> str:
-    """Return the page as Markdown."""
+def overview_page(found: pd.DataFrame, preset: Protocol) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        found: chosen points, with ``label``, ``setting`` and the ends of their intervals, ``low`` and ``high``.
+        preset: name of the preset.
+    """
+    command = "python -m runners.mad.reference" + ("" if preset == "full" else f" --preset {preset}")
+    of = {(row["layer"], row["task"]): row for row in found.to_dict("records")}
+    tasks = [f"`{task}`" for task in TASKS]
+
+    # Ranks of the layers that have all tasks; the others stand below.
+    layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
+    counts = layers["layer"].value_counts()
+    ranks = mean_ranks(layers[layers["layer"].map(counts) == len(TASKS)])
+    ranking = [
+        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}" for task in TASKS)]
+        for name, row in (ranks.iterrows() if len(ranks) > 1 else ())
+    ]
+    for name, count in counts.items():
+        if count < len(TASKS):
+            cells = ("–" if (name, task) in of else NOT_RUN for task in TASKS)
+            ranking.append([f"`{name}`", f"{count} of {len(TASKS)} tasks", *cells])
+
+    # Accuracies of Transformers of growing depth, and of RT with growing blocks.
+    def accuracy(name: str, task: str) -> str:
+        return accuracies(of[name, task])[1] or "diverged" if (name, task) in of else NOT_RUN
+
+    depths = [
+        [f"`{task}`", *(accuracy(name, task) for name in ("rt", *DEPTHS)), effective_depth(of, task)] for task in TASKS
+    ]
+    blocks = [[f"`{task}`", *(accuracy(name, task) for name in BLOCKS.values())] for task in TASKS]
+    transformers = [f"Transformer, {n} layer{'s' * (n > 1)}" for n in range(1, len(DEPTHS) + 1)]
+
     parts = [
         "# Reference results",
         f"Made by `{command}` from the files in this folder. Accuracies are token accuracies on the test split: means "
         "over seeds ± half the 95% interval.",
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
-        ranking_table(found),
-        f"If at least two layers have been run on all {len(TASKS)} tasks, they are ranked among themselves, on each "
-        "task by mean accuracy; equal means share a rank. The mean rank is over all tasks. Layers that lack tasks "
-        "stand below, without a mean rank; their rank on a task is the place that they would take among the complete "
-        "layers.",
+        markdown(["layer", "mean rank", *tasks], ranking),
+        f"Layers that have been run on all {len(TASKS)} tasks are ranked among themselves, on each task by mean "
+        "accuracy; equal means share a rank. The mean rank is over all tasks.",
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
         "exceeds the interval of RT. Where neither RT nor a Transformer with up to that number of layers answers a "
         "single whole test sequence, the table says so instead.",
-        depth_table(found),
+        markdown(["task", "RT, 1 layer", *transformers, "RT is worth"], depths),
         "On parity no number of Transformer layers reaches RT, because softmax attention with relative positions alone "
         "cannot tell `1` from `1 1` at the start of a sequence.",
         "## Blocks",
         "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
-        block_table(found),
+        markdown(["task", *(f"block {block}" for block in BLOCKS)], blocks),
     ]
-    if any(map(_mark, found.values())):
-        parts.insert(2, STALE.capitalize() + ".")
     return "\n\n".join(parts) + "\n"
-
-
-def ranking_table(found: Found) -> str:
-    """Return the ranks of the registered layers on each task: complete layers by mean rank, then incomplete ones.
-
-    A single complete layer has no rank.
-    """
-    names = [entry.name for entry in LAYERS if any((entry.name, task) in found for task in TASKS)]
-    known = {name: [task for task in TASKS if (name, task) in found] for name in names}
-    complete = [name for name in names if len(known[name]) == len(TASKS)]
-    if len(complete) == 1:
-        complete = []
-
-    # The place of each layer among the complete ones.
-    ranks: dict[tuple[str, str], int] = {}
-    for name in names if complete else ():
-        for task in known[name]:
-            own = found[name, task]
-            others = [found[other, task] for other in complete if other != name]
-            ranks[name, task] = next(rank for rank, standing in ranked([own, *others]) if standing is own)
-
-    means = {name: fmean(ranks[name, task] for task in TASKS) for name in complete}
-    rows = []
-    for name in sorted(names, key=lambda name: (means.get(name, math.inf), -len(known[name]))):
-        cells = {task: f"{ranks.get((name, task), '–')}{_mark(found[name, task])}" for task in known[name]}
-        mean = f"{means[name]:.1f}" if name in means else f"{len(known[name])} of {len(TASKS)} tasks"
-        rows.append([f"`{name}`", mean, *(cells.get(task, NOT_RUN) for task in TASKS)])
-    table = markdown(["layer", "mean rank", *(f"`{task}`" for task in TASKS)], rows)
-
-    absent = [f"`{entry.name}`" for entry in LAYERS if entry.name not in names]
-    return f"{table}\n\n{NOT_RUN.capitalize()} on any task: {', '.join(absent)}." if absent else table
-
-
-def depth_table(found: Found) -> str:
-    """Return the accuracies of RT and of Transformers of growing depth on each task, and the effective depth."""
-    rows = [
-        [f"`{task}`", *(_accuracy(found, name, task) for name in ("rt", *DEPTHS)), effective_depth(found, task)]
-        for task in TASKS
-    ]
-    layers = [f"Transformer, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(DEPTHS) + 1)]
-    return markdown(["task", "RT, 1 layer", *layers, "RT is worth"], rows)
 
 
 def effective_depth(found: Found, task: str) -> str:
     """Return in words how many Transformer layers one RT layer is worth on a task."""
-    if ("rt", task) not in found:
+    if any((name, task) not in found for name in ("rt", *DEPTHS)):
         return NOT_RUN
-    layers = [found["rt", task]]
-    least, _ = interval(layers[0])
-    worth = f"more than {len(DEPTHS)}"
-    for n, name in enumerate(DEPTHS, 1):
-        if (name, task) not in found:
-            return NOT_RUN
-        layers.append(found[name, task])
-        if interval(layers[-1])[1] >= least:
-            worth = str(n)
-            break
-    return worth if any(map(solves_some, layers)) else NOT_SOLVED
-
-
-def solves_some(standing: Standing) -> bool:
-    """Return whether a layer answers at least one test sequence without an error, with any seed."""
-    estimate = standing.accuracy("sequence")
-    return estimate is not None and estimate.mean > 0
-
-
-def block_table(found: Found) -> str:
-    """Return the accuracy of RT on each task at each length of its blocks."""
-    rows = [[f"`{task}`", *(_accuracy(found, name, task) for name in BLOCKS.values())] for task in TASKS]
-    return markdown(["task", *(f"block {block}" for block in BLOCKS)], rows)
+    rt, *deeper = (found[name, task] for name in ("rt", *DEPTHS))
+    reached = [n for n, row in enumerate(deeper, 1) if row["high"] >= rt["low"]]
+    seen = [rt, *deeper[: reached[0] if reached else None]]
+    if not any(row["test.sequence_accuracy"] > 0 for row in seen):
+        return NOT_SOLVED
+    return str(reached[0]) if reached else f"more than {len(DEPTHS)}"
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; all columns except the first are aligned to the right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _accuracy(found: Found, name: str, task: str) -> str:
-    """Return the token accuracy of a cell with its interval."""
-    if (name, task) not in found:
-        return NOT_RUN
-    standing = found[name, task]
-    estimate = standing.accuracy("token")
-    return (standing.failure if estimate is None else estimate.text()) + _mark(standing)
-
-
-def _mark(standing: Standing) -> str:
-    """Return the mark of a stale cell."""
-    return MARK if standing.mixer.endswith(MARK) else ""
