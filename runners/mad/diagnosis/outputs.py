@@ -1,8 +1,8 @@
 """What a trained model puts out on a split: predictions, hidden states, accuracy along the sequence, and confusions.
 
 Everything is computed in the precision of training.
-Dimensions: S sequences, B sequences of a forward pass, T positions, V vocabulary, N chosen positions, D width, C classes
-(tokens that are targets or predictions at scored positions).
+Dimensions: S sequences, B sequences of a forward pass, T positions, V vocabulary, N chosen positions, D width, C
+classes (tokens that are targets or predictions at scored positions).
 """
 
 import functools
