@@ -1,100 +1,100 @@
-"""An experiment: a layer on a task under a protocol, with the hash that identifies it."""
+"""An experiment: a layer on a task under a protocol; and the experiments that follow from the options."""
 
+import hashlib
+import inspect
 import json
 import re
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-import torch
-
+from mixers import MIXERS
 from mixers.base import Layer, Shape, switch, switched_off
+from mixers.costs import Costs, costs
+from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path
-from mixers.registry import building, find_mixer
-from mixers.short_convolution import mixer_label
-from mixers.vmap_errors import explaining_vmap
-from runners.files import typed
-from runners.mad.layer_choice import LayerChoice
-from runners.mad.training.ensemble import Ensemble
+from mixers.ops.numerics import product_precision
+from mixers.options import override
+from mixers.registry import building, changed, find_mixer, variant_label
+from mixers.short_convolution import with_short_convolution
+from mixers.transformer import Transformer
+from runners.device import find_devices
+from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol, Run
-from runners.provenance import code_version, sha256_of
+from runners.options import applicable, expand, flag_of
+from runners.records import Record
 from runners.task_names import find_task
+from tasks import TASKS
 from tasks.base import Task
 
-LONGEST_FOLDER = 200
-"""Largest number of bytes in a study's folder name; file systems allow 255."""
-LONGEST_DIFFERENCE = 200
-"""Largest number of characters for changed settings in a study's title; SQL storages allow 512 in all."""
+LONGEST_NAME = 180
+"""Largest number of characters in a study's name, which names its folder; file systems allow 255 bytes."""
+
+Say = Callable[[str], None]
+"""Prints a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
-    """The settings of an experiment as a file keeps them: layer and task by name, their settings as JSON values.
-
-    The attributes are those of ``Experiment``. Of a user's layer or task, the code may be gone.
-    """
-
-    mixer: str
-    mixer_config: dict[str, Any]
-    task: str
-    task_config: dict[str, Any]
-    difficulty: str
-    shape: Shape
-    protocol: Protocol
-    precision: str
-    short_convolution: int = 0
-    preset: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """A layer on a task.
+class LayerChoice:
+    """A layer with the settings to build it.
 
     Attributes:
         mixer: registered name, or ``package.module:Class``.
         mixer_config: the layer's ``Config``.
-        task: registered name.
-        task_config: the task's ``Config``.
-        difficulty: name of the task's setting, for readers; only ``task_config`` identifies it.
         shape: widths and number of layers.
-        protocol: length and settings of training.
-        precision: dtype of the matrix products.
         short_convolution: positions that the convolution before each layer spans; 0 for none.
-        preset: name of the preset, for readers; the other settings identify the experiment.
-        revision: number, from 1, of the study among studies with equal settings whose code trains differently
-            (``runners.mad.search.identity``).
     """
 
     mixer: str
     mixer_config: Any
+    shape: Shape
+    short_convolution: int = switch(0)
+
+    @cached_property
+    def layer(self) -> type[Layer]:
+        """The layer's class."""
+        return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
+
+    @property
+    def label(self) -> str:
+        """Name of the layer in tables, with its settings that differ from the defaults."""
+        settings = changed(vars(self.mixer_config), type(self.mixer_config))
+        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
+
+    @property
+    def costs(self) -> Costs:
+        """Costs of one layer.
+
+        Raises:
+            ValueError: the layer cannot be built.
+        """
+        with building(self.mixer):
+            return costs(self.layer, self.mixer_config, self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(LayerChoice):
+    """A layer on a task.
+
+    Attributes:
+        task: registered name, or ``package.module:Class``.
+        task_config: the task's ``Config``.
+        difficulty: name of the task's setting, for readers; only ``task_config`` identifies it.
+        protocol: length and settings of training.
+        precision: dtype of the matrix products.
+        preset: name of the preset, for readers; the other settings identify the experiment.
+    """
+
     task: str
     task_config: Any
     difficulty: str
-    shape: Shape
     protocol: Protocol
     precision: str
-    short_convolution: int = switch(0)
     preset: str = switch("grid")
-    revision: int = 1
-
-    @cached_property
-    def layer_choice(self) -> LayerChoice:
-        """The layer with its settings."""
-        return LayerChoice(
-            mixer=self.mixer,
-            config=self.mixer_config,
-            shape=self.shape,
-            short_convolution=self.short_convolution,
-        )
-
-    @property
-    def layer(self) -> type[Layer]:
-        """The layer's class."""
-        return self.layer_choice.layer
 
     @cached_property
     def instance(self) -> Task:
@@ -108,105 +108,221 @@ class Experiment:
         return int(self.instance.split("train").inputs_ST.shape[1])
 
     @property
-    def remark(self) -> str | None:
-        """Remark of tables on results of the layer at the length of the training sequences; None if there is none."""
-        return self.layer.remark(self.mixer_config, self.length)
+    def steps(self) -> int:
+        """Optimizer steps of a run."""
+        return self.protocol.total_steps(self.task_config.train_examples)
 
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
         return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
 
-    @property
-    def described(self) -> "Described":
-        """The settings as a file keeps them."""
-        return typed(Described, self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings that decide the result, as JSON-able values, without switches that are off."""
-        left_out = ["revision", *switched_off(self)]
-        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
-        for name in switched_off(self.mixer_config):
-            del settings["mixer_config"][name]
-        return settings
-
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over configuration and data; identifies the experiment."""
-        settings = {name: value for name, value in self.to_dict().items() if name not in ("difficulty", "preset")}
-        return sha256_of(json.dumps([settings, _data_fingerprint(self.instance)], sort_keys=True))
-
-    @cached_property
-    def code(self) -> str:
-        """SHA-256 over the code of the layer, the task and the trainer (``runners.provenance.code_version``)."""
-        return code_version("runners.mad.training.loop", self.layer, find_mixer(self.mixer), find_task(self.task))
-
-    @property
-    def label(self) -> str:
-        """Name of the layer in tables, with its settings that differ from the defaults."""
-        return self.layer_choice.label
-
-    @property
-    def name(self) -> str:
-        """Name of the study: layer, task, difficulty, start of the fingerprint, and the revision if not the first."""
-        return f"{self._plain_label} {self._rest}"
-
-    @property
-    def heading(self) -> str:
-        """Name of the study in headings of tables and charts: as ``name``, but with the label of the layer."""
-        return f"{self.label} {self._rest}"
-
-    @property
-    def title(self) -> str:
-        """Name of the study in the storage: as ``name``, with the changed settings instead of ``custom``."""
-        words = [self._plain_label, self.task, self.difficulty]
-        if differences := self._differences():
-            words[2:] = [word for word in words[2:] if word not in ("baseline", "custom")]
-            words.append(f"({shorten(', '.join(differences), LONGEST_DIFFERENCE, placeholder=' …')})")
-        return " ".join([*words, self._end])
-
-    @property
-    def _plain_label(self) -> str:
-        """The layer without its settings, as in the names of studies."""
-        return mixer_label(self.mixer, self.short_convolution)
-
-    @property
-    def _end(self) -> str:
-        return self.fingerprint[:8] + ("" if self.revision == 1 else f" r{self.revision}")
-
-    @property
-    def _rest(self) -> str:
-        """Return the part of a study's name after the layer."""
-        return f"{self.task} {self.difficulty} {self._end}"
-
-    def _differences(self) -> list[str]:
-        """Return the settings that differ from the defaults, in words; under a preset, only settings of the layer."""
-        pairs = [(self.mixer_config, type(self.mixer_config)())]
-        if self.preset == "grid":
-            pairs += [(self.shape, Shape()), (self.protocol, Protocol())]
-        if self.difficulty.endswith("custom"):
-            pairs.append((self.task_config, type(self.task_config)()))
-
-        return [
-            f"{name.replace('_', '-')} {value}"
-            for given, default in pairs
-            for name, value in vars(given).items()
-            if value != getattr(default, name) and not is_dataclass(value)
-        ]
+        """SHA-256 over settings and data, and over the text of the modules of a user's layer and task."""
+        readable = ("difficulty", "preset")
+        settings = {k: v for k, v in asdict(self).items() if k not in (*readable, *switched_off(self))}
+        for name in switched_off(self.mixer_config):
+            del settings["mixer_config"][name]
+        texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
+        content = [settings, _data_fingerprint(self.instance), *texts]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def setting(self) -> str:
         """The task, with its difficulty unless it is the baseline."""
         return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
-    def run_id(self, run: Run) -> str:
-        """Return the name of a run's folder."""
-        return run_id(self.name, self.fingerprint, run)
+    @property
+    def name(self) -> str:
+        """Name of the study: layer, task, difficulty, and the start of the fingerprint."""
+        words = f"{self.label} {self.task} {self.difficulty}"
+        return f"{words[:LONGEST_NAME]} {self.fingerprint[:8]}"
+
+    def folder(self, out: Path) -> Path:
+        """Return the folder of the study in a results folder."""
+        return out / "studies" / re.sub(r"[^\w.+-]+", "-", self.name)
+
+    def folder_of(self, run: Run, out: Path) -> Path:
+        """Return the folder of a run in a results folder."""
+        return self.folder(out) / f"lr{run.lr}-wd{run.weight_decay}-seed{run.seed}"
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The fields of a ``Record`` that all runs of the study share."""
+        task, counted = self.instance, self.costs
+        facts = {
+            "study": self.name,
+            "layer": self.label,
+            "family": self.layer.family,
+            "mixer_config": asdict(self.mixer_config),
+            **asdict(self.shape),
+            "task_config": asdict(self.task_config),
+            "batch_size": self.protocol.batch_size,
+            "steps": self.steps,
+            "evaluations": self.protocol.evaluations,
+            "optimizer": asdict(self.protocol.optimizer),
+            "ceiling": asdict(task.ceiling("test")),
+            "chance": asdict(task.chance("test")),
+            "parameters": counted.parameters,
+            "state": counted.state_floats and {str(n): floats for n, floats in counted.state_floats.items()},
+            "flops_per_token": counted.flops_per_token and {str(n): y for n, y in counted.flops_per_token.items()},
+            "remark": self.layer.remark(self.mixer_config, self.length),
+        }
+        same = ("mixer", "short_convolution", "task", "difficulty", "preset", "fingerprint", "precision")
+        return {**facts, **{name: getattr(self, name) for name in same}}
+
+    def record_of(self, run: Run, **outcome: Any) -> Record:
+        """Return the record of a run, given the fields of ``Record`` that its training has yielded."""
+        return Record(**self.facts, **asdict(run), **outcome)
 
 
-def run_id(study: str, fingerprint: str, run: Run) -> str:
-    """Return the name of a run's folder, from the name and the fingerprint of its study."""
-    return sha256_of(study + fingerprint + json.dumps(asdict(run), sort_keys=True))[:16]
+def plan(
+    options: Options, mixer_options: dict[str, Any], task_options: dict[str, Any], say: Say = lambda line: None
+) -> list[Experiment]:
+    """Return the experiments of the options: tasks × difficulties × layers.
+
+    Args:
+        options: options of the command.
+        mixer_options: settings of layers; each layer takes the settings that it has.
+        task_options: settings of tasks, likewise.
+        say: prints the settings that do not apply to a layer or a task.
+
+    Raises:
+        ValueError: a name or a setting is wrong; the message says how to correct it.
+    """
+    for name, preset in {"mixer": "--preset demo", "task": "--preset quick or --preset demo"}.items():
+        if not getattr(options, name):
+            raise ValueError(f"{flag_of(name)} is missing: give at least one value, or use {preset}")
+    layers = choose_layers(options, mixer_options, say)
+    precision = product_precision(find_devices(options.device)[0])
+    configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
+
+    experiments = []
+    for task, values in applicable("task", task_options, configs, say).items():
+        # A layer has the difficulties by the names that its widths, which --match may have chosen, give them.
+        widths = [{"width": layer.shape.width, "mlp_width": layer.shape.mlp_width} for layer in layers]
+        own = [replace(options, **of_layer, match=None) for of_layer in widths]
+        for of_layers in zip(*(difficulties(task, of_layer, values) for of_layer in own), strict=True):
+            options.protocol.check(of_layers[0][1].train_examples)
+            experiments += [
+                Experiment(
+                    **{entry.name: getattr(layer, entry.name) for entry in fields(layer)},
+                    task=task,
+                    task_config=task_config,
+                    difficulty=difficulty,
+                    protocol=options.protocol,
+                    precision=precision,
+                    preset=preset_name(of_layer),
+                )
+                for layer, of_layer, (difficulty, task_config) in zip(layers, own, of_layers, strict=True)
+            ]
+    return experiments
+
+
+def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[LayerChoice]:
+    """Return the layers of the options; ``--match`` gives each the width at which it costs what the Transformer does.
+
+    Raises:
+        ValueError: a layer is unknown, or cannot match the Transformer and is named.
+    """
+    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    size, figure = options.short_convolution, options.match
+    configs = {mixer: find_mixer(mixer).Config for mixer in expand(options.mixer, MIXERS)}
+    own = applicable("mixer", values, configs, say)
+    choices = [
+        LayerChoice(mixer=name, mixer_config=override(config, own[name]), shape=shape, short_convolution=size)
+        for name, config in configs.items()
+    ]
+    if figure is None:
+        return choices
+
+    # What the others meet.
+    known = [entry.name for entry in fields(Transformer.Config)]
+    of_transformer = override(Transformer.Config, {k: v for k, v in values.items() if k.replace("-", "_") in known})
+    transformer = with_short_convolution(Transformer, size)
+    try:
+        target = count(figure, transformer, of_transformer, shape)
+    except ValueError as error:
+        raise ValueError(f"--match {figure}: no Transformer of width {shape.width}: {error}") from error
+    what = FIGURES[figure][0]
+    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {what}, which others meet")
+
+    matched = []
+    for choice in choices:
+        if choice.layer is transformer:
+            matched.append(choice)
+            continue
+        try:
+            met, found = match(figure, target, choice.layer, choice.mixer_config, shape)
+        except Exception as error:  # a user's layer may raise anything while it is counted
+            if "all" not in options.mixer:
+                raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
+            say(f"left out: --match {figure}: {choice.mixer}: {error}")
+            continue
+        matched.append(replace(choice, shape=met))
+        widths = f"width {met.width}, MLP {met.mlp_width}"
+        say(f"{choice.mixer}: {widths}: {found:,} {what}, {found / target - 1:+.1%}")
+    return matched
+
+
+def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the chosen difficulties of a task: names and configurations.
+
+    Args:
+        task: registered name, or import path.
+        options: options of the command.
+        values: settings of the task, which override the preset's.
+
+    Raises:
+        ValueError: the task has no such difficulty, or refuses a setting.
+    """
+    task_class = find_task(task)
+    preset_values = PRESETS[options.preset][1].get(task, {})
+    values = {**preset_values, **values}
+
+    def configured(**changes: Any) -> Any:
+        try:
+            return override(task_class.Config, {**values, **changes})
+        except ValueError as error:  # which names the task, because others may accept the same values
+            raise ValueError(f"task {task}: {error}") from error
+
+    # The baseline's name says whether its settings come from the task, the preset or the command line.
+    base = configured()
+    as_preset = bool(preset_values) and base == override(task_class.Config, preset_values)
+    own_name = as_preset and preset_name(options) == options.preset
+    label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
+
+    found = {"baseline": (label, {})}
+    for name, sweep in task_class.sweeps.items():
+        for value in sweep:
+            named = f"{name.replace('_', '-')}-{value}"
+            found[named] = (f"{named}-custom" if values else named, {name: value})
+    if unknown := [name for name in options.difficulty if name not in ("all", *found)]:
+        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(found)}")
+    chosen = [found[name] for name in expand(options.difficulty, found)]
+    return [(name, configured(**changes)) for name, changes in chosen]
+
+
+@cache
+def _text_of_class(kind: type) -> str:
+    """Return the text of the module that defines a class; of a class of a notebook or a program, its own."""
+    if kind.__module__ != "__main__":
+        return inspect.getsource(sys.modules[kind.__module__])
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # a notebook's has no file, but its functions have texts
+        return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
+
+
+def text_of(path: str) -> str:
+    """Return the text that a result of a user's class depends on, as it was when the class was first used.
+
+    Args:
+        path: import path of the class, whose module is imported.
+    """
+    module, _, name = path.partition(":")
+    return _text_of_class(getattr(sys.modules[module], name))
 
 
 @dataclass(frozen=True)
@@ -225,63 +341,3 @@ def _task(kind: type[Task], settings: _ByText) -> Task:
 @lru_cache(maxsize=1)
 def _data_fingerprint(task: Task) -> str:
     return task.fingerprint()
-
-
-def call_as_in_training(
-    experiment: Experiment, build: Callable[[], Backbone], positions: int, device: torch.device
-) -> None:
-    """Call a model on one sequence for two runs at once, as training does for all runs.
-
-    For a layer from outside this includes the backward pass, which may fail for several runs even if it works for one.
-
-    Args:
-        experiment: experiment whose layer is tried.
-        build: builds the model of one run.
-        positions: length of the sequence.
-        device: device on which the model is called.
-
-    Raises:
-        ContractError: the layer cannot be computed for several runs at once.
-        Exception: errors of the layer's own code, with a note that names the mixer.
-    """
-    foreign = is_path(experiment.mixer)
-    two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
-    ensemble = Ensemble(build, two, experiment.protocol.optimizer, 1, device)
-
-    # Both passes for a layer from outside; the tests cover the backward passes of the others.
-    try:
-        with torch.set_grad_enabled(foreign), explaining_vmap(ensemble.model):
-            params_RP = ensemble.params_RP.requires_grad_(foreign)
-            tokens_RBT = torch.zeros(2, 1, positions, dtype=torch.int64, device=device)
-            logits_RBTV = ensemble.logits(params_RP, tokens_RBT)
-            if foreign:
-                torch.autograd.grad(logits_RBTV.sum(), params_RP)
-
-    except Exception as error:
-        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
-        raise
-
-
-def run_folder(folder: Path, experiment: Experiment, run: Run) -> Path:
-    """Return the folder of one run below a results folder."""
-    return folder / "runs" / experiment.run_id(run)
-
-
-def study_folder(folder: Path, experiment: Experiment) -> Path:
-    """Return the folder of a study's summary and figures below a results folder, named after the study's heading.
-
-    It is named after the study, without the layer's settings, where these are too long. Earlier versions always did so;
-    such a folder is still found.
-    """
-    path, short = (folder / "studies" / re.sub(r"[^\w.+-]+", "-", e) for e in (experiment.heading, experiment.name))
-    return short if short.is_dir() or len(path.name.encode()) > LONGEST_FOLDER else path
-
-
-def first_layer(experiment: Experiment) -> Layer:
-    """Build a model and return its first layer; the state of torch's generator is restored.
-
-    Raises:
-        ValueError: the layer cannot be built; the message names the mixer.
-    """
-    with torch.random.fork_rng(devices=[]), building(experiment.mixer):
-        return experiment.build().stack[0]

@@ -1,1 +1,0 @@
-"""The hyperparameter search."""
