@@ -60,6 +60,7 @@ def open_storage(storage: str) -> BaseStorage:
     Raises:
         ValueError: the storage cannot be opened, or the file is no journal.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     if "://" in storage:
         try:
             return optuna.storages.get_storage(storage)

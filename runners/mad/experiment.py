@@ -100,7 +100,7 @@ class Experiment(LayerChoice):
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
         settings = json.dumps(asdict(self.task_config), sort_keys=True)
-        return _task(find_task(self.task), _ByText(settings, self.task_config))
+        return _task(find_task(self.task), ByText(settings, self.task_config))
 
     @property
     def length(self) -> int:
@@ -326,7 +326,7 @@ def text_of(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class _ByText:
+class ByText:
     """A configuration as a key: it may hold lists, which are none."""
 
     text: str
@@ -334,7 +334,7 @@ class _ByText:
 
 
 @lru_cache(maxsize=1)
-def _task(kind: type[Task], settings: _ByText) -> Task:
+def _task(kind: type[Task], settings: ByText) -> Task:
     return kind(settings.config)
 
 

@@ -6,12 +6,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from mixers import MIXERS
 from mixers.base import Shape
 from mixers.matching import Figure
+from mixers.registry import find_mixer
 from runners.mad.training.protocol import Protocol, Run
-from runners.options import flag_of
+from runners.options import expand, flag_of, parse_nested, peek
 from runners.search import JOURNAL
+from runners.task_names import find_task
 from runners.tracking import Mode, Tracking
+from tasks import TASKS
 
 GridName = Literal["paper", "wide"]
 PresetName = Literal["grid", "full", "quick", "demo"]
@@ -251,3 +255,21 @@ def preset_name(options: Options) -> PresetName:
     preset, _ = PRESETS[options.preset]
     same = all(getattr(options, name) == getattr(preset, name) for name in OF_A_PRESET)
     return options.preset if same and options.preset != "full" else "grid"
+
+
+def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
+    """Return the options of a command line, and the settings that it gives to layers and to tasks.
+
+    Raises:
+        SystemExit: an option is unknown, or its value cannot be read.
+        ValueError: a layer or a task is unknown, or a value is out of bounds; the message says what to do.
+    """
+    given = peek(arguments, preset="grid", epochs=None, steps=None)
+    default = defaults(**given, list="--list" in arguments)
+    named = peek(arguments, mixer=default.mixer, task=default.task)
+    configs = {
+        "mixer": {name: find_mixer(name).Config for name in expand(named["mixer"], MIXERS)},
+        "task": {name: find_task(name).Config for name in expand(named["task"], TASKS)},
+    }
+    options, values = parse_nested(Options, arguments, default, configs)
+    return options, values["mixer"], values["task"]

@@ -11,6 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from mixers.ops.operators import as_operators
 
 log = logging.getLogger(__name__)
 
-Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Step = TypeVar("Step", bound=Callable[..., tuple[Tensor, Tensor]])
 """Maps parameters (R, P), inputs and targets (R, B, T) to losses (R,) and gradients (R, P)."""
 
 
@@ -54,7 +55,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
                     graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
                 _merge_repeats(graph)
                 with torch.no_grad():
-                    fast: Step = compile_graph(graph, list(arguments))
+                    fast: Any = compile_graph(graph, list(arguments))
             with torch.no_grad():
                 fast(*arguments)
     except torch.OutOfMemoryError:
@@ -65,7 +66,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         return step
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
-    return fast
+    return fast  # type: ignore[no-any-return]
 
 
 def _merge_repeats(graph: GraphModule) -> None:

@@ -1,24 +1,40 @@
-"""R runs of one shape as one model: stacked parameters, and one training step without host synchronisation.
+"""R runs of one shape as one model: stacked parameters, one training step without host synchronisation, evaluation.
 
 Layers are written for one run; ``torch.func`` adds the leading run axis R. All parameters of a run lie in one row of
 a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a few operations on whole rows.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
 
 from mixers.base import decayed
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
+from mixers.ops.runs import over_runs
 from mixers.vmap_errors import explaining_vmap
 from runners.device import keep_freed_memory
-from runners.mad.training.compiled import Step, compiled
-from runners.mad.training.loss import mean_cross_entropy
+from runners.mad.training.kernels import kernels_run_on
 from runners.mad.training.optimizer import AdamW
 from runners.mad.training.protocol import Optimizer, Run
+from tasks.base import IGNORE, Batch
+from tasks.metrics import Counts, count
+
+ELEMENTS_PER_FORWARD = {"cpu": 2**26, "cuda": 2**31}
+"""Size in elements of the largest tensor that an evaluation may make at once, by type of device."""
+
+ELEMENTS_PER_TOKEN = 8_192
+"""Least size of that tensor per token: Mamba's scan holds two of 256 channels with 16 states."""
+
+Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps parameters (R, P), inputs and targets (R, B, T) to losses (R,) and gradients (R, P)."""
 
 
 class Ensemble:
@@ -125,6 +141,8 @@ class Ensemble:
         """Compile the gradient for batches such as this one, unless kernels compute all of the layer."""
         layer = type(self.model.stack[0])
         if layer.compiled:
+            from runners.mad.training.compiled import compiled  # a GPU alone needs it
+
             self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), layer.__name__)
 
     def _gradient(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,3 +151,61 @@ class Ensemble:
         loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
         (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
         return loss_R.detach(), gradient_RP
+
+
+def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
+    """Return the cross-entropy (R,) in nats, averaged over the positions of each run that have a target.
+
+    Args:
+        logits_RBTV: logits of each run.
+        targets_RBT: tokens, int64; ``IGNORE`` where a position has no target.
+    """
+    if kernels_run_on(logits_RBTV.device):
+        from runners.mad.training.kernels.cross_entropy import cross_entropy_method, fits_cross_entropy
+
+        if fits_cross_entropy(logits_RBTV.shape[-1]):
+            (loss_R,) = vmap(partial(over_runs, cross_entropy_method()))(logits_RBTV, targets_RBT)
+            return loss_R
+
+    losses_N = F.cross_entropy(
+        logits_RBTV.float().flatten(0, 2), targets_RBT.flatten(), reduction="none", ignore_index=IGNORE
+    )
+    targets_R = (targets_RBT != IGNORE).flatten(1).sum(1)
+    return losses_N.view(len(targets_RBT), -1).sum(1) / targets_R
+
+
+class Resident(NamedTuple):
+    """A split on the device."""
+
+    inputs_ST: Tensor
+    targets_ST: Tensor
+    scored_ST: Tensor
+
+    @staticmethod
+    def of(batch: Batch, device: torch.device) -> "Resident":
+        """Copy a split to a device."""
+        arrays = (batch.inputs_ST, batch.targets_ST, batch.scored_ST)
+        return Resident(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+@torch.no_grad()
+def evaluate(ensemble: Ensemble, params_RP: Tensor, data: Resident, vocab_size: int) -> Counts:
+    """Count what all runs get right in a whole split, without host synchronisation.
+
+    Args:
+        ensemble: the runs.
+        params_RP: parameters to evaluate, one row per run.
+        data: the split.
+        vocab_size: size of the vocabulary, which bounds the sequences of a forward pass.
+    """
+    examples, length = data.inputs_ST.shape
+
+    # As many sequences at once as the largest tensor leaves room for.
+    per_sequence = len(ensemble.runs) * length * max(vocab_size, ELEMENTS_PER_TOKEN)
+    chunk = max(1, ELEMENTS_PER_FORWARD[ensemble.device.type] // per_sequence)
+
+    parts = [
+        count(ensemble.logits(params_RP, data.inputs_ST[here]), data.targets_ST[here], data.scored_ST[here])
+        for here in (slice(start, start + chunk) for start in range(0, examples, chunk))
+    ]
+    return functools.reduce(operator.add, parts)

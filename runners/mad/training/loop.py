@@ -28,9 +28,10 @@ differently.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Interface
 
 import torch
 from torch import Tensor
@@ -38,17 +39,96 @@ from torch import Tensor
 from mixers.models import Backbone
 from runners.files import load_tensors, save_tensors
 from runners.interrupt import StoppedError, asked_to_stop
-from runners.mad.training.best import BestParameters
-from runners.mad.training.data import Resident, Splits
-from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import evaluate
+from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Protocol, Run
-from runners.mad.training.result import CurvePoint, Result, metrics_by_run
 from runners.mad.training.step import Stepper
+from tasks.base import Batch, Split
 from tasks.metrics import Counts, score
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 SECONDS_BETWEEN_REPORTS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Accuracies of one run on a split.
+
+    Attributes:
+        sequence_accuracy: share of sequences in [0, 1] whose scored positions are all right.
+        token_accuracy: share of scored positions in [0, 1] that are right.
+        loss: mean cross-entropy of the scored positions in nats.
+        score: value by which runs and evaluations are selected, see ``tasks.metrics.score``.
+    """
+
+    sequence_accuracy: float
+    token_accuracy: float
+    loss: float
+    score: float
+
+
+def metrics_by_run(counts: Counts) -> list[Metrics]:
+    """Return each run's metrics; this waits for the device."""
+    columns = (counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts))
+    return [
+        Metrics(sequence_accuracy=sequence, token_accuracy=token, loss=loss, score=value)
+        for sequence, token, loss, value in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One evaluation of one run.
+
+    Attributes:
+        step: optimizer steps done.
+        train_loss: mean training loss since the last evaluation, in nats; None if it is not finite.
+        validation: metrics on the validation split; None once the run has diverged.
+    """
+
+    step: int
+    train_loss: float | None
+    validation: Metrics | None
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> "CurvePoint":
+        """Undo ``dataclasses.asdict``."""
+        metrics = values["validation"]
+        return CurvePoint(**{**values, "validation": None if metrics is None else Metrics(**metrics)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        curve: evaluations in order.
+        best_step: step whose parameters were kept; 0 if no evaluation was finite.
+        diverged_step: step, counted from 1, at which loss or gradient was first not finite.
+        validation: metrics of the kept parameters; None for a diverged run.
+        parameters: kept parameters by name.
+        seconds: wall time of training, evaluations included, shared with the other runs of the ensemble.
+        steps_per_second: optimizer steps per second of the whole ensemble.
+    """
+
+    curve: list[CurvePoint]
+    best_step: int
+    diverged_step: int | None
+    validation: Metrics | None
+    parameters: dict[str, Tensor]
+    seconds: float
+    steps_per_second: float
+
+
+class Splits(Interface):
+    """What training needs of a task."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
+    def split(self, name: Split) -> Batch:
+        """One of the three splits."""
+
 
 Listener = Callable[[int, list[CurvePoint]], None]
 """Called after each evaluation with the step and each run's point."""
@@ -299,3 +379,27 @@ class _Loop:
     def _rows(self) -> dict[str, Tensor]:
         """Tensors with a row for each run; live, so that copying into them restores a state."""
         return {**self.ensemble.rows, **self.best.rows, "loss_sum": self.stepper.loss_sum_R}
+
+
+class BestParameters:
+    """Parameters (R, P) of the evaluation of each run with the highest score, that score and its step."""
+
+    def __init__(self, params_RP: Tensor) -> None:
+        """Begin with the initial parameters, at step 0 and below every score."""
+        runs = len(params_RP)
+        device = params_RP.device
+        self.params_RP = params_RP.clone()
+        self.score_R = torch.full((runs,), -torch.inf, dtype=torch.float64, device=device)
+        self.step_R = torch.zeros(runs, dtype=torch.int64, device=device)
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """Tensors with a row for each run; live, so that copying into them restores."""
+        return {"best": self.params_RP, "best_score": self.score_R, "best_step": self.step_R}
+
+    def keep_better(self, params_RP: Tensor, score_R: Tensor, alive_R: Tensor, step: int) -> None:
+        """Keep the parameters of the runs that are alive and have a higher score than before."""
+        better_R = alive_R & (score_R > self.score_R)
+        self.params_RP = torch.where(better_R[:, None], params_RP, self.params_RP)
+        self.score_R = torch.where(better_R, score_R, self.score_R)
+        self.step_R = torch.where(better_R, step, self.step_R)

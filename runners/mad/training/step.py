@@ -1,12 +1,12 @@
 """Optimizer steps on data that lies on the device."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runners.mad.training.data import data_order
 from runners.mad.training.ensemble import Ensemble
 from tasks.base import Batch
 
@@ -90,3 +90,8 @@ class Stepper:
         within_epoch = (self.ensemble.optimizer.step % self.steps_per_epoch)[None]
         index_RB = self.order_NRB.index_select(0, within_epoch).squeeze(0)
         return self.inputs_ST[index_RB], self.targets_ST[index_RB]
+
+
+def data_order(seed: int, epoch: int, examples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the order in which a run with ``seed`` sees its examples in ``epoch``; the same on every device."""
+    return np.random.default_rng([seed, epoch]).permutation(examples)

@@ -1,0 +1,189 @@
+"""What is checked before the first training, which may take hours: memory, a user's task, and layers as trained."""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from mixers.base import Layer, Shape, log_once
+from mixers.contract import POSITIONS, check_foreign, warn_unused
+from mixers.costs import count_parameters, parameters_of_one_and_two
+from mixers.models import LanguageModel
+from mixers.named import is_path
+from mixers.origin import where
+from mixers.registry import building
+from mixers.vmap_errors import explaining_vmap
+from runners.mad.experiment import ByText, Experiment
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Run
+from runners.memory import require_memory
+from tasks.base import BLOCK
+from tasks.contract import check_task
+
+TOKEN_BYTES = 17
+"""Bytes per position of a data set: token, target, and whether it is scored."""
+COPIES = 5
+"""Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
+POSITIONS_ON_A_CPU = 2**15
+"""Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
+NO_BATCHING_RULE = re.compile(r"There is a performance drop because .* the batching rule for ([\w:]+)")
+"""PyTorch's warning of an operation that ``torch.func.vmap`` computes run by run."""
+
+
+def check(experiments: Sequence[Experiment], together: int, device: torch.device) -> None:
+    """Check experiments in the order in which faults cost least: memory, then tasks, then layers.
+
+    Args:
+        experiments: what will be trained.
+        together: largest number of runs that are trained at the same time.
+        device: where they will be trained.
+
+    Raises:
+        ValueError: an experiment does not fit into memory, a user's task breaks a rule, or a layer cannot be built.
+        ContractError: a user's layer does not do what the trainer takes for granted.
+        SplitOverlapError: two splits of a task share a sequence.
+    """
+    for experiment in experiments:
+        check_memory(experiment, together, device)
+    for experiment in {e.task: e for e in experiments if is_path(e.task)}.values():
+        try:
+            check_task(experiment.instance)
+        except Exception as error:  # a user's task may raise anything
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise ValueError(f"task {experiment.task!r}: {where(error)}{kind}{error}") from error
+
+    # Warnings about parameters follow once all layers have passed.
+    unused = [(experiment.mixer, check_layer(experiment, device)) for experiment in experiments]
+    for mixer, names in unused:
+        warn_unused(mixer, names)
+
+
+def runs_at_once(experiment: Experiment, together: int, device: torch.device) -> int:
+    """Return how many runs are trained as one ensemble: ``together``, or fewer on a CPU if a run's steps are long."""
+    if device.type != "cpu":
+        return together
+    positions = experiment.protocol.batch_size * experiment.task_config.train_length
+    return max(1, min(together, POSITIONS_ON_A_CPU // positions))
+
+
+def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
+    """Refuse an experiment that cannot fit into memory, before its data are drawn or its models are built.
+
+    Raises:
+        ValueError: data, parameters or activations need more memory than there is, or the layer cannot be built.
+    """
+    # Data are in the machine's memory, too.
+    task, shape = experiment.task_config, experiment.shape
+    sequences, length = task.train_examples + 2 * task.eval_examples, task.train_length
+    data = TOKEN_BYTES * max(sequences * length, BLOCK * task.longest_length)
+    advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
+    require_memory(data, torch.device("cpu"), f"the data of {experiment.task}", advice)
+
+    count = runs_at_once(experiment, together, device)
+    runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
+    one, two = _parameters(
+        experiment.mixer,
+        experiment.layer,
+        ByText(repr(experiment.mixer_config), experiment.mixer_config),
+        replace(shape, layers=1),
+    )
+    parameters = one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
+    fewer = ", --together" if count > 1 else ""
+    advice = f"lower --width, --mlp-width, --layers{fewer} or the task's vocabulary"
+    require_memory(count * COPIES * 4 * parameters, device, runs, advice)
+
+    # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
+    kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
+    require_memory(kept, device, f"a step of {runs}", f"lower --batch-size{fewer}, --layers or the lengths of the task")
+
+
+@cache
+def _parameters(mixer: str, layer: type[Layer], config: ByText, shape: Shape) -> tuple[int, int]:
+    """Return the parameters of models with one layer and with two, of a vocabulary of one token."""
+
+    def of_layers(count: int) -> int:
+        return count_parameters(LanguageModel(layer, config.config, replace(shape, layers=count), vocab_size=1))
+
+    return parameters_of_one_and_two(of_layers, mixer)
+
+
+def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
+    """Build a layer, check one from outside, and call the model as training will.
+
+    Returns:
+        Names of parameters that no gradient reaches.
+
+    Raises:
+        ValueError: the layer cannot be built.
+        ContractError: a layer from outside does not do what the trainer takes for granted.
+    """
+    mixer, foreign = experiment.mixer, is_path(experiment.mixer)
+
+    def build() -> Layer:
+        with torch.random.fork_rng(devices=[]), building(mixer):
+            return experiment.build().stack[0]
+
+    build()
+    length, longest = experiment.task_config.train_length, experiment.task_config.longest_length
+    unused = check_foreign(mixer, build, device, lambda: length)
+
+    # Extrapolation sets have longer sequences, on which some layers fail; one that does not must be right there, too.
+    if foreign and longest > length:
+        fails = False
+        try:
+            with torch.no_grad():
+                build().to(device)(torch.randn(1, longest, experiment.shape.width, device=device))
+        except Exception:  # a user's layer may raise anything
+            fails = True
+        if not fails:
+            check_foreign(mixer, build, device, lambda: longest)
+
+    with one_line_on_slow_operations(mixer):
+        call_as_in_training(experiment, device, length if foreign else min(POSITIONS, length))
+    return unused
+
+
+def call_as_in_training(experiment: Experiment, device: torch.device, positions: int) -> None:
+    """Call a model on one sequence for two runs at once, as training does for all runs.
+
+    For a layer from outside this includes the backward pass, which may fail for several runs even if it works for one.
+
+    Raises:
+        ContractError: the layer cannot be computed for several runs at once.
+        Exception: errors of the layer's own code, with a note that names the mixer.
+    """
+    foreign = is_path(experiment.mixer)
+    two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
+    ensemble = Ensemble(experiment.build, two, experiment.protocol.optimizer, 1, device)
+    try:
+        with torch.set_grad_enabled(foreign), explaining_vmap(ensemble.model):
+            params_RP = ensemble.params_RP.requires_grad_(foreign)
+            tokens_RBT = torch.zeros(2, 1, positions, dtype=torch.int64, device=device)
+            logits_RBTV = ensemble.logits(params_RP, tokens_RBT)
+            if foreign:
+                torch.autograd.grad(logits_RBTV.sum(), params_RP)
+    except Exception as error:
+        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
+        raise
+
+
+@contextmanager
+def one_line_on_slow_operations(mixer: str) -> Iterator[None]:
+    """Say in one line which operations ``vmap`` computes run by run, in place of PyTorch's warnings, now and later."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+
+    slow = dict[str, None]()
+    for warning in caught:
+        if found := NO_BATCHING_RULE.search(str(warning.message)):
+            slow[found[1]] = None
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if slow:
+        warnings.filterwarnings("ignore", NO_BATCHING_RULE.pattern, UserWarning)
+        log_once(f"mixer {mixer!r}: PyTorch computes {', '.join(slow)} one run after another, which is slower")

@@ -1,0 +1,154 @@
+"""The chosen point of a study: its figures on the test split, its model, its diagnosis; models that are not kept."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mixers.models import Backbone
+from runners.device import find_devices
+from runners.files import DamagedFileError, load_tensors, read_json
+from runners.mad.experiment import Experiment, Say
+from runners.mad.options import Options
+from runners.mad.points import chosen, points
+from runners.mad.training.ensemble import Ensemble, Resident, evaluate
+from runners.mad.training.protocol import Run
+from runners.records import Record, read_all, table_of, write
+from tasks.metrics import Counts
+
+MODEL = "model.safetensors"
+
+
+def read_test(experiment: Experiment, runs: Sequence[tuple[Path, Record]], device: torch.device, together: int) -> None:
+    """Evaluate finished runs on the test split and the extrapolation sets, once, and write that into their records.
+
+    Args:
+        experiment: the study.
+        runs: folders and records of its runs.
+        device: device of the evaluation.
+        together: largest number of models in memory at a time, as in training.
+
+    Raises:
+        DamagedFileError: the model of a run without test figures is gone or damaged.
+    """
+    unread = [(folder, record) for folder, record in runs if record.metrics and "test" not in record.metrics]
+    task = experiment.instance
+    for start in range(0, len(unread), together):
+        part = unread[start : start + together]
+
+        # An ensemble with the kept parameters.
+        seeds = [Run(lr=record.lr, weight_decay=record.weight_decay, seed=record.seed) for _, record in part]
+        members = Ensemble(experiment.build, seeds, experiment.protocol.optimizer, 1, device)
+        models = [kept_parameters(folder, members.shapes) for folder, _ in part]
+        for name, rows in members.named(members.params_RP).items():
+            for row, parameters in zip(rows, models, strict=True):
+                row.copy_(parameters[name])
+
+        # A layer of limited length may raise anything on longer sequences; the diagnosis says what.
+        found: dict[str, Counts] = {}
+        for name in ("test", *task.extrapolation_names):
+            try:
+                data = Resident.of(task.batch(name), device)
+                found[name] = evaluate(members, members.params_RP, data, task.vocab_size)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                if name == "test":
+                    raise
+
+        for r, (folder, record) in enumerate(part):
+            metrics = dict(record.metrics)
+            for name, counts in found.items():
+                metrics[name] = {
+                    "sequence_accuracy": counts.sequence_accuracy[r].item(),
+                    "token_accuracy": counts.token_accuracy[r].item(),
+                }
+            loss = found["test"].loss[r].item()
+            metrics["test"]["loss"] = loss if math.isfinite(loss) else None
+            write(folder, replace(record, metrics=metrics))
+
+
+def kept_parameters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return the parameters of a finished run that training kept, by name.
+
+    Args:
+        folder: folder of the run.
+        shapes: shapes of the parameters that the model has today, by name.
+
+    Raises:
+        DamagedFileError: they are gone, cannot be read, or are others than those of the model.
+    """
+    path, remedy = folder / MODEL, "delete its folder to train the run again"
+    try:
+        parameters, _ = load_tensors(path)
+    except FileNotFoundError as error:
+        raise DamagedFileError(f"{path} is gone, perhaps by --keep: {remedy}") from error
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} is damaged: {remedy}") from error
+
+    found = {name: parameter.shape for name, parameter in parameters.items()}
+    if other := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
+        raise DamagedFileError(
+            f"{path} and today's code do not share the parameters {', '.join(other[:3])}: give them the names and "
+            f"shapes that they had, or {remedy}"
+        )
+    return parameters
+
+
+def kept_model(experiment: Experiment, folder: Path) -> Backbone:
+    """Return the model of a finished run with the parameters that its best evaluation kept, on the CPU.
+
+    Raises:
+        DamagedFileError: as ``kept_parameters``.
+    """
+    model = experiment.build()
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.load_state_dict(kept_parameters(folder, shapes), strict=False)  # without buffers
+    return model
+
+
+def runs_of_choice(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the records of the chosen point of a study, that with the best validation score first."""
+    found = chosen(points(table))
+    of_point = table.merge(found[["lr", "weight_decay"]], on=["lr", "weight_decay"])
+    return of_point if of_point.empty else of_point.sort_values("validation.score", ascending=False)
+
+
+def look_into(experiment: Experiment, options: Options, say: Say) -> None:
+    """Diagnose the best model of a study, unless its files are there; say where they are and what they lack."""
+    folder = experiment.folder(options.out)
+    runs = runs_of_choice(table_of(read_all(folder)))
+    if runs.empty:
+        return
+    best = runs.iloc[0]
+    title = f"{experiment.name}, lr {best['lr']:g}, weight decay {best['weight_decay']:g}, seed {best['seed']}"
+    file, figure = folder / "diagnosis.json", folder / "diagnosis.png"
+
+    if not figure.exists() or (read_json(file) or {}).get("title") != title:
+        from runners.mad.diagnosis.diagnose import UnreadableError, diagnose  # imports scikit-learn: seconds
+
+        try:
+            model = kept_model(experiment, best["file"].parent)
+            diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
+        except (DamagedFileError, UnreadableError) as error:
+            say(f"no diagnosis: {error}")
+            return
+
+    for name, reason in read_json(file).get("unreadable_sets", {}).items():
+        say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
+    say(f"diagnosis of the chosen model: {figure}")
+
+
+def delete_models(experiment: Experiment, table: pd.DataFrame, options: Options) -> None:
+    """Delete the models of a command's runs that ``--keep`` does not keep; records stay."""
+    kept: set[Path] = set()
+    if options.keep == "best":
+        whole = table_of(read_all(experiment.folder(options.out)))
+        kept = {*runs_of_choice(table)["file"], *runs_of_choice(whole)["file"]}
+    for file in table["file"] if options.keep != "all" else ():
+        if file not in kept:
+            (file.parent / MODEL).unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""What a command would train: layers and their costs (``--list``), runs and their time (``--dry-run``)."""
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
+from runners.device import find_devices
+from runners.mad.checks import runs_at_once
+from runners.mad.experiment import Experiment, LayerChoice
+from runners.mad.options import Options
+from runners.mad.search import missing_runs, saved_step
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Run
+from runners.mad.training.step import Stepper
+from runners.progress import spell
+from runners.runs import is_finished
+from runners.tables import Name, abbreviated
+
+STEPS = 3
+"""Steps of each experiment that are timed, after a first one that is not."""
+FORWARD = 1 / 3
+"""Time of a sequence's forward pass, relative to that of its training: by their operations, not measured."""
+LONGEST = 45.0
+"""Seconds after which no further experiment is timed."""
+
+
+def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
+    """Print a row for each layer, grouped by family: its paper, widths and costs."""
+    table = Table(title="layers", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, leading=1)
+    table.add_column("mixer\nwidth / MLP", overflow="fold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    with console.status("counting") as status:
+        for family, members in groupby(choices, lambda choice: choice.layer.family):
+            table.add_row(Text(family, "bold"))
+            for choice in members:
+                status.update(f"counting {choice.label}")
+                name = Name(f"{choice.label}\n{choice.shape.width} / {choice.shape.mlp_width}")
+                paper = [Text(choice.layer.paper, "dim")] if choice.layer.paper else []
+                table.add_row(Group(name, *paper), *cells_of(choice.costs))
+    console.print(table)
+    console.print(FOOTNOTE)
+
+
+def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
+    """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
+    table = Table(title="would be trained", title_justify="left")
+    table.add_column("task\n  mixer", overflow="fold")
+    for heading in ("finished\n/ runs", "steps", *HEADINGS):
+        table.add_column(heading, justify="right")
+
+    with console.status("counting") as status:
+        for setting, of_task in groupby(experiments, lambda experiment: experiment.setting):
+            table.add_section()
+            table.add_row(Text(setting, "bold"))
+            for experiment in of_task:
+                status.update(f"counting {experiment.label} on {setting}")
+                finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
+                counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
+                remark = experiment.facts["remark"]
+                name = f"  {experiment.label}" + (f"\n    {remark}" if remark else "")
+                table.add_row(Name(name), *counts, *cells_of(experiment.costs, abbreviated))
+    console.print(table)
+    if options.more_seeds:
+        console.print(f"then the chosen point of each experiment is repeated with {len(options.more_seeds)} more seeds")
+
+    # The time of what is missing.
+    missing = [(experiment, runs) for experiment in experiments if (runs := missing_runs(experiment, options))]
+    if not missing:
+        console.print("all runs are finished")
+        return
+    began, seconds, timed = time.monotonic(), 0.0, 0
+    with console.status("timing steps"):
+        for experiment, runs in missing:
+            if time.monotonic() - began > LONGEST:
+                break
+            seconds += seconds_left(experiment, runs, options)
+            timed += 1
+    part = "" if timed == len(missing) else f"of the first {timed} of {len(missing)} experiments "
+    console.print(f"training {part}takes about {spell(seconds)} here, by {STEPS} steps of each", soft_wrap=True)
+
+
+def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) -> float:
+    """Time a few steps of missing runs, and return how long they take with their evaluations and repetitions."""
+    devices = find_devices(options.device)
+    members = runs[: min(runs_at_once(experiment, options.together, devices[0]), -(-len(runs) // len(devices)))]
+    ensemble = Ensemble(experiment.build, members, experiment.protocol.optimizer, experiment.steps, devices[0])
+    stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol.batch_size)
+    if devices[0].type == "cuda":
+        stepper.capture()
+    for first in (True, False):
+        began = time.monotonic()
+        for _ in range(1 if first else STEPS):
+            stepper.run(0, 1)
+            stepper.take_loss_sum().sum().item()  # waits for the device
+    step = (time.monotonic() - began) / STEPS / len(members) / len(devices)
+
+    left = sum(experiment.steps - saved_step(experiment.folder_of(run, options.out)) for run in runs)
+    if set(runs) <= set(options.runs):
+        left += len(options.more_seeds) * experiment.steps
+    sequences = experiment.protocol.evaluations * experiment.task_config.eval_examples
+    evaluations = FORWARD * sequences / (experiment.steps * experiment.protocol.batch_size)
+    return step * left * (1 + evaluations)

@@ -1,0 +1,344 @@
+"""The search: a grid whose points are each trained exactly once, by however many processes.
+
+For each experiment:
+
+1. A process claims missing runs of the grid, as many as it trains at once (``runners.runs``).
+2. Runs whose checkpoints stand at the same step are trained as one ensemble.
+3. Model and record of a run are written to its folder, then Optuna is told; the checkpoint is deleted.
+4. Once the grid is finished, the point that validation chooses is repeated with more seeds, if they are asked for. If
+   one of them diverges, the next best point takes its place.
+5. If nothing is left to claim, the process waits for those of others.
+6. The test split is read for the chosen point (``runners.mad.chosen``).
+
+On several GPUs, a process for each trains what it can claim. Nothing passes between processes but the folders.
+"""
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import groupby
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import optuna
+import pandas as pd
+import torch
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.storages import BaseStorage
+from rich.console import Console
+
+from runners.device import device_name, find_devices
+from runners.files import DamagedFileError, load_info, save_tensors
+from runners.interrupt import INTERRUPTED, StoppedError
+from runners.mad.checks import runs_at_once
+from runners.mad.chosen import MODEL, read_test
+from runners.mad.display import Display
+from runners.mad.experiment import Experiment, Say
+from runners.mad.options import BOUNDS, Options
+from runners.mad.points import choose
+from runners.mad.training.loop import CurvePoint, Result, train
+from runners.mad.training.protocol import Run
+from runners.memory import ran_out_of_memory
+from runners.records import RECORD, Columns, Record, commit, read_all, table_of, versions, write
+from runners.runs import claimed, is_finished
+from runners.search import Outcome, ask, catch_up, open_storage, open_study, report, tell
+
+SECONDS_BETWEEN_LOOKS = 1.0
+CHECKPOINT = "checkpoint.safetensors"
+METRIC_NAME = "validation token accuracy"
+DISTRIBUTIONS: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(*BOUNDS["lr"], log=True),
+    "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
+}
+"""What the dashboard judges the importance of. The seed is an attribute of a trial, because nobody tunes it."""
+
+GridPoint = tuple[float, float]
+"""Learning rate and weight decay."""
+
+
+def train_studies(
+    experiments: Sequence[Experiment], options: Options, console: Console
+) -> Iterator[tuple[Experiment, pd.DataFrame]]:
+    """Train what is missing of each experiment's grid; yield each experiment with the table of its records.
+
+    The table holds the grid of the options, and the repeats of the points that it chose.
+
+    Args:
+        experiments: what to train.
+        options: the grid, and where and how it is trained.
+        console: for progress.
+
+    Raises:
+        ValueError: the storage cannot be opened.
+        DamagedFileError: a record or a checkpoint is damaged.
+        OSError: a file cannot be written.
+        StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
+    """
+    devices = find_devices(options.device)[: len(experiments) * len(options.runs)]
+    storage = open_storage(options.place)
+    with Display(console, options.tracking) as display, _on_other_gpus(devices, experiments, options):
+        for experiment in experiments:
+            search = Search(experiment, options, devices, devices[0], storage, display)
+            while missing := missing_runs(experiment, options):
+                if not search.train_available(missing):
+                    display.waiting(len(missing))
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+            display.close()
+            yield experiment, search.read_results()
+
+
+class Search:
+    """Trains the runs of a study on one device."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: Options,
+        devices: Sequence[torch.device],
+        device: torch.device,
+        storage: BaseStorage,
+        display: Display,
+    ) -> None:
+        """Open the study in Optuna's storage, and tell it of finished runs that it lacks.
+
+        Args:
+            experiment: the study.
+            options: the grid, and where and how it is trained.
+            devices: devices that share the grid.
+            device: where this process trains.
+            storage: Optuna's storage.
+            display: told what happens.
+        """
+        self.experiment, self.options, self.device, self.display = experiment, options, device, display
+        self.folder = experiment.folder(options.out)
+        together = min(options.together, math.ceil(len(options.runs) / len(devices)))
+        self.limit = runs_at_once(experiment, together, device)
+
+        # The dashboard shows the settings.
+        settings = {**experiment.facts, "folder": str(self.folder.resolve())}
+        self.study = open_study(storage, experiment.name, "maximize", settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if self.study.metric_names is None:
+                self.study.set_metric_names([METRIC_NAME])
+        catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in self._finished()])
+
+    def train_available(self, runs: Sequence[Run]) -> bool:
+        """Train those of the runs that no other process trains, as many as are trained at once.
+
+        Returns:
+            Whether there was one.
+        """
+        by_folder = {self.experiment.folder_of(run, self.options.out): run for run in runs}
+        with claimed([*by_folder], self.limit) as mine:
+            waiting = len(runs)
+            for _, folders in groupby(sorted(mine, key=saved_step), saved_step):
+                together = {folder: by_folder[folder] for folder in folders}
+                waiting -= len(together)
+                try:
+                    self._train_ensemble(together, waiting)
+                except Exception as error:
+                    if ran_out_of_memory(error):
+                        error.add_note(f"lower --together, which is {len(together)} here")
+                    raise
+        return bool(mine)
+
+    def _train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
+        """Train claimed runs, by their folders, as one ensemble; ``waiting`` runs have not begun."""
+        experiment, display = self.experiment, self.display
+        trials = [
+            ask(self.study, DISTRIBUTIONS, folder.name, {"lr": run.lr, "weight_decay": run.weight_decay})
+            for folder, run in runs.items()
+        ]
+        display.started(experiment, [*runs.values()], waiting)
+
+        def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
+            for trial, point in zip(trials, points, strict=True):
+                if point.validation is not None:
+                    report(self.study, trial, point.validation.token_accuracy, step)
+            display.evaluated(step, points)
+
+        def resumed(step: int, curves: Sequence[Sequence[CurvePoint]]) -> None:
+            display.resumed(step)
+            for points in zip(*curves, strict=True):
+                evaluated(points[0].step, points)
+
+        results = train(
+            experiment.build,
+            experiment.instance,
+            experiment.protocol,
+            [*runs.values()],
+            self.device,
+            [folder / CHECKPOINT for folder in runs],
+            evaluated,
+            resumed,
+            display.progressed,
+        )
+
+        # The record comes after the model, because a run with a record is finished.
+        for (folder, run), trial, result in zip(runs.items(), trials, results, strict=True):
+            record = self._record(run, result, len(runs))
+            save_tensors(folder / MODEL, result.parameters, {"study": experiment.name, **asdict(run)})
+            write(folder, record)
+            tell(self.study, trial, outcome_of(record, folder))
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+        display.finished(results)
+
+    def _record(self, run: Run, result: Result, together: int) -> Record:
+        """Return the record of a trained run."""
+        curve: Columns = {
+            "step": [point.step for point in result.curve],
+            "train_loss": [point.train_loss for point in result.curve],
+        }
+        for name in ("sequence_accuracy", "token_accuracy", "loss"):
+            curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
+        return self.experiment.record_of(
+            run,
+            diverged_step=result.diverged_step,
+            best_step=result.best_step,
+            metrics={} if result.validation is None else {"validation": asdict(result.validation)},
+            curve=curve,
+            seconds=result.seconds,
+            steps_per_second=result.steps_per_second,
+            together=together,
+            device=device_name(self.device),
+            versions=versions(),
+            commit=commit(),
+        )
+
+    def read_results(self) -> pd.DataFrame:
+        """Read the test split for the chosen point of the finished grid; return the table of its records.
+
+        The point that all runs of the study choose, those of other grids included, is read, too.
+        """
+        chosen, repeats = choose_and_repeat(self.experiment, self.options)
+        finished = self._finished()
+        points = {chosen, choose(table_of(finished), ())}
+        selected = [(file.parent, record) for file, record in finished if (record.lr, record.weight_decay) in points]
+        try:
+            read_test(self.experiment, selected, self.device, self.limit)
+        except DamagedFileError as error:
+            self.display.say(f"no test accuracy: {error}")
+        return table_of(read_runs(self.experiment, [*self.options.runs, *repeats], self.options.out))
+
+    def _finished(self) -> list[tuple[Path, Record]]:
+        """Return the records of all finished runs of the study, those of other grids included."""
+        return read_all(self.folder) if self.folder.exists() else []
+
+
+def say_older(out: Path, say: Say) -> None:
+    """Say that a results folder holds studies of an older version, if it does."""
+    if (out / "studies.journal").exists() or any(out.glob("runs/*/config.json")):
+        say(f"{out} has results of an older version (runs, studies.journal), which stay as they are and are not read")
+
+
+def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
+    """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
+    for runs in (lambda: options.runs, lambda: choose_and_repeat(experiment, options)[1]):
+        if missing := [run for run in runs() if not is_finished(experiment.folder_of(run, options.out))]:
+            return missing
+    return []
+
+
+def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
+    """Choose a point of a finished grid, and name the runs that repeat it with more seeds.
+
+    Returns:
+        The point, None if a seed of each point diverged; and the repeats, also those of better points of which one has
+        diverged. Repeats need not be finished.
+    """
+    table = table_of(read_runs(experiment, options.runs, options.out))
+    repeats: list[Run] = []
+    unstable: list[GridPoint] = []
+    while (chosen := choose(table, unstable)) is not None:
+        of_chosen = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in options.more_seeds]
+        repeats += of_chosen
+        found = read_runs(experiment, of_chosen, options.out)
+        if all(record.diverged_step is None for _, record in found):
+            break
+        unstable.append(chosen)
+    return chosen, repeats
+
+
+def read_runs(experiment: Experiment, runs: Sequence[Run], out: Path) -> list[tuple[Path, Record]]:
+    """Return the records of those runs that are finished, each with its file."""
+    folders = [experiment.folder_of(run, out) for run in runs]
+    return read_all(*(folder / RECORD for folder in folders if is_finished(folder)))
+
+
+def saved_step(folder: Path) -> int:
+    """Return the step from which the run of a folder would resume; 0 without a checkpoint."""
+    path = folder / CHECKPOINT
+    return int(load_info(path)["step"]) if path.exists() else 0
+
+
+def outcome_of(record: Record, folder: Path) -> Outcome:
+    """Return what Optuna is told of a run; its value is the token accuracy on the validation split."""
+    figures = record.metrics.get("validation", {})
+    return Outcome(
+        run=folder.name,
+        params={"lr": record.lr, "weight_decay": record.weight_decay},
+        value=figures.get("token_accuracy"),
+        curve={
+            step: value
+            for step, value in zip(record.curve["step"], record.curve["token_accuracy"], strict=True)
+            if value is not None
+        },
+        attributes={"seed": record.seed, "folder": str(folder.resolve()), **figures, "seconds": record.seconds},
+    )
+
+
+@contextmanager
+def _on_other_gpus(
+    devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
+) -> Iterator[None]:
+    """Let a process on each device but the first train what it can claim, until all is finished or this one ends.
+
+    Classes of a notebook or a program are known to this process alone.
+    """
+    only_here = any(name.startswith("__main__:") for e in experiments for name in (e.mixer, e.task))
+    processes: list[BaseProcess] = []
+    if not only_here and any(missing_runs(experiment, options) for experiment in experiments):
+        context = multiprocessing.get_context("spawn")
+        bare = [replace(experiment) for experiment in experiments]  # without their data
+        for device in devices[1:]:
+            processes.append(context.Process(target=_help, args=(device, devices, bare, options), daemon=True))
+            processes[-1].start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _help(
+    device: torch.device, devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
+) -> None:
+    """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+    torch.cuda.set_device(device)
+    try:
+        storage = open_storage(options.place)
+        with Display(Console(quiet=True), options.tracking) as display:
+            searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
+            while any(missing_runs(search.experiment, options) for search in searches):
+                for search in searches:
+                    if not search.train_available(missing_runs(search.experiment, options)):
+                        time.sleep(SECONDS_BETWEEN_LOOKS)
+    except (StoppedError, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        print(f"{device} stopped, other processes train its runs: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
