@@ -5,13 +5,16 @@ the folders of runs disagree, the folders are right: ``catch_up`` tells a study 
 """
 
 import logging
+import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import optuna
+from filelock import FileLock
 from optuna.distributions import BaseDistribution
 from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.storages import BaseStorage, JournalStorage
@@ -75,14 +78,19 @@ def open_storage(storage: str) -> BaseStorage:
             if file.read(len(JOURNAL_HEAD)) not in (JOURNAL_HEAD, b""):
                 raise ValueError(f"storage {path} is not an Optuna journal and was left as it is: name another file")
 
+    # A lock that ends with its process; and a line that a killed process has not finished is dropped.
     path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    with lock:
+        if path.exists() and not (whole := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, whole.rfind(b"\n") + 1)
     try:
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
     except (ValueError, KeyError, TypeError):  # lines that Optuna did not write
         aside = path.with_name(f"{path.name}.damaged")
         path.replace(aside)
         log.warning("%s was damaged, and is now %s: studies are told again from the folders of runs", path, aside)
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
 
 
 def open_study(
@@ -146,13 +154,12 @@ def report(study: optuna.Study, trial: Trial, value: float, step: int) -> None:
 
 
 def tell(study: optuna.Study, trial: Trial, outcome: Outcome) -> None:
-    """Tell the outcome of a trial."""
-    for name, value in outcome.attributes.items():
-        trial.set_user_attr(name, value)
-    if outcome.value is None:
-        study.tell(trial, state=TrialState.FAIL)
-    else:
-        study.tell(trial, outcome.value)
+    """Tell the outcome of a trial, unless another process has read it in the run's folder and told it."""
+    with suppress(optuna.exceptions.UpdateFinishedTrialError):
+        for name, value in outcome.attributes.items():
+            trial.set_user_attr(name, value)
+        state = TrialState.FAIL if outcome.value is None else TrialState.COMPLETE
+        study.tell(trial, outcome.value, state=state, skip_if_finished=True)
 
 
 def _is_left(trial: FrozenTrial, run: str) -> bool:

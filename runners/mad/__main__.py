@@ -32,16 +32,15 @@ from rich.console import Console
 
 from runners.device import find_devices
 from runners.ending import run_command, user_errors
-from runners.files import write_atomically
 from runners.mad.checks import check
 from runners.mad.chosen import delete_models, look_into
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
 from runners.mad.points import chosen, points
-from runners.mad.ranking import beside, print_rankings, reference_folder
-from runners.mad.search import say_older, train_studies
+from runners.mad.ranking import print_rankings
+from runners.mad.reference import load
+from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
-from runners.mad.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from runners.options import print_help
 from runners.search import ERRORS
 from runners.tracking import check_login
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_layers(choose_layers(options, mixer_options, say), console)
             return
         experiments = plan(options, mixer_options, task_options, say)
-        reference = reference_folder(options.reference)
+        reference = load(options.reference, {experiment.task for experiment in experiments})
         check(experiments, options.together, find_devices(options.device)[0])
         if options.dry_run:
             from runners.mad.preview import print_plan
@@ -78,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Training.
     tables = []
     with user_errors(ValueError, OSError, *ERRORS):
-        say_older(options.out, say)
         for experiment, table in train_studies(experiments, options, console):
             print_study(table, console)
             look_into(experiment, options, say)
@@ -91,20 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     best = chosen(points(own))
     with user_errors(ValueError, OSError):
         print_comparison(best, console)
-        rows = pd.DataFrame()
         if reference is not None:
             print_rankings(own, reference, console)
-            rows = beside(own, reference)
 
         from runners.mad.charts import plot_comparison  # imports Matplotlib
 
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:LONGEST_NAME]
         digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
-        plot_comparison(best, rows, figure)
-        file = figure.with_suffix(".csv")
-        write_atomically(file, lambda temporary: pd.concat([best, rows]).to_csv(temporary, index=False))
-    say(f"chart: {figure}\ntable: {file}\nstudies: {options.place}\ndashboard: optuna-dashboard {options.place}")
+        plot_comparison(own, reference, figure)
+    say(f"chart: {figure}\nstudies: {options.place}\ndashboard: optuna-dashboard {options.place}")
     if (advice := options.tracking.advice()) is not None:
         say(advice)
 
@@ -118,5 +112,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    due = f"one is due every {SECONDS_BETWEEN_CHECKPOINTS:.0f} seconds"
-    run_command(main, f"interrupted: the same command resumes from the last checkpoint, if there is one yet ({due})")
+    run_command(main, "interrupted: the same command resumes from the last checkpoint")

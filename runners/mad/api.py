@@ -20,7 +20,8 @@ from runners.mad.chosen import delete_models, kept_model, runs_of_choice
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
 from runners.mad.points import chosen, points
-from runners.mad.ranking import print_rankings, ranking, reference_folder
+from runners.mad.ranking import print_rankings, ranking
+from runners.mad.reference import load
 from runners.mad.search import train_studies
 from runners.mad.training.protocol import Run
 from runners.options import from_keywords
@@ -38,13 +39,13 @@ class Study:
         experiment: the experiment that was trained: layer, task, protocol.
         table: its records, as ``runners.records.load`` returns them.
         out: folder of results.
-        reference: folder of reference rows; None for no reference rows.
+        reference: records of the reference rows of the task; None for no reference rows.
     """
 
     experiment: Experiment = field(repr=False)
     table: pd.DataFrame = field(repr=False)
     out: Path
-    reference: Path | None = None
+    reference: pd.DataFrame | None = field(repr=False, default=None)
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {estimate.text()}" for name, estimate in self.test.items())
@@ -73,7 +74,11 @@ class Study:
         point = chosen(points(self.table)).iloc[0]
         names = ("sequence_accuracy", "token_accuracy", "loss")
         found = {name: (point.get(f"{split}.{name}"), point.get(f"{split}.{name}.half_width")) for name in names}
-        return {k: Estimate(mean=mean, half_width=half) for k, (mean, half) in found.items() if pd.notna(mean)}
+        return {
+            name: Estimate(mean=float(mean), half_width=float(half))
+            for name, (mean, half) in found.items()
+            if pd.notna(mean)
+        }
 
     @property
     def ceiling(self) -> Accuracy:
@@ -86,8 +91,10 @@ class Study:
         return self.experiment.instance.chance("test")
 
     def points(self) -> pd.DataFrame:
-        """One row per grid point: its settings, means over seeds, and whether it was chosen."""
-        return points(self.table)
+        """One row per grid point: its settings, means over seeds with half of their 95% intervals, and the choice."""
+        found = points(self.table)
+        settings = ["lr", "weight_decay", "seeds", "diverged", "chosen", "edge", "steps_per_second"]
+        return found[[*settings, *(name for name in found if "." in name)]]
 
     def ranking(self) -> pd.DataFrame:
         """One row for this layer and one per reference row, best first; empty without reference rows."""
@@ -170,7 +177,7 @@ def study(
     find_mixer(named["mixer"])  # its message on a class or a module is the better one
     parsed = from_keywords(defaults(preset, **options), "study", named)
     (experiment,) = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
-    reference = reference_folder(parsed.reference)
+    reference = load(parsed.reference, {experiment.task})
     check([experiment], parsed.together, find_devices(parsed.device)[0])
     check_login(parsed.wandb)
 

@@ -1,15 +1,11 @@
 """What is checked before the first training, which may take hours: memory, a user's task, and layers as trained."""
 
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import torch
 
-from mixers.base import Layer, Shape, log_once
+from mixers.base import Layer
 from mixers.contract import POSITIONS, check_foreign, warn_unused
 from mixers.costs import count_parameters, parameters_of_one_and_two
 from mixers.models import LanguageModel
@@ -17,7 +13,7 @@ from mixers.named import is_path
 from mixers.origin import where
 from mixers.registry import building
 from mixers.vmap_errors import explaining_vmap
-from runners.mad.experiment import ByText, Experiment
+from runners.mad.experiment import Experiment
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
 from runners.memory import require_memory
@@ -30,8 +26,6 @@ COPIES = 5
 """Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
 POSITIONS_ON_A_CPU = 2**15
 """Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
-NO_BATCHING_RULE = re.compile(r"There is a performance drop because .* the batching rule for ([\w:]+)")
-"""PyTorch's warning of an operation that ``torch.func.vmap`` computes run by run."""
 
 
 def check(experiments: Sequence[Experiment], together: int, device: torch.device) -> None:
@@ -85,12 +79,12 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
 
     count = runs_at_once(experiment, together, device)
     runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
-    one, two = _parameters(
-        experiment.mixer,
-        experiment.layer,
-        ByText(repr(experiment.mixer_config), experiment.mixer_config),
-        replace(shape, layers=1),
-    )
+
+    def of_layers(layers: int) -> int:
+        of_shape = replace(shape, layers=layers)
+        return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, of_shape, vocab_size=1))
+
+    one, two = parameters_of_one_and_two(of_layers, experiment.mixer)
     parameters = one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
     fewer = ", --together" if count > 1 else ""
     advice = f"lower --width, --mlp-width, --layers{fewer} or the task's vocabulary"
@@ -99,16 +93,6 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
     require_memory(kept, device, f"a step of {runs}", f"lower --batch-size{fewer}, --layers or the lengths of the task")
-
-
-@cache
-def _parameters(mixer: str, layer: type[Layer], config: ByText, shape: Shape) -> tuple[int, int]:
-    """Return the parameters of models with one layer and with two, of a vocabulary of one token."""
-
-    def of_layers(count: int) -> int:
-        return count_parameters(LanguageModel(layer, config.config, replace(shape, layers=count), vocab_size=1))
-
-    return parameters_of_one_and_two(of_layers, mixer)
 
 
 def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
@@ -142,8 +126,7 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
         if not fails:
             check_foreign(mixer, build, device, lambda: longest)
 
-    with one_line_on_slow_operations(mixer):
-        call_as_in_training(experiment, device, length if foreign else min(POSITIONS, length))
+    call_as_in_training(experiment, device, length if foreign else min(POSITIONS, length))
     return unused
 
 
@@ -169,21 +152,3 @@ def call_as_in_training(experiment: Experiment, device: torch.device, positions:
     except Exception as error:
         error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
         raise
-
-
-@contextmanager
-def one_line_on_slow_operations(mixer: str) -> Iterator[None]:
-    """Say in one line which operations ``vmap`` computes run by run, in place of PyTorch's warnings, now and later."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-
-    slow = dict[str, None]()
-    for warning in caught:
-        if found := NO_BATCHING_RULE.search(str(warning.message)):
-            slow[found[1]] = None
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if slow:
-        warnings.filterwarnings("ignore", NO_BATCHING_RULE.pattern, UserWarning)
-        log_once(f"mixer {mixer!r}: PyTorch computes {', '.join(slow)} one run after another, which is slower")

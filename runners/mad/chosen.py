@@ -85,10 +85,9 @@ def kept_parameters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str,
     path, remedy = folder / MODEL, "delete its folder to train the run again"
     try:
         parameters, _ = load_tensors(path)
-    except FileNotFoundError as error:
-        raise DamagedFileError(f"{path} is gone, perhaps by --keep: {remedy}") from error
-    except DamagedFileError as error:
-        raise DamagedFileError(f"{path} is damaged: {remedy}") from error
+    except (FileNotFoundError, DamagedFileError) as error:
+        lost = "is gone, perhaps by --keep" if isinstance(error, FileNotFoundError) else "is damaged"
+        raise DamagedFileError(f"{path} {lost}: {remedy}") from error
 
     found = {name: parameter.shape for name, parameter in parameters.items()}
     if other := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):

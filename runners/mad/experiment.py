@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from runners.device import find_devices
 from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of
-from runners.records import Record
 from runners.task_names import find_task
 from tasks import TASKS
 from tasks.base import Task
@@ -100,12 +100,7 @@ class Experiment(LayerChoice):
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
         settings = json.dumps(asdict(self.task_config), sort_keys=True)
-        return _task(find_task(self.task), ByText(settings, self.task_config))
-
-    @property
-    def length(self) -> int:
-        """Number of positions of a training sequence."""
-        return int(self.instance.split("train").inputs_ST.shape[1])
+        return _task(find_task(self.task), _ByText(settings, self.task_config))
 
     @property
     def steps(self) -> int:
@@ -124,7 +119,8 @@ class Experiment(LayerChoice):
         settings = {k: v for k, v in asdict(self).items() if k not in (*readable, *switched_off(self))}
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
-        texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
+        paths = [name.split(":") for name in (self.mixer, self.task) if is_path(name)]
+        texts = [text_of(getattr(import_module(module), of_class)) for module, of_class in paths]
         content = [settings, _data_fingerprint(self.instance), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -165,16 +161,12 @@ class Experiment(LayerChoice):
             "ceiling": asdict(task.ceiling("test")),
             "chance": asdict(task.chance("test")),
             "parameters": counted.parameters,
-            "state": counted.state_floats and {str(n): floats for n, floats in counted.state_floats.items()},
-            "flops_per_token": counted.flops_per_token and {str(n): y for n, y in counted.flops_per_token.items()},
-            "remark": self.layer.remark(self.mixer_config, self.length),
+            "state": _by_text(counted.state_floats),
+            "flops_per_token": _by_text(counted.flops_per_token),
+            "remark": self.layer.remark(self.mixer_config, self.task_config.train_length),
         }
         same = ("mixer", "short_convolution", "task", "difficulty", "preset", "fingerprint", "precision")
         return {**facts, **{name: getattr(self, name) for name in same}}
-
-    def record_of(self, run: Run, **outcome: Any) -> Record:
-        """Return the record of a run, given the fields of ``Record`` that its training has yielded."""
-        return Record(**self.facts, **asdict(run), **outcome)
 
 
 def plan(
@@ -201,8 +193,7 @@ def plan(
     experiments = []
     for task, values in applicable("task", task_options, configs, say).items():
         # A layer has the difficulties by the names that its widths, which --match may have chosen, give them.
-        widths = [{"width": layer.shape.width, "mlp_width": layer.shape.mlp_width} for layer in layers]
-        own = [replace(options, **of_layer, match=None) for of_layer in widths]
+        own = [replace(options, width=y.shape.width, mlp_width=y.shape.mlp_width, match=None) for y in layers]
         for of_layers in zip(*(difficulties(task, of_layer, values) for of_layer in own), strict=True):
             options.protocol.check(of_layers[0][1].train_examples)
             experiments += [
@@ -293,7 +284,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     own_name = as_preset and preset_name(options) == options.preset
     label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
 
-    found = {"baseline": (label, {})}
+    found: dict[str, tuple[str, dict[str, Any]]] = {"baseline": (label, {})}
     for name, sweep in task_class.sweeps.items():
         for value in sweep:
             named = f"{name.replace('_', '-')}-{value}"
@@ -305,8 +296,11 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
 
 
 @cache
-def _text_of_class(kind: type) -> str:
-    """Return the text of the module that defines a class; of a class of a notebook or a program, its own."""
+def text_of(kind: type) -> str:
+    """Return the text that a result of a user's class depends on, as it was when the class was first used.
+
+    It is that of the module that defines the class; of a class of a notebook or a program, its own.
+    """
     if kind.__module__ != "__main__":
         return inspect.getsource(sys.modules[kind.__module__])
     try:
@@ -315,18 +309,8 @@ def _text_of_class(kind: type) -> str:
         return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
 
 
-def text_of(path: str) -> str:
-    """Return the text that a result of a user's class depends on, as it was when the class was first used.
-
-    Args:
-        path: import path of the class, whose module is imported.
-    """
-    module, _, name = path.partition(":")
-    return _text_of_class(getattr(sys.modules[module], name))
-
-
 @dataclass(frozen=True)
-class ByText:
+class _ByText:
     """A configuration as a key: it may hold lists, which are none."""
 
     text: str
@@ -334,10 +318,15 @@ class ByText:
 
 
 @lru_cache(maxsize=1)
-def _task(kind: type[Task], settings: ByText) -> Task:
+def _task(kind: type[Task], settings: _ByText) -> Task:
     return kind(settings.config)
 
 
 @lru_cache(maxsize=1)
 def _data_fingerprint(task: Task) -> str:
     return task.fingerprint()
+
+
+def _by_text(figures: dict[int, int] | None) -> dict[str, int] | None:
+    """Return figures by position with keys as JSON has them."""
+    return None if figures is None else {str(positions): figure for positions, figure in figures.items()}

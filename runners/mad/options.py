@@ -27,6 +27,8 @@ GRIDS: dict[GridName, tuple[float, ...]] = {
 }
 """Learning rates of each grid. ``paper`` is that of Oncescu et al. 2026, appendix "Synthetic experiments"."""
 WEIGHT_DECAYS = (0.0, 0.1)
+MOST = {"seeds": 10**4, "evaluations": 10**5, "layers": 10**3}
+"""Largest values of options; memory bounds the others (``runners.mad.checks``)."""
 BOUNDS = {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}
 """Smallest and largest values; AdamW changes each parameter by about ``lr`` in a step."""
 
@@ -134,10 +136,10 @@ class Options:
     def __post_init__(self) -> None:
         counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
         for name in counts:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{flag_of(name)} {value} must be at least 1")
-        if self.short_convolution < 0 or self.short_convolution == 1:
-            raise ValueError(f"--short-convolution {self.short_convolution} must be at least 2, or 0 for none")
+            if (value := getattr(self, name)) is not None and not 1 <= value <= (most := MOST.get(name, 10**9)):
+                raise ValueError(f"{flag_of(name)} {value} must be at least 1 and at most {most:,}")
+        if self.short_convolution != 0 and not 2 <= self.short_convolution <= MOST["layers"]:
+            raise ValueError(f"--short-convolution {self.short_convolution} must be 0 for none, or 2 to 1,000")
         for name, (low, high) in BOUNDS.items():
             if bad := [value for value in getattr(self, name) if not low <= value <= high]:
                 raise ValueError(f"{flag_of(name)} {bad[0]:g} must lie between {low:g} and {high:g}")

@@ -41,7 +41,7 @@ from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import runs_at_once
 from runners.mad.chosen import MODEL, read_test
 from runners.mad.display import Display
-from runners.mad.experiment import Experiment, Say
+from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
 from runners.mad.points import choose
 from runners.mad.training.loop import CurvePoint, Result, train
@@ -84,6 +84,9 @@ def train_studies(
     """
     devices = find_devices(options.device)[: len(experiments) * len(options.runs)]
     storage = open_storage(options.place)
+    if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
+        said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
+        console.print(f"{options.out} has {said}", soft_wrap=True)
     with Display(console, options.tracking) as display, _on_other_gpus(devices, experiments, options):
         for experiment in experiments:
             search = Search(experiment, options, devices, devices[0], storage, display)
@@ -200,8 +203,9 @@ class Search:
         }
         for name in ("sequence_accuracy", "token_accuracy", "loss"):
             curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
-        return self.experiment.record_of(
-            run,
+        return Record(
+            **self.experiment.facts,
+            **asdict(run),
             diverged_step=result.diverged_step,
             best_step=result.best_step,
             metrics={} if result.validation is None else {"validation": asdict(result.validation)},
@@ -234,18 +238,13 @@ class Search:
         return read_all(self.folder) if self.folder.exists() else []
 
 
-def say_older(out: Path, say: Say) -> None:
-    """Say that a results folder holds studies of an older version, if it does."""
-    if (out / "studies.journal").exists() or any(out.glob("runs/*/config.json")):
-        say(f"{out} has results of an older version (runs, studies.journal), which stay as they are and are not read")
-
-
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
     """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
-    for runs in (lambda: options.runs, lambda: choose_and_repeat(experiment, options)[1]):
-        if missing := [run for run in runs() if not is_finished(experiment.folder_of(run, options.out))]:
-            return missing
-    return []
+
+    def unfinished(runs: Sequence[Run]) -> list[Run]:
+        return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
+
+    return unfinished(options.runs) or unfinished(choose_and_repeat(experiment, options)[1])
 
 
 def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
@@ -327,8 +326,14 @@ def _help(
     """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
-    torch.cuda.set_device(device)
+
+    def end_with(parent: BaseProcess) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         storage = open_storage(options.place)
         with Display(Console(quiet=True), options.tracking) as display:

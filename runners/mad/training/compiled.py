@@ -66,7 +66,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         return step
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
-    return fast  # type: ignore[no-any-return]
+    return fast
 
 
 def _merge_repeats(graph: GraphModule) -> None:

@@ -31,18 +31,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from typing import Protocol as Interface
 
 import torch
 from torch import Tensor
 
 from mixers.models import Backbone
-from runners.files import load_tensors, save_tensors
+from runners.files import load_tensors, save_tensors, typed
 from runners.interrupt import StoppedError, asked_to_stop
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.step import Stepper
-from tasks.base import Batch, Split
+from tasks.base import Task
 from tasks.metrics import Counts, score
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -89,12 +88,6 @@ class CurvePoint:
     train_loss: float | None
     validation: Metrics | None
 
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> "CurvePoint":
-        """Undo ``dataclasses.asdict``."""
-        metrics = values["validation"]
-        return CurvePoint(**{**values, "validation": None if metrics is None else Metrics(**metrics)})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -119,17 +112,6 @@ class Result:
     steps_per_second: float
 
 
-class Splits(Interface):
-    """What training needs of a task."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of different tokens."""
-
-    def split(self, name: Split) -> Batch:
-        """One of the three splits."""
-
-
 Listener = Callable[[int, list[CurvePoint]], None]
 """Called after each evaluation with the step and each run's point."""
 
@@ -142,7 +124,7 @@ Progressed = Callable[[int], None]
 
 def train(
     build: Callable[[], Backbone],
-    task: Splits,
+    task: Task,
     protocol: Protocol,
     runs: Sequence[Run],
     device: torch.device,
@@ -180,7 +162,7 @@ def train(
     done = len(loop.curves[0])
     with asked_to_stop() as asked:
         for step in evaluations[done:]:
-            if loop.all_diverged:
+            if all(curve and curve[-1].validation is None for curve in loop.curves):
                 break
             loop.advance(step, progressed, asked)
             # Before the listener, which may find that other processes have stopped too.
@@ -204,7 +186,7 @@ class _Loop:
     def __init__(
         self,
         build: Callable[[], Backbone],
-        task: Splits,
+        task: Task,
         protocol: Protocol,
         runs: Sequence[Run],
         device: torch.device,
@@ -235,11 +217,6 @@ class _Loop:
         self.seconds = 0.0
         self.counted = self.saved = self.reported = time.monotonic()
 
-    @property
-    def all_diverged(self) -> bool:
-        """Whether no run was alive at the last evaluation."""
-        return all(curve and curve[-1].validation is None for curve in self.curves)
-
     def advance(self, target: int, progressed: Progressed, asked: Sequence[int]) -> None:
         """Train up to step ``target`` and evaluate there, with checkpoints when they are due.
 
@@ -252,13 +229,22 @@ class _Loop:
             StoppedError: ``asked`` holds a signal.
         """
         self.counted = time.monotonic()
+        on_cpu = self.device.type == "cpu"
         while self.step < target:
-            self._take_steps(target)
+            # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
+            epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
+            steps = 1 if on_cpu else min(self.steps_per_epoch - within_epoch, target - self.step)
+            self.stepper.run(epoch, steps)
+            self.step += steps
+
+            # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
             if self.step < target:
                 self.stop_if(asked)
                 self._count_seconds()
                 saved = self._save_if_due()
-                self._report(progressed, saved)
+                if saved or (on_cpu and self.counted - self.reported > SECONDS_BETWEEN_REPORTS):
+                    progressed(self.step)
+                    self.reported = self.counted
 
         self._evaluate()
         self._count_seconds()
@@ -294,7 +280,7 @@ class _Loop:
         for r, (tensors, info) in enumerate(found):
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
-            self.curves[r] = [CurvePoint.from_dict(point) for point in info["curve"]]
+            self.curves[r] = [typed(CurvePoint, point) for point in info["curve"]]
             self.step = info["step"]
             self.seconds = info["seconds"]
         self.ensemble.optimizer.step.fill_(self.step)
@@ -320,13 +306,6 @@ class _Loop:
                 )
             )
         return results
-
-    def _take_steps(self, target: int) -> None:
-        """Take one step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU."""
-        epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
-        steps = 1 if self.device.type == "cpu" else min(self.steps_per_epoch - within_epoch, target - self.step)
-        self.stepper.run(epoch, steps)
-        self.step += steps
 
     def _evaluate(self) -> None:
         """Measure all runs, keep the best parameters, and add a point to each curve."""
@@ -360,16 +339,6 @@ class _Loop:
             self.save()
             self.saved = time.monotonic()
         return due
-
-    def _report(self, progressed: Progressed, saved: bool) -> None:
-        """Tell the steps done, on a CPU every second.
-
-        A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
-        """
-        silent = self.counted - self.reported
-        if saved or (self.device.type == "cpu" and silent > SECONDS_BETWEEN_REPORTS):
-            progressed(self.step)
-            self.reported = self.counted
 
     @property
     def _parameters(self) -> list[list[Any]]:
