@@ -7,8 +7,8 @@ the folders of runs disagree, the folders are right: ``catch_up`` tells a study 
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,8 +27,6 @@ JOURNAL_HEAD = b'{"op_code":'
 """How a journal of Optuna begins."""
 RUN = "run"
 """Attribute of a trial: name of its run."""
-ERRORS = (optuna.exceptions.OptunaError,)
-"""Errors of a storage, whose messages say what is wrong."""
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +89,19 @@ def open_storage(storage: str) -> BaseStorage:
         path.replace(aside)
         log.warning("%s was damaged, and is now %s: studies are told again from the folders of runs", path, aside)
         return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
+
+
+@contextmanager
+def naming_storage(storage: str) -> Iterator[None]:
+    """Turn errors of an open storage into one line that names it and says what its database says.
+
+    Raises:
+        ValueError: the storage takes or gives no data.
+    """
+    try:
+        yield
+    except optuna.exceptions.OptunaError as error:
+        raise ValueError(f"storage {storage}: {error.__cause__ or error}") from error
 
 
 def open_study(

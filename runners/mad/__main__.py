@@ -42,7 +42,6 @@ from runners.mad.reference import load
 from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
 from runners.options import print_help
-from runners.search import ERRORS
 from runners.tracking import check_login
 
 LONGEST_NAME = 100
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     # Training.
     tables = []
-    with user_errors(ValueError, OSError, *ERRORS):
+    with user_errors(ValueError, OSError):
         for experiment, table in train_studies(experiments, options, console):
             print_study(table, console)
             look_into(experiment, options, say)

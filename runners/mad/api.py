@@ -172,6 +172,7 @@ def study(
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
     named = {"mixer": name_of(mixer, MIXERS), "task": name_of(task, TASKS), "difficulty": "baseline", **options}
+    named["preset"] = preset
     if any(not isinstance(named[name], str) or named[name] == "all" for name in ("mixer", "task", "difficulty")):
         raise ValueError("study trains one layer on one task: call it once for each")
     find_mixer(named["mixer"])  # its message on a class or a module is the better one

@@ -112,7 +112,8 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
             return experiment.build().stack[0]
 
     build()
-    length, longest = experiment.task_config.train_length, experiment.task_config.longest_length
+    length = experiment.instance.split("validation").inputs_ST.shape[1]
+    longest = experiment.task_config.longest_length
     unused = check_foreign(mixer, build, device, lambda: length)
 
     # Extrapolation sets have longer sequences, on which some layers fail; one that does not must be right there, too.

@@ -137,7 +137,7 @@ class Experiment(LayerChoice):
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the study in a results folder."""
-        return out / "studies" / re.sub(r"[^\w.+-]+", "-", self.name)
+        return out / "studies" / re.sub(r"[^\w.+-]+", "-", self.name, flags=re.ASCII)
 
     def folder_of(self, run: Run, out: Path) -> Path:
         """Return the folder of a run in a results folder."""
@@ -301,11 +301,9 @@ def text_of(kind: type) -> str:
 
     It is that of the module that defines the class; of a class of a notebook or a program, its own.
     """
-    if kind.__module__ != "__main__":
-        return inspect.getsource(sys.modules[kind.__module__])
     try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # a notebook's has no file, but its functions have texts
+        return inspect.getsource(kind if kind.__module__ == "__main__" else sys.modules[kind.__module__])
+    except (OSError, TypeError):  # a notebook has no file, but its functions have texts
         return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
 
 

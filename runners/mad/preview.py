@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group
@@ -28,11 +29,13 @@ FORWARD = 1 / 3
 """Time of a sequence's forward pass, relative to that of its training: by their operations, not measured."""
 LONGEST = 45.0
 """Seconds after which no further experiment is timed."""
+NARROW: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+"""Tables that hold long names at 80 columns."""
 
 
 def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     """Print a row for each layer, grouped by family: its paper, widths and costs."""
-    table = Table(title="layers", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, leading=1)
+    table = Table(title="layers", leading=1, **NARROW)
     table.add_column("mixer\nwidth / MLP", overflow="fold")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -51,15 +54,14 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
 
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
-    table = Table(title="would be trained", title_justify="left")
+    table = Table(title="would be trained", **NARROW)
     table.add_column("task\n  mixer", overflow="fold")
     for heading in ("finished\n/ runs", "steps", *HEADINGS):
         table.add_column(heading, justify="right")
 
     with console.status("counting") as status:
         for setting, of_task in groupby(experiments, lambda experiment: experiment.setting):
-            table.add_section()
-            table.add_row(Text(setting, "bold"))
+            table.add_row(Name(setting))
             for experiment in of_task:
                 status.update(f"counting {experiment.label} on {setting}")
                 finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
@@ -105,6 +107,6 @@ def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) 
     left = sum(experiment.steps - saved_step(experiment.folder_of(run, options.out)) for run in runs)
     if set(runs) <= set(options.runs):
         left += len(options.more_seeds) * experiment.steps
-    sequences = experiment.protocol.evaluations * experiment.task_config.eval_examples
+    sequences = min(experiment.protocol.evaluations, experiment.steps) * experiment.task_config.eval_examples
     evaluations = FORWARD * sequences / (experiment.steps * experiment.protocol.batch_size)
     return step * left * (1 + evaluations)

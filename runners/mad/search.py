@@ -49,7 +49,7 @@ from runners.mad.training.protocol import Run
 from runners.memory import ran_out_of_memory
 from runners.records import RECORD, Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed, is_finished
-from runners.search import Outcome, ask, catch_up, open_storage, open_study, report, tell
+from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
 CHECKPOINT = "checkpoint.safetensors"
@@ -87,7 +87,8 @@ def train_studies(
     if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
         said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
         console.print(f"{options.out} has {said}", soft_wrap=True)
-    with Display(console, options.tracking) as display, _on_other_gpus(devices, experiments, options):
+    helping = _on_other_gpus(devices, experiments, options)
+    with naming_storage(options.place), Display(console, options.tracking) as display, helping:
         for experiment in experiments:
             search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):

@@ -1,130 +1,120 @@
-"""What a command prints and leaves behind."""
+"""What a command prints and leaves behind, and how it ends."""
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runners.ending import run_command
 from runners.mad import __main__ as mad
+from runners.mad.training.step import Stepper
 from tests.runners.mad.commands import HEADS, TINY
 
+COMMAND = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
+COMMAND += ["--lr", "1e-3", "--reference", "none"]
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
-def test_a_command_trains_tabulates_and_stores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["--mixer", "rt", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
-    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2", "--out", str(tmp_path)])
+def test_a_command_trains_tabulates_and_stores_and_trains_nothing_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "a[bold]b[" / "c]"  # brackets are no markup
+    command = [*COMMAND, "--mixer", "rt", "transformer", "--seeds", "2", "--out", str(out)]
+    mad.main(command[2:])
     first = capsys.readouterr().out
-    for expected in ("val seq", "steps/s", "±", "ceiling 1.0000", "chosen on validation", "optuna-dashboard"):
+    for expected in ("±", f"\nstored in {out}", f"\ndashboard: optuna-dashboard {out}/optuna.journal"):
         assert expected in first
-    assert len(list((tmp_path / "figures").glob("*.png"))) == 1
-    studies = sorted((tmp_path / "studies").iterdir())
-    assert len(studies) == 2
+    assert len([*(out / "figures").glob("*.png")]) == 1
+    studies = sorted((out / "studies").iterdir())
+    assert [path.name.split("-")[0] for path in studies] == ["rt", "transformer"]
+    runs = {f"lr0.001-wd0.0-seed{seed}" for seed in range(2)}
     for study in studies:
-        assert {path.name for path in study.iterdir()} == {"summary.json", "diagnosis.json", "diagnosis.png"}
-        (point,) = json.loads((study / "summary.json").read_text())["points"]
-        assert point["seeds"] == [0, 1]
-        assert point["estimates"]["test_token_accuracy"]["half_width"] >= 0
-    models = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
-    assert len(models) == 4
-    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2", "--out", str(tmp_path)])
+        assert {path.name for path in study.iterdir()} == {*runs, "diagnosis.json", "diagnosis.png"}
+
+    before = {path: path.stat().st_mtime_ns for path in (out / "studies").rglob("*.*") if path.name != ".lock"}
+    mad.main(command[2:])
     second = capsys.readouterr().out
-    assert models == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
-
-    def rows(text: str) -> list[str]:
-        return [line for line in text.splitlines() if line.startswith("│")]
-
-    assert rows(first) == rows(second)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert re.sub(r"^.*: step .*\n", "", first, flags=re.MULTILINE) == second
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_brackets_in_a_path_are_no_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = tmp_path / "a[bold]b[" / "c]"
-    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY]
-    mad.main([*command, "--lr", "1e-3", "--weight-decay", "0", "--out", str(out)])
-    text = capsys.readouterr().out
-    assert f"\nstored in {out}" in text
-
-    # One layer on one task has a final table with its costs, a chart, and a next command.
-    assert "test accuracy of the points chosen on validation" in text
-    assert "FLOPs" in text
-    assert len(list((out / "figures").glob("*.png"))) == 1
-    assert "\nto compare: python -m runners.mad --mixer transformer rt --task in-context-recall" in text
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_study_keeps_the_best_of_what_commands_with_different_grids_have_chosen(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
-    choices, found = set[str](), list[str]()
+def test_the_diagnosis_is_of_the_best_of_all_runs_of_the_study(tmp_path: Path) -> None:
+    """Also of those of commands with other grids; and it is made again where its picture is gone."""
+    titles = []
     for rates in (["1e-4", "1e-3"], ["1e-4"], ["1e-3"]):
-        mad.main([*command, "--lr", *rates, "--out", str(tmp_path)])
-        (folder,) = (tmp_path / "studies").iterdir()
-        text = capsys.readouterr().out
-        (chosen,) = re.findall(r"chosen on validation: (lr \S+, weight decay \S+)", text)
-        found.append(chosen)
-
-        # Diagnosis and summary are of the first command's choice, which was made among all points.
-        assert f", {found[0]}, seed 0" in json.loads((folder / "diagnosis.json").read_text())["title"]
-        summary = json.loads((folder / "summary.json").read_text())
-        assert len(summary["points"]) == 2
-        point = summary["points"][summary["chosen"]]
-        assert f"lr {point['lr']:g}, weight decay {point['weight_decay']:g}" == found[0]
-        better = f"{found[0].replace(',', ' with')}, which another command has chosen, is better"
-        assert (better in text) == (chosen != found[0])
-
-        # Only points that a command has chosen have test figures.
-        tested = [p for p in summary["points"] if any(name.startswith("test") for name in p["estimates"])]
-        choices.add(chosen)
-        assert {f"lr {p['lr']:g}, weight decay {p['weight_decay']:g}" for p in tested} == choices
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_diagnosis_says_of_how_many_seeds_its_own_was_the_best(tmp_path: Path) -> None:
-    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
-    for seeds, said in (("1", "seed 0"), ("2", r"seed [01], the best of 2 seeds on validation")):
-        mad.main([*command, "--lr", "1e-3", "--seeds", seeds, "--out", str(tmp_path)])
+        mad.main([*COMMAND, "--lr", *rates, "--out", str(tmp_path)])
         (path,) = tmp_path.glob("studies/*/diagnosis.json")
-        assert re.search(f"weight decay 0, {said}$", json.loads(path.read_text())["title"])
-
-
-def test_a_picture_of_a_diagnosis_that_is_gone_is_drawn_again(tmp_path: Path) -> None:
-    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--weight-decay", "0"]
-    mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
-    (picture,) = tmp_path.glob("studies/*/diagnosis.png")
-    picture.unlink()
-    mad.main([*command, "--lr", "1e-3", "--out", str(tmp_path)])
-    assert picture.stat().st_size > 0
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_damaged_diagnosis_is_one_clear_line_and_one_without_a_title_is_made_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = ["--mixer", "transformer", "--task", "in-context-recall", *HEADS, *TINY, "--lr", "1e-3"]
-    command += ["--weight-decay", "0", "--out", str(tmp_path)]
-    mad.main(command)
-    (path,) = tmp_path.glob("studies/*/diagnosis.json")
-    whole = path.read_bytes()
-    for damaged in (whole[:100], b"\xff"):
-        path.write_bytes(damaged)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            mad.main(command)
-        assert stop.value.code == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"error: {path} is damaged")
-        assert error.count("\n") == 1
-    path.write_text("{}")
-    mad.main(command)
-    assert path.read_bytes() == whole
+        titles.append(json.loads(path.read_text())["title"])
+    assert len(set(titles)) == 1
+    assert re.search(r", lr 0.001?\d*, weight decay 0, seed 0$", titles[0])
+    path.with_suffix(".png").unlink()
+    mad.main([*COMMAND, "--out", str(tmp_path)])
+    assert path.with_suffix(".png").exists()
 
 
 @pytest.mark.usefixtures("undiagnosed")
-def test_odd_widths_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sizes = ["--width", "15", "--mixer.heads", "3", "--task.train-examples", "64", "--task.eval-examples", "30"]
-    command = ["--mixer", "rt", "--task", "compression", *sizes, "--batch-size", "16", "--steps", "2", "--lr", "1e-3"]
-    mad.main([*command, "--device", "cpu", "--out", str(tmp_path)])
-    assert "chosen on validation" in capsys.readouterr().out
+@pytest.mark.parametrize(("keep", "left"), [("all", 3), ("best", 2), ("none", 0)])
+def test_models_are_kept_as_asked(tmp_path: Path, keep: str, left: int) -> None:
+    command = [*COMMAND, "--seeds", "2", "--seeds-of", "chosen", "--lr", "1e-4", "1e-3", "--out", str(tmp_path)]
+    mad.main([*command, "--keep", keep])
+    assert len([*tmp_path.rglob("model.safetensors")]) == left
+    assert len([*tmp_path.rglob("record.json")]) == 3
+    mad.main([*command, "--keep", keep])  # needs no model any more
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_chosen_model_that_is_gone_leaves_no_test_accuracy_and_status_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mad.main([*COMMAND, "--lr", "1e-4", "1e-3", "--keep", "none", "--out", str(tmp_path)])
+    tested = [path for path in tmp_path.rglob("record.json") if "test" in json.loads(path.read_text())["metrics"]]
+    (other,) = {"0.0001", "0.001"} - {tested[0].parent.name.split("-")[0].removeprefix("lr")}
+    with pytest.raises(SystemExit, match="1"):
+        mad.main([*COMMAND, "--lr", other, "--out", str(tmp_path)])
+    assert "no test accuracy: " in (text := capsys.readouterr().out)
+    assert "is gone, perhaps by --keep: delete its folder to train the run again" in text
+
+
+@pytest.mark.usefixtures("undiagnosed")
+@pytest.mark.parametrize("name", ["record.json", "checkpoint.safetensors"])
+def test_a_damaged_file_is_one_line_that_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    mad.main([*COMMAND, "--out", str(tmp_path)])
+    capsys.readouterr()
+    (record,) = tmp_path.rglob("record.json")
+    path = record.with_name(name)
+    path.write_bytes(record.read_bytes()[:100])
+    if path != record:
+        record.unlink()
+    with pytest.raises(SystemExit, match="2"):
+        mad.main([*COMMAND, "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path} is damaged")
+    assert error.endswith("delete it and run the same command again\n")
+    path.unlink()
+    mad.main([*COMMAND, "--out", str(tmp_path)])
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_too_little_memory_is_one_line_that_names_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope: dict[str, Any] = {}
+    exec("def run(*_):\n    raise MemoryError('CUDA out of memory. Tried to allocate 3.00 GiB')", scope)
+    monkeypatch.setattr(Stepper, "run", scope["run"])
+    with pytest.raises(SystemExit, match="1"):
+        run_command(partial(mad.main, [*COMMAND, "--seeds", "3", "--out", str(tmp_path)]), "")
+    error = capsys.readouterr().err
+    assert error.startswith("stopped: too little memory (MemoryError: CUDA out of memory")
+    assert "lower --together, which is 3 here" in error
+    assert error.count("\n") == 1
+
+
+def test_an_odd_width_and_a_layer_of_no_finite_outputs(refused: Callable[..., str]) -> None:
+    assert "heads: 2 must divide the model width 15" in refused(*COMMAND, "--width", "15")

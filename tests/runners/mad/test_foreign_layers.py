@@ -27,8 +27,9 @@ from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from mixers.vmap_errors import NO_VMAP_RULE
+from runners import records
 from runners.mad import __main__ as mad
-from runners.mad import studies
+from runners.mad import checks
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
 
@@ -287,10 +288,8 @@ def test_a_layer_is_tried_on_the_longest_sequences_of_the_test_if_it_takes_them(
     command = ["--mixer", "layers_of_others:Late", "--task", "parity", "--task.length", "20", *COMMAND[6:]]
     command += ["--task.train-examples", "64", "--task.eval-examples", "16"]
     assert "is not causal" in refused(*command, "--task.extrapolation-factors", "4")
-    _, experiments = planned([*command, "--task.extrapolation-factors", "5"])
-    studies.try_layers(experiments, CPU)  # a layer of limited length has no figures there
-    _, experiments = planned([*command, "--task.extrapolation-factors"])
-    studies.try_layers(experiments, CPU)
+    for factors in (["5"], []):  # a layer of limited length has no figures there
+        checks.check(planned([*command, "--task.extrapolation-factors", *factors])[1], 6, CPU)
 
 
 def save_example(module: str, folder: Path) -> str:
@@ -321,13 +320,12 @@ def test_the_layers_that_the_documentation_shows_train(
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_a_module_of_another_library_trains_without_an_edit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(Path(strangers.__file__), tmp_path / "stranger.py")
     monkeypatch.syspath_prepend(tmp_path)
     command = ["--task", "compression", "--task.train-examples", "64", "--task.eval-examples", "30", *COMMAND[6:]]
     command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
-    assert "did you mean --mixer.num-heads?" in refused(*command, "--mixer.heads", "2")
     mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
     label = "stranger:GatedToy-num-heads-2-no-use-gate-layer-idx-3"
     assert f"compression · {label} · custom" in capsys.readouterr().out
@@ -418,31 +416,6 @@ def test_the_modules_without_a_rule_are_those_of_vmap(name: str) -> None:
             torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
 
 
-class Attending(nn.Module):
-    """A layer whose attention ``vmap`` computes run by run on a CPU."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(dim, 3 * dim)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        q, k, v = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(x_BTD).chunk(3, -1))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-
-
-@pytest.mark.usefixtures("undiagnosed")
-def test_operations_that_are_slow_for_several_runs_are_named_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All warnings are errors in these tests."""
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Attending=Attending))
-    mad.main([*COMMAND, "--mixer", "layers_of_others:Attending", "--lr", "1e-3", "2e-3", "--out", str(tmp_path)])
-    (line,) = (record.getMessage() for record in caplog.records if "PyTorch computes" in record.getMessage())
-    operations = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    assert line.startswith(f"mixer 'layers_of_others:Attending': PyTorch computes {operations}")
-    assert line.endswith(" one run after another, which is slower")
-
-
 class Spare(nn.Module):
     """A module with a parameter that it does not use."""
 
@@ -500,11 +473,8 @@ def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Usual))
     mad.main([*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)])
     (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
-    (summary,) = tmp_path.glob("studies/*/summary.json")
-    measured = json.loads(summary.read_text())
-    chosen = measured["points"][measured["chosen"]]["estimates"]
-    read = json.loads(diagnosis.read_text())["accuracy"]
-    assert read["token"] == pytest.approx(chosen["test_token_accuracy"]["mean"])
+    (figure,) = records.load(tmp_path)["test.token_accuracy"].dropna()
+    assert json.loads(diagnosis.read_text())["accuracy"]["token"] == pytest.approx(figure)
 
 
 class Named(Transformer):
@@ -527,7 +497,7 @@ def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
         more = ["--mixer.heads", "2", "--mixer.text", text, "--lr", "1e-3", "--out", str(tmp_path)]
         mad.main([*COMMAND, "--mixer", "layers_of_others:L", *more])
         assert "\nchart: " in capsys.readouterr().out
-    assert len([*tmp_path.glob("studies/*/summary.json")]) == len([*tmp_path.glob("studies/*/diagnosis.png")]) == 2
+    assert len([*tmp_path.glob("studies/*/diagnosis.png")]) == 2
 
 
 def test_an_infinite_default_is_refused_before_training(
@@ -548,7 +518,7 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
 
         def forward(self, x_BTD: Tensor) -> Tensor:
             if x_BTD.shape[1] > self.longest:
-                raise KeyError("at most [16] positions")
+                raise KeyError(f"at most [{self.longest}] positions")
             return super().forward(x_BTD)
 
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Bounded))
@@ -565,11 +535,10 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
         diagnosis.unlink()
     monkeypatch.setattr(Bounded, "longest", 0)
-    monkeypatch.setattr(studies, "check_foreign", lambda *_: None)
-    monkeypatch.setattr(studies, "call_as_in_training", lambda *_: None)
+    monkeypatch.setattr(mad, "check", lambda *_: None)
     mad.main(command)
     text = capsys.readouterr().out
-    assert "no diagnosis: layers_of_others:L on parity (custom) cannot be read on the test split: KeyError" in text
+    assert "no diagnosis: KeyError: 'at most [0] positions'" in text
     assert "\nchart: " in text
 
 

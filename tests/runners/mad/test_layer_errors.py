@@ -126,8 +126,8 @@ def test_a_layer_without_finite_outputs_ends_with_one_line_and_status_1(
             mad.main(command)
         assert end.value.code == 1
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "diverged" in line]
-        assert line.startswith("layers_that_fail:NotFinite parity")
-        assert line.endswith("not finite before any training: correct the layer")
+        assert line.startswith("layers_that_fail:NotFinite parity custom ")
+        assert line.endswith(": every run diverged: try smaller learning rates (--lr), or correct the layer")
 
 
 @pytest.mark.usefixtures("undiagnosed")

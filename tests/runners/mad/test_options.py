@@ -3,17 +3,13 @@
 import re
 from dataclasses import fields
 from itertools import product
-from typing import Any
 
 import pytest
 
 from mixers import MIXERS
 from mixers.base import Shape
-from runners.c4.config import Config
-from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.training.protocol import Protocol
-from runners.nested_options import parse
 from tasks import TASKS
 from tests.runners.mad.commands import planned
 
@@ -93,7 +89,7 @@ def test_the_preset_quick_has_small_settings_of_every_task_and_its_name_in_every
     assert len(options.runs) == 2
     assert list(options.more_seeds) == [1, 2]
     for experiment in experiments:
-        assert (experiment.difficulty, experiment.to_dict()["preset"]) == ("quick", "quick")
+        assert (experiment.difficulty, experiment.preset) == ("quick", "quick")
         assert experiment.protocol == Protocol(batch_size=16, steps=1000, evaluations=10)
         assert experiment.shape == Shape(width=64, mlp_width=128)
         small, whole = experiment.task_config, TASKS[experiment.task].Config()
@@ -110,7 +106,6 @@ def test_the_name_of_a_preset_is_no_part_of_an_experiments_identity() -> None:
         for preset in (["--preset", "quick", "--evaluations", "40"], [])
     )
     assert named.fingerprint == plain.fingerprint
-    assert "preset" not in plain.to_dict()
 
 
 def test_epochs_take_the_place_of_a_presets_steps() -> None:
@@ -118,37 +113,7 @@ def test_epochs_take_the_place_of_a_presets_steps() -> None:
     assert experiment.protocol == Protocol(batch_size=64, epochs=2, evaluations=5)
 
 
-def test_other_settings_have_a_chart_of_their_own() -> None:
-    command = ["--mixer", "rt", "transformer", "--task", "compression", "--task.train-examples", "640"]
-    others: tuple[list[str], ...] = ([], ["--steps", "5"], ["--task.length", "16"], ["--width", "64"])
-    assert len({mad._figure_name(*planned([*command, *more])) for more in others}) == len(others)
-
-
 def test_options_document_every_field() -> None:
     documented = Options.__doc__ or ""
     for name in (field.name for field in fields(Options)):
         assert re.search(rf"^ +{name}: ", documented, flags=re.MULTILINE), name
-
-
-@pytest.mark.parametrize(
-    ("preset", "sections"),
-    [
-        (Options(mixer=(), task=()), {("--mixer", "--task"): MIXERS, ("--task", "--difficulty"): TASKS}),
-        (Config(), {("--mixer", "--width"): MIXERS}),
-    ],
-)
-def test_the_help_names_the_layers_and_tasks_at_their_option(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    preset: Any,
-    sections: dict[tuple[str, str], dict[str, Any]],
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")  # a wide terminal gets groups side by side
-    with pytest.raises(SystemExit) as stop:
-        parse(type(preset), preset, ["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for (option, following), registry in sections.items():
-        section = text[text.index(f" {option} ") : text.index(f" {following} ")]
-        words = section.replace("│", " ").replace(",", " ").replace(".", " ").split()
-        assert " ".join(registry) in " ".join(words)

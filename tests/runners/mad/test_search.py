@@ -199,7 +199,9 @@ def test_what_counts_makes_another_study_and_names_do_not(monkeypatch: pytest.Mo
     experiment_module._data_fingerprint.cache_clear()
 
 
-@pytest.mark.parametrize(("mixer", "task", "start"), [("deltanet", "parity", "f4a535dbd9a0"), ("rt", "compression", "c67763e8d015")])
+@pytest.mark.parametrize(
+    ("mixer", "task", "start"), [("deltanet", "parity", "f4a535dbd9a0"), ("rt", "compression", "c67763e8d015")]
+)
 def test_reference_results_have_the_fingerprint_of_todays_settings_and_data(mixer: str, task: str, start: str) -> None:
     """Settings that were added since are switches, which are no part of it where they are off."""
     (planned_today,) = planned(["--mixer", mixer, "--task", task])[1]
@@ -326,7 +328,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     command = forks().Process(target=run_on_two_devices, args=(endless, tmp_path / "output.txt"))
     command.start()
     journal = tmp_path / JOURNAL
-    wait_for(lambda: journal.exists() and journal.read_text().count("\"run\"") == 6)
+    wait_for(lambda: journal.exists() and journal.read_text().count('"run"') == 6)
     command.kill()
     command.join()
     wait_for(lambda: len(_claimable(tmp_path)) == 6)

@@ -12,8 +12,7 @@ from mixers.base import ContractError, Shape
 from mixers.models import Backbone, LanguageModel
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
-from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.loss import mean_cross_entropy
+from runners.mad.training.ensemble import Ensemble, mean_cross_entropy
 from runners.mad.training.protocol import Optimizer, Run
 from tasks.base import IGNORE
 from tasks.recall import InContextRecall

@@ -19,14 +19,12 @@ from mixers.base import Shape
 from mixers.models import BACKBONES, Backbone
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import StoppedError
-from runners.mad.training import evaluate as evaluate_module
+from runners.mad.training import ensemble as evaluate_module
 from runners.mad.training import loop as train_module
-from runners.mad.training.data import Resident, data_order
-from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import evaluate
-from runners.mad.training.loop import train
+from runners.mad.training.ensemble import Ensemble, Resident, evaluate
+from runners.mad.training.loop import CurvePoint, Result, train
 from runners.mad.training.protocol import Protocol, Run
-from runners.mad.training.result import CurvePoint, Result
+from runners.mad.training.step import data_order
 from tasks import TASKS
 from tasks.base import Split
 from tasks.metrics import Counts, count, score
