@@ -88,8 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     best = chosen(points(own))
     with user_errors(ValueError, OSError):
         print_comparison(best, console)
-        if reference is not None:
-            print_rankings(own, reference, console)
+        print_rankings(own, reference, console)
 
         from runners.mad.charts import plot_comparison  # imports Matplotlib
 

@@ -98,7 +98,7 @@ class Study:
 
     def ranking(self) -> pd.DataFrame:
         """One row for this layer and one per reference row, best first; empty without reference rows."""
-        return pd.DataFrame() if self.reference is None else ranking(self.table, self.reference)
+        return ranking(self.table, self.reference)
 
     def curves(self) -> pd.DataFrame:
         """One row per evaluation of a run: settings, step, training loss, validation figures (NaN if diverged)."""
@@ -185,6 +185,5 @@ def study(
     console = console_of_call(quiet)
     ((_, table),) = train_studies([experiment], parsed, console)
     delete_models(experiment, table, parsed)
-    if reference is not None:
-        print_rankings(table, reference, console)
+    print_rankings(table, reference, console)
     return Study(experiment=experiment, table=table, out=parsed.out.resolve(), reference=reference)

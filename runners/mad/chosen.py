@@ -17,7 +17,7 @@ from runners.mad.options import Options
 from runners.mad.points import chosen, points
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
-from runners.records import Record, read_all, table_of, write
+from runners.records import Record, read, read_all, table_of, write
 from tasks.metrics import Counts
 
 MODEL = "model.safetensors"
@@ -128,14 +128,21 @@ def look_into(experiment: Experiment, options: Options, say: Say) -> None:
     file, figure = folder / "diagnosis.json", folder / "diagnosis.png"
 
     if not figure.exists() or (read_json(file) or {}).get("title") != title:
-        from runners.mad.diagnosis.diagnose import UnreadableError, diagnose  # imports scikit-learn: seconds
+        from runners.mad.diagnosis.diagnose import diagnose  # imports scikit-learn and Matplotlib: seconds
+        from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence
 
         try:
             model = kept_model(experiment, best["file"].parent)
-            diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
+            found = diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
         except (DamagedFileError, UnreadableError) as error:
             say(f"no diagnosis: {error}")
             return
+
+        # Reports show the accuracy along the sequence.
+        axis, profile = along_the_sequence(found.by_position, found.by_answer)
+        if (record := read(best["file"].parent)) is not None:
+            shown = {"axis": axis, "index": profile.index, "accuracy": profile.accuracy}
+            write(best["file"].parent, replace(record, profile=shown))
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
         say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")

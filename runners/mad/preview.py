@@ -10,7 +10,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from runners.cost_cells import FOOTNOTE, HEADINGS, cells_of
 from runners.device import find_devices
 from runners.mad.checks import runs_at_once
 from runners.mad.experiment import Experiment, LayerChoice
@@ -21,7 +20,7 @@ from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from runners.progress import spell
 from runners.runs import is_finished
-from runners.tables import Name, abbreviated
+from runners.tables import COSTS, FOOTNOTE, Name, cost_cells
 
 STEPS = 3
 """Steps of each experiment that are timed, after a first one that is not."""
@@ -37,7 +36,7 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     """Print a row for each layer, grouped by family: its paper, widths and costs."""
     table = Table(title="layers", leading=1, **NARROW)
     table.add_column("mixer\nwidth / MLP", overflow="fold")
-    for heading in HEADINGS:
+    for heading in COSTS:
         table.add_column(heading, justify="right", no_wrap=True)
 
     with console.status("counting") as status:
@@ -47,7 +46,7 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
                 status.update(f"counting {choice.label}")
                 name = Name(f"{choice.label}\n{choice.shape.width} / {choice.shape.mlp_width}")
                 paper = [Text(choice.layer.paper, "dim")] if choice.layer.paper else []
-                table.add_row(Group(name, *paper), *cells_of(choice.costs))
+                table.add_row(Group(name, *paper), *_cells(choice))
     console.print(table)
     console.print(FOOTNOTE)
 
@@ -56,7 +55,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
     """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
     table = Table(title="would be trained", **NARROW)
     table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", *HEADINGS):
+    for heading in ("finished\n/ runs", "steps", *COSTS):
         table.add_column(heading, justify="right")
 
     with console.status("counting") as status:
@@ -68,7 +67,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
                 counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
                 remark = experiment.facts["remark"]
                 name = f"  {experiment.label}" + (f"\n    {remark}" if remark else "")
-                table.add_row(Name(name), *counts, *cells_of(experiment.costs, abbreviated))
+                table.add_row(Name(name), *counts, *_cells(experiment))
     console.print(table)
     if options.more_seeds:
         console.print(f"then the chosen point of each experiment is repeated with {len(options.more_seeds)} more seeds")
@@ -110,3 +109,8 @@ def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) 
     sequences = min(experiment.protocol.evaluations, experiment.steps) * experiment.task_config.eval_examples
     evaluations = FORWARD * sequences / (experiment.steps * experiment.protocol.batch_size)
     return step * left * (1 + evaluations)
+
+
+def _cells(choice: LayerChoice) -> list[str]:
+    """Return the costs of a layer as cells of a table."""
+    return cost_cells(choice.costs.parameters, choice.costs.state_floats, choice.costs.flops_per_token)

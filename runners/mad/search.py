@@ -133,7 +133,10 @@ class Search:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.study.metric_names is None:
                 self.study.set_metric_names([METRIC_NAME])
-        catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in self._finished()])
+        finished = self._finished()
+        catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in finished])
+        for file, _ in finished:
+            file.with_name(CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed behind its last line
 
     def train_available(self, runs: Sequence[Run]) -> bool:
         """Train those of the runs that no other process trains, as many as are trained at once.

@@ -77,15 +77,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run").symlink_to(next((folder / "pretrained" / "c4").iterdir()).relative_to(folder))
 
     # A run that was killed after its last checkpoint.
-    next((folder / "killed" / "c4").glob("*/result.json")).unlink()
+    next((folder / "killed" / "c4").glob("*/record.json")).unlink()
 
     # A study with checkpoints, which are written when it is stopped.
     started = fork("mad", words(DIAGNOSTICS, out="stopped", steps=LONGER, evaluations="40"), folder)
-    while not re.search(r"step \d", started.printed()):  # an evaluation, not the forecast of the time
+    while not re.search(r"step \d", started.printed()):
         assert started.end(0.1) is None
     started.send(signal.SIGTERM)
     end = started.end()
     assert end is not None
     assert end.status == 143, end
-    assert list((folder / "stopped" / "runs").rglob("*.safetensors"))
+    assert list((folder / "stopped" / "studies").rglob("checkpoint.safetensors"))
     return folder

@@ -1,25 +1,17 @@
 """What programs have found, without times: it must be the same however often they were killed."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-TIMES = {"seconds", "steps_per_second", "tokens_per_second", "checksum", "trained_together", "out"}
+from runners.records import read_all
 
-
-def studied(out: Path) -> object:
-    """The figures of the only study in a results folder."""
-    (path,) = out.glob("studies/*/summary.json")
-    return _untimed(json.loads(path.read_text()))
+TIMES = ("seconds", "steps_per_second", "together", "commit", "settings", "profile")
+"""Fields of a record that may differ; of these ``profile`` is of the best seed alone, which is diagnosed later."""
 
 
-def pretrained(out: Path) -> object:
-    """The result of the only pretraining run in a results folder."""
-    (path,) = out.glob("c4/*/result.json")
-    return _untimed(json.loads(path.read_text()))
-
-
-def _untimed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _untimed(inner) for name, inner in value.items() if name not in TIMES}
-    return [_untimed(inner) for inner in value] if isinstance(value, list) else value
+def found(out: Path) -> object:
+    """The records in a results folder, by the names of their folders."""
+    return {
+        file.parent.name: {name: value for name, value in asdict(record).items() if name not in TIMES}
+        for file, record in read_all(out)
+    }

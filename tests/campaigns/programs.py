@@ -28,7 +28,7 @@ ENVIRONMENT = {
 MAINS = {
     "mad": "runners.mad.__main__",
     "c4": "runners.c4.__main__",
-    "compare": "runners.mad.results.compare",
+    "compare": "runners.mad.compare",
     "mad.reference": "runners.mad.reference.__main__",
     "theory": "runners.theory.__main__",
     "bench": "runners.bench.__main__",
@@ -145,14 +145,19 @@ def spawn(command: Sequence[str], folder: Path, name: str = "fresh") -> Started:
 def fault(end: End, allowed: Sequence[int]) -> str | None:
     """Return what is wrong with an end: a status that is not allowed, a traceback, a refusal that is no line.
 
-    A refusal may have one line before it, as on an earlier checkpoint that is used in place of the newest.
+    A refusal may have one line before it, as on an earlier checkpoint that is used in place of the newest. The parser
+    of options has boxes of its own, which end with how to get help.
     """
     if "Traceback (most recent call last)" in end.err:
         return f"traceback: {end.last}"
     if end.status not in allowed:
         return f"status {end.status}: {end.last}"
     lines = end.err.splitlines()
-    if end.status == 2 and ([line.startswith("error: ") for line in lines][-1:] != [True] or len(lines) > 2):
+    if (
+        end.status == 2
+        and "full helptext" not in end.err
+        and ([line.startswith("error: ") for line in lines][-1:] != [True] or len(lines) > 2)
+    ):
         return f"refused in {len(lines)} lines: {end.err[:300]!r}"
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.findings import pretrained, studied
+from tests.campaigns.findings import found
 from tests.campaigns.ledger import Ledger
 from tests.campaigns.programs import End, fault, fork, spawn
 from tests.campaigns.small import DIAGNOSTICS, LONGER, PRETRAINING, words
@@ -22,7 +22,7 @@ sys.excepthook = lambda kind, error, traceback: print(f"error: {error}", file=sy
 result = mad.study("transformer", "in-context-recall", lr=[1e-3, 5e-3], weight_decay=[0.0], batch_size=16, width=16,
     mlp_width=16, steps=4, evaluations=2, device="cpu", out="studied", quiet=True,
     mixer_options={"heads": 2}, task_options={"length": 16, "train_examples": 32, "eval_examples": 20})
-print(result.test, result.curves(), [float(p.sum()) for p in result.model.parameters()])
+print(result.test, result.curves().to_string(), [float(p.sum()) for p in result.model.parameters()])
 """
 
 
@@ -47,31 +47,31 @@ def program(name: str, *arguments: str) -> Callable[[Path], End | None]:
 
 READERS = {
     "study again": Reader(
-        files=("studied/studies.journal", "studied/runs/*/*", "studied/studies/*/*.json"),
+        files=("studied/optuna.journal", "studied/studies/*/*/*", "studied/studies/*/*.json"),
         read=program("mad", *words(DIAGNOSTICS, out="studied")),
     ),
     "study in Python": Reader(
-        files=("studied/studies.journal", "studied/runs/*/*"),
+        files=("studied/optuna.journal", "studied/studies/*/*/*"),
         read=lambda folder: spawn(["python", "-c", PYTHON], folder).end(),
     ),
     "study resumed": Reader(
-        files=("stopped/studies.journal", "stopped/runs/*/*"),
+        files=("stopped/optuna.journal", "stopped/studies/*/*/*"),
         read=program("mad", *words(DIAGNOSTICS, out="stopped", steps=LONGER, evaluations="40")),
-        result=lambda folder, end: studied(folder / "stopped"),
+        result=lambda folder, end: found(folder / "stopped"),
     ),
     "compare": Reader(
-        files=("studied/studies/*/summary.json",),
+        files=("studied/studies/*/*/record.json",),
         read=program("compare", "--out", "studied", "--reference", "none"),
     ),
     "pretraining again": Reader(
         files=("pretrained/c4/*/*.*", "pretrained/corpora/*/*"),
         read=program("c4", *words(PRETRAINING, out="pretrained")),
-        result=lambda folder, end: pretrained(folder / "pretrained"),
+        result=lambda folder, end: found(folder / "pretrained" / "c4"),
     ),
     "pretraining resumed": Reader(
         files=("killed/c4/*/*.*", "killed/c4/*/checkpoints/*", "killed/corpora/*/*"),
         read=program("c4", *words(PRETRAINING, out="killed")),
-        result=lambda folder, end: pretrained(folder / "killed"),
+        result=lambda folder, end: found(folder / "killed" / "c4"),
     ),
     "generate": Reader(
         files=("pretrained/c4/*/checkpoints/*", "pretrained/c4/*/tokenizer.json"),
@@ -102,7 +102,7 @@ def damage(path: Path, dice: random.Random) -> str:
     return done
 
 
-def judged(end: End | None, path: Path, expected: object, found: Callable[[End], object]) -> tuple[str | None, str]:
+def judged(end: End | None, path: Path, expected: object, result: Callable[[End], object]) -> tuple[str | None, str]:
     """Return what is wrong with what a reader did with a damaged file, and how it ended."""
     if end is None:
         return "does not end", ""
@@ -112,7 +112,7 @@ def judged(end: End | None, path: Path, expected: object, found: Callable[[End],
     named = path.name in end.out + end.err
     if end.status:
         return (None if named else f"ends without the name of the file: {end.last}"), "refused"
-    if found(end) == expected:
+    if result(end) == expected:
         return None, "whole results"
     return (None if named else f"other results in silence: {end.last}"), "said, and done without"
 

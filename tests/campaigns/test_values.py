@@ -23,9 +23,9 @@ from runners.bench import layers as bench_layers
 from runners.bench import pretraining as bench_pretraining
 from runners.c4.config import Config
 from runners.c4.evaluation.generate import Options as GenerateOptions
+from runners.mad.compare import CompareOptions
 from runners.mad.options import Options
 from runners.mad.reference.__main__ import ReferenceOptions
-from runners.mad.results.compare import Options as CompareOptions
 from runners.task_names import find_task
 from runners.theory.__main__ import Options as TheoryOptions
 from tasks import TASKS

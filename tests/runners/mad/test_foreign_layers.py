@@ -1,7 +1,6 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
 import json
-import math
 import os
 import pickle
 import re
@@ -80,30 +79,6 @@ def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
     assert in_dry_run == in_training
 
 
-@pytest.mark.parametrize(
-    ("first", "following", "message"),
-    [
-        (lambda state: state["h"], None, "but init_state gave Tensor"),
-        (None, lambda state: state["h"], "but a step gave Tensor"),
-        (None, lambda state: {"h": 0.0}, "but a step gave a dict with float under 'h'"),
-        (lambda state: {**state, "inner": state}, None, "but init_state gave a dict with dict under 'inner'"),
-    ],
-)
-def test_a_state_that_is_no_dict_of_tensors_is_refused(
-    first: Callable[[Any], Any] | None, following: Callable[[Any], Any] | None, message: str
-) -> None:
-    class Stateful(Transformer):
-        def init_state(self, batch: int) -> Any:
-            state = {"h": torch.zeros(batch, self.shape.width)}
-            return state if first is None else first(state)
-
-        def step(self, x_BD: Tensor, state: Any) -> Any:
-            return x_BD, state if following is None else following(state)
-
-    with pytest.raises(ContractError, match=message):
-        check_layer("of:others", Stateful(Transformer.Config(heads=2), Shape(width=16, mlp_width=32)), CPU)
-
-
 class Complex(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -155,16 +130,9 @@ class Late(Writing):
         return z_BTD + x_BTD.flip(1) if x_BTD.shape[1] > 24 else z_BTD
 
 
-class Half(Writing):
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        z_BTD: Tensor = self.out(x_BTD)
-        return z_BTD.half()
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Half, "the sequence mixer must return float32 for float32, it returned torch.float16"),
         (Complex, "'mixer.w' is torch.complex64, but parameters are torch.float32: store real and imaginary part"),
         (Double, "parameter 'mixer.w' is torch.float64, but parameters are torch.float32: give it that dtype"),
         (Whole, "parameter 'mixer.w' is torch.int64, but parameters are torch.float32: make it a buffer"),
@@ -369,13 +337,6 @@ def test_the_error_before_training_names_that_module(
     assert "Batching rule not implemented" in error
 
 
-WRITES: dict[str, Callable[[Tensor], Tensor]] = {
-    "empty_like": torch.empty_like,
-    "new_zeros": lambda x: x.new_zeros(x.shape),
-    "clone": torch.clone,
-    "zeros": lambda x: torch.zeros(x.shape),
-    "empty": lambda x: torch.empty(x.shape),
-}
 MODULES = {
     "LSTM": torch.nn.LSTM(4, 4),
     "GRU": torch.nn.GRU(4, 4),
@@ -384,20 +345,6 @@ MODULES = {
     "GRUCell": torch.nn.GRUCell(4, 4),
     "RNNCell": torch.nn.RNNCell(4, 4),
 }
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_the_rule_for_writing_in_place_is_that_of_vmap(name: str) -> None:
-    def write(x_TD: Tensor) -> Tensor:
-        y_TD = WRITES[name](x_TD)
-        y_TD[0] = x_TD[1]
-        return y_TD
-
-    if name in ("zeros", "empty"):
-        with pytest.raises(RuntimeError, match="vmap: inplace arithmetic"):
-            torch.func.vmap(write)(torch.randn(3, 2, 4))
-    else:
-        torch.func.vmap(write)(torch.randn(3, 2, 4))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -483,12 +430,6 @@ class Named(Transformer):
         text: str = ""
 
 
-class Unbounded(Transformer):
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Transformer.Config):
-        cap: float = math.inf
-
-
 def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -498,15 +439,6 @@ def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
         mad.main([*COMMAND, "--mixer", "layers_of_others:L", *more])
         assert "\nchart: " in capsys.readouterr().out
     assert len([*tmp_path.glob("studies/*/diagnosis.png")]) == 2
-
-
-def test_an_infinite_default_is_refused_before_training(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Unbounded))
-    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
-    for more in ([], ["--dry-run"]):
-        assert "cap inf must be a finite number" in refused(*command, *more)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -540,18 +472,3 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     text = capsys.readouterr().out
     assert "no diagnosis: KeyError: 'at most [0] positions'" in text
     assert "\nchart: " in text
-
-
-def test_buffers_that_depend_on_the_seed_are_refused(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Features(Transformer):
-        def __init__(self, config: Transformer.Config, shape: Shape) -> None:
-            super().__init__(config, shape)
-            self.register_buffer("unknown", torch.full((2,), torch.nan))
-            self.register_buffer("features", torch.randn(4), persistent=False)
-
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Features))
-    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
-    for more in ([], ["--dry-run"], ["--together", "1"]):
-        assert "buffer 'features' depends on the seed" in refused(*command, *more)

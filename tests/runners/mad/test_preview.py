@@ -16,6 +16,7 @@ from mixers.short_convolution import ConvolvedLayer
 from mixers.transformer import Transformer
 from runners.mad import __main__ as mad
 from runners.mad import preview
+from runners.tables import abbreviated
 from tests.runners.mad.commands import HEADS, TINY, planned
 
 SMALL = ["--width", "16", "--mlp-width", "32", "--device", "cpu"]
@@ -55,7 +56,7 @@ def test_a_list_shows_costs_of_the_layers_with_their_options(
     rows, text = printed("--list", "--mixer", "transformer", "linear-attention", "lstm", *HEADS, *SMALL)
     flops = 2 * (4 * 16**2 + 2 * 16 * 32) + 4 * 128 * 16
     figures = [4 * 16**2 + 2 * 16 * 32 + 4 * 16, 2 * 128 * 16, 2 * 1024 * 16, flops]
-    assert rows["transformer"] == [f"{figure:,}" for figure in figures]
+    assert rows["transformer"] == [*map(abbreviated, figures)]
     assert rows["linear-attention"][1] == str(16 * 8 + 16 + 1)
     assert rows["lstm"][1:3] == ["32", "32"]
     for part in ("16 / 32", "arXiv:1706.03762", "recurrent net", "--mixer.heads does not apply to mixer lstm"):
@@ -64,7 +65,7 @@ def test_a_list_shows_costs_of_the_layers_with_their_options(
 
     # With a convolution.
     rows, _ = printed("--list", "--mixer", "transformer", *HEADS, *SMALL, "--short-convolution", "3")
-    assert rows["transformer+conv3"][:2] == [f"{figures[0] + 3 * 16:,}", f"{figures[1] + 2 * 16:,}"]
+    assert rows["transformer+conv3"][:2] == [abbreviated(figures[0] + 3 * 16), abbreviated(figures[1] + 2 * 16)]
 
 
 def test_the_longest_names_stay_whole_at_80_columns(

@@ -12,6 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from runners.mad.diagnosis.confusions import count_confusions
+from runners.mad.diagnosis.figure import draw_figure
+from runners.mad.diagnosis.findings import Diagnosis
+from runners.mad.diagnosis.samples import FOLDS, draw_sample, split_folds
+from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from torch import Tensor
@@ -19,15 +24,10 @@ from torch import Tensor
 from mixers.base import Layer, Shape, State
 from mixers.models import BACKBONES, Backbone
 from mixers.transformer import Transformer
-from runners.mad.diagnosis.confusions import count_confusions
 from runners.mad.diagnosis.diagnose import diagnose
-from runners.mad.diagnosis.figure import draw_figure
-from runners.mad.diagnosis.findings import Diagnosis
 from runners.mad.diagnosis.linear_probes import INVERSE_PENALTY, ProbeReport, fit_probes
 from runners.mad.diagnosis.outputs import UnreadableError, predict, read_hidden_states, sequences_per_forward
-from runners.mad.diagnosis.samples import FOLDS, draw_sample, split_folds
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from runners.mad.training.protocol import Optimizer, Run
 from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Task, Tokens

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runners.mad.duration import Duration, total
+from runners.mad.plan import plan_experiments
+from runners.mad.reference.cells import FOLDER, Cell, options_of, read_cell, train_cell, write_cell
+from runners.mad.reference.entries import ENTRIES, FIRST, Entry
+from runners.mad.reference.forecast import expected_seconds, table_of
 
 from mixers import MIXERS
 from mixers.base import Shape
 from runners import deadline
 from runners.deadline import Deadline
 from runners.files import DamagedFileError, read_json
-from runners.mad.duration import Duration, total
-from runners.mad.plan import plan_experiments
 from runners.mad.reference import __main__ as command
-from runners.mad.reference.cells import FOLDER, Cell, options_of, read_cell, train_cell, write_cell
-from runners.mad.reference.entries import ENTRIES, FIRST, Entry
-from runners.mad.reference.forecast import expected_seconds, table_of
 from runners.progress import spell
 
 ENTRY = Entry(name="rt-block-2", mixer="rt", options={"heads": 2, "block": 2})

@@ -8,15 +8,15 @@ from shutil import rmtree
 
 import pytest
 import torch
+from runners.mad.reference.cells import FOLDER, Cell, cell_file, read_cell
+from runners.mad.reference.entries import ENTRIES
+from runners.mad.reference.staleness import check, find_stale
+from runners.mad.search.identity import Setting, trajectory
 
 from mixers.base import Shape
 from runners import processes, verdicts
 from runners.mad.experiment import Experiment
 from runners.mad.reference import staleness
-from runners.mad.reference.cells import FOLDER, Cell, cell_file, read_cell
-from runners.mad.reference.entries import ENTRIES
-from runners.mad.reference.staleness import check, find_stale
-from runners.mad.search.identity import Setting, trajectory
 from tests.runners.mad.commands import planned
 
 SMALL = ("--mixer", "lstm", "--task", "memorization", "--steps", "2", "--width", "16", "--mlp-width", "16")

@@ -2,9 +2,9 @@
 
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
-
 from runners.mad.results.choice import choose_among, choose_in_other_grids, choose_point, edge_of, near_best
 from runners.mad.search.study import DISTRIBUTIONS
+
 from tasks.base import Accuracy
 
 CEILING = Accuracy(sequence=1.0, token=0.9)

@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from runners.mad.results import held_out
+from runners.mad.results.held_out import Reading, read_test
+from runners.mad.search.progress import Display
+from runners.mad.studies import kept_model, kept_record
+from runners.mad.training.data import Resident
 from torch import Tensor
 
 from mixers.base import Shape
@@ -16,11 +21,6 @@ from mixers.transformer import Transformer
 from runners.files import DamagedFileError, load_tensors, save_tensors
 from runners.mad import __main__ as mad
 from runners.mad.experiment import Experiment, run_folder
-from runners.mad.results import held_out
-from runners.mad.results.held_out import Reading, read_test
-from runners.mad.search.progress import Display
-from runners.mad.studies import kept_model, kept_record
-from runners.mad.training.data import Resident
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.storage import Store

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from scipy import stats
-
 from runners.mad.results.choice import choose_point
 from runners.mad.results.held_out import Reading
 from runners.mad.results.standings import Standing
 from runners.mad.results.summary import METRICS, TEST_METRICS, summarise
 from runners.mad.search.study import DISTRIBUTIONS, run_of
+from scipy import stats
+
 from runners.mad.training.protocol import Run
 from tests.runners.mad.commands import planned
 
