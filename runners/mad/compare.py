@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own = records.load(*(given.studies or [given.out / "studies"]))
         own = own[own["task"] != records.LANGUAGE_MODEL]
         if own.empty:
-            raise ValueError("no finished run of a study is there: train with runners.mad, or name folders of studies")
+            raise ValueError("no finished run is there: train with runners.mad, whose older versions wrote other files")
         reference = load(given.reference, own["task"].unique())
 
         print_comparison(chosen(points(own)), console)

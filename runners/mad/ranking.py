@@ -87,9 +87,9 @@ def ranking(own: pd.DataFrame, reference: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the ranks of the layers that have all settings, among themselves: by ``label``, the best first, equal ones in their order.
+    """Return the ranks of the layers that have all settings, among themselves, by ``label``.
 
-    Columns are the settings, and ``mean``, the mean rank.
+    Columns are the settings, and ``mean``, the mean rank, by which they are sorted; equal ones keep their order.
 
     Args:
         found: chosen points with ``label`` and ``setting``.
@@ -189,8 +189,9 @@ def _narrowed(table: pd.DataFrame, grid: tuple[GridPoint, ...], seeds: int) -> p
     if not set(grid) <= set(at):
         return table
     inside = at.isin(grid) & (table["seed"] < seeds)
-    best = choose(table[inside & (table["seed"] == 0)], set(at[inside & table["diverged_step"].notna()]))
-    return table[inside & ((table["seed"] == 0) | (at == best))]
+    diverged = set(at[inside & table["diverged_step"].notna()])
+    repeated = {choose(table[inside & (table["seed"] == 0)], diverged), *diverged}
+    return table[inside & ((table["seed"] == 0) | at.isin(repeated))]
 
 
 def _differences(row: Row, other: Row, seeds: int) -> list[str]:

@@ -33,8 +33,8 @@ VALIDATION = {
 }
 TEST = {"test seq": "test.sequence_accuracy", "test token": "test.token_accuracy", "steps/s": "steps_per_second"}
 """Headings of a study's table, and the figures below them."""
-SETTINGS = (*("layers", "width", "mlp_width", "short_convolution", "steps", "batch_size", "evaluations", "precision"),)
-"""Settings that a label may name, beside those of the layer and the optimizer."""
+SETTINGS = ("width", "mlp_width", "steps", "batch_size", "evaluations", "precision")
+"""Settings that a label names where the layers of a task differ in them, beside those of the optimizer and the grid."""
 
 Row = Mapping[Hashable, Any]
 """A row of a table, by column."""
@@ -152,8 +152,8 @@ def print_comparison(found: pd.DataFrame, console: Console) -> None:
 def labelled(found: pd.DataFrame) -> pd.DataFrame:
     """Return studies in the order of the registries, with the columns ``label`` and ``setting``.
 
-    The label is the layer, with the settings in which its studies differ; the setting is the task, with its difficulty
-    unless it is the baseline, and with the task's settings in which studies of that name differ.
+    The label is the layer, with the settings in which studies on a task differ. The setting is the task, with its
+    difficulty unless it is the baseline, and with the task's settings in which studies of that name differ.
 
     Args:
         found: chosen points of studies.
@@ -165,9 +165,19 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
         named = ", ".join(filter(None, (row["difficulty"] if row["difficulty"] != "baseline" else "", word)))
         row["setting"] = f"{row['task']} ({named})" if named else row["task"]
 
-    settings = [row["setting"] for row in rows]
-    trained = [{name: row[name] for name in SETTINGS} | row["optimizer"] | row["mixer_config"] for row in rows]
-    for row, word in zip(rows, _differences([row["layer"] for row in rows], settings, trained), strict=True):
+    # Widths, training and grids, in which all layers of a task may differ; options, in which those of a name may.
+    places = [row["setting"] for row in rows]
+    trained = []
+    for row in rows:
+        lrs, decays = (sorted(set(rates)) for rates in zip(*row["grid"], strict=True))
+        grid = {"lr": " ".join(map(str, lrs)), "weight_decay": " ".join(map(str, decays))}
+        trained.append({name: row[name] for name in SETTINGS} | row["optimizer"] | grid)
+    everywhere = _differences([""] * len(rows), places, trained)
+    layers = [row["layer"] for row in rows]
+    for row, *found_words in zip(
+        rows, _differences(layers, places, [row["mixer_config"] for row in rows]), everywhere, strict=True
+    ):
+        word = ", ".join(filter(None, found_words))
         row["label"] = f"{row['layer']} ({word})" if word else row["layer"]
 
     # Studies with equal settings differ in the user's code; fingerprints tell them apart.

@@ -45,8 +45,7 @@ def write_overview(folder: Path, preset: Protocol) -> list[Path]:
     figure = draw_heat_map(found)
     write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
 
-    low, high = intervals(found)
-    text = overview_page(found.assign(low=low, high=high), preset)
+    text = overview_page(found, preset)
     write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return [picture, page]
 
@@ -55,11 +54,12 @@ def overview_page(found: pd.DataFrame, preset: Protocol) -> str:
     """Return the page as Markdown.
 
     Args:
-        found: chosen points, with ``label``, ``setting`` and the ends of their intervals, ``low`` and ``high``.
+        found: chosen points, with ``label`` and ``setting``.
         preset: name of the preset.
     """
     command = "python -m runners.mad.reference" + ("" if preset == "full" else f" --preset {preset}")
-    of = {(row["layer"], row["task"]): row for row in found.to_dict("records")}
+    low, high = intervals(found)
+    of = {(row["layer"], row["task"]): row for row in found.assign(low=low, high=high).to_dict("records")}
     tasks = [f"`{task}`" for task in TASKS]
 
     # Ranks of the layers that have all tasks; the others stand below.

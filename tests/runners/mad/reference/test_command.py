@@ -1,0 +1,102 @@
+"""The command that trains missing reference results."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import records
+from runners.mad.options import PRESETS
+from runners.mad.reference import __main__ as command
+
+SMALL = {"train_examples": 32, "eval_examples": 16}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset ``quick`` with few steps."""
+    options, tasks = PRESETS["quick"]
+    few = replace(options, steps=4, evaluations=2, width=16, mlp_width=16, device="cpu")
+    monkeypatch.setitem(PRESETS, "quick", (few, {"parity": tasks["parity"] | SMALL, "mqar": tasks["mqar"] | SMALL}))
+
+
+def run(folder: Path, *words: str) -> None:
+    command.main(["--preset", "quick", "--folder", str(folder / "reference"), "--out", str(folder / "out"), *words])
+
+
+@pytest.mark.usefixtures("tiny", "undrawn")
+def test_a_missing_result_is_trained_once_and_stored_as_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, "--layers", "rt-block-4", "--tasks", "parity")
+    file = tmp_path / "reference" / "quick" / "rt-block-4" / "parity.jsonl"
+    found = records.load(file)
+    assert set(found["study"]) == {"rt-block-4 parity quick"}
+    assert set(found["layer"]) == {"rt-block-4"}
+    assert {config["block"] for config in found["mixer_config"]} == {4}
+    assert found.groupby("lr").size().to_list() in ([1, 3], [3, 1])
+
+    # Test figures, curves and the accuracy along the sequence are those of the chosen point.
+    best = found[found["test.token_accuracy"].notna()]
+    assert best["seed"].tolist() == [0, 1, 2]
+    assert [bool(curve) for curve in found["curve"]] == found["test.token_accuracy"].notna().to_list()
+    assert best["curve"].iloc[0]["step"] == [2, 4]
+    (profile,) = best["profile"].dropna()
+    assert (profile["axis"], profile["index"]) == ("position", [*range(24)])
+
+    # What is there is not trained again.
+    said = capsys.readouterr().out
+    assert f"written: {file}" in said
+    assert f"written: {file.parents[1] / 'overview.md'}" in said
+    monkeypatch.setattr(command, "train_studies", None)
+    run(tmp_path, "--layers", "rt-block-4", "--tasks", "parity")
+    assert capsys.readouterr().out.startswith("1 of 1 results are in ")
+
+
+@pytest.mark.usefixtures("tiny", "undrawn")
+def test_an_error_in_a_result_is_one_line_and_the_others_are_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = command.train_studies
+
+    def fail_on_parity(experiments: Any, *rest: Any) -> Any:
+        if experiments[0].task == "parity":
+            raise ValueError("broken")
+        return train(experiments, *rest)
+
+    monkeypatch.setattr(command, "train_studies", fail_on_parity)
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, "--layers", "lstm", "--tasks", "parity", "mqar")
+    assert stop.value.code == 1
+    assert "lstm on parity stopped: broken" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.rglob("*.jsonl")] == ["mqar.jsonl"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_dry_run_lists_what_is_missing_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "--dry-run", "--layers", "lstm", "rt", "--tasks", "parity")
+    said = capsys.readouterr().out
+    assert said.startswith("0 of 2 results are in ")
+    assert "lstm" in said
+    assert "takes about" in said
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--layers", "rtt"), "rtt is no row of the reference results: choose from rt, transformer, "),
+        (("--tasks", "mine:Task"), "mine:Task is no task of the reference results: choose from "),
+    ],
+)
+def test_an_unknown_name_is_one_line(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, *words)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

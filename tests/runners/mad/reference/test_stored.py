@@ -1,0 +1,115 @@
+"""The reference results in ``results/reference``: whole, of their protocols, and their overview."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mixers import MIXERS
+from runners.files import DamagedFileError
+from runners.mad.points import chosen, points
+from runners.mad.reference import ENTRIES, FOLDER, LAYERS, Protocol, load, load_rows
+from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
+from runners.mad.tables import in_order
+from tasks import TASKS
+
+LRS = {"full": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3), "quick": (2e-3, 5e-3)}
+DECAYS = {"full": (0.0, 0.1), "quick": (0.0,)}
+SEEDS = {"full": 5, "quick": 3}
+
+
+@cache
+def stored(preset: Protocol) -> pd.DataFrame:
+    return chosen(points(load_rows(FOLDER, [preset], ENTRIES.values(), TASKS)))
+
+
+@pytest.mark.parametrize("preset", ["full", "quick"])
+def test_every_result_is_of_the_whole_protocol(preset: Protocol) -> None:
+    """No result of fewer steps, points or seeds stands among the others."""
+    found = stored(preset)
+    assert sorted(zip(found["layer"], found["task"], strict=True)) == sorted(
+        (name, task) for name in ENTRIES for task in TASKS
+    )
+    assert found["chosen"].all()
+    for row in found.to_dict("records"):
+        entry, config = ENTRIES[row["layer"]], TASKS[row["task"]].Config()
+        assert (row["mixer"], row["layers"], row["preset"]) == (entry.mixer, entry.layers, preset)
+        assert row["mixer_config"] == json.loads(json.dumps(vars(MIXERS[entry.mixer].Config()) | {**entry.options}))
+        assert row["grid"] == tuple((lr, decay) for lr in LRS[preset] for decay in DECAYS[preset])
+        assert row["seeds"] == [*range(SEEDS[preset])]
+        assert 0 <= row["test.sequence_accuracy"] <= row["test.token_accuracy"] <= 1
+        if preset == "full":
+            assert row["task_config"] == json.loads(json.dumps(vars(config)))
+            assert (row["steps"], row["width"]) == (200 * -(-config.train_examples // 128), 128)
+        else:
+            assert (row["steps"], row["width"], row["batch_size"]) == (1000, 64, 16)
+
+
+@pytest.mark.parametrize("preset", ["full", "quick"])
+def test_the_stored_overview_is_that_of_the_stored_results(preset: Protocol) -> None:
+    found = stored(preset)
+    page = overview_page(in_order(found.assign(label=found["layer"], setting=found["task"])), preset)
+    assert page == (FOLDER / ("" if preset == "full" else preset) / "overview.md").read_text(encoding="utf-8")
+
+
+def test_every_registered_layer_has_a_row() -> None:
+    assert {entry.name for entry in LAYERS} == set(MIXERS)
+    assert [*ENTRIES][:2] == ["rt", "transformer"]
+    for entry in ENTRIES.values():
+        assert {*entry.options} <= {*vars(MIXERS[entry.mixer].Config())}
+
+
+def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tuple[str, str], dict[str, Any]]:
+    """RT and Transformers with 1, 2, … layers; their intervals reach 0.01 to both sides."""
+    means = dict(zip(("rt", *DEPTHS), (rt, *transformers), strict=False))
+    return {
+        (name, "parity"): {"low": y - 0.01, "high": y + 0.01, "test.sequence_accuracy": sequence}
+        for name, y in means.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "sequence", "depth"),
+    [
+        ((0.9, 0.3, 0.5, 0.89, 0.3), 0.1, "3"),
+        ((0.9, 0.3, 0.5, 0.87, 0.95), 0.1, "4"),
+        ((0.9, 0.95, 0.0, 0.0, 0.0), 0.1, "1"),
+        ((0.9, 0.3, 0.4, 0.5, 0.6), 0.1, "more than 4"),
+        ((0.11, 0.05, 0.11, 0.0, 0.0), 0.0, "neither solves it"),  # layers that learn nothing are not worth each other
+        ((0.9, 0.3, 0.5), 0.1, "not run yet"),
+    ],
+)
+def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
+    accuracies: tuple[float, ...], sequence: float, depth: str
+) -> None:
+    assert effective_depth(of_depths(*accuracies, sequence=sequence), "parity") == depth
+
+
+def test_what_has_no_file_is_not_run_yet_and_ranked_nowhere() -> None:
+    full = stored("full")
+    found = full.assign(label=full["layer"], setting=full["task"])
+    page = overview_page(found[(found["layer"] != "gla") | (found["task"] == "parity")], "full")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    (gla,) = (row for row in rows if row[0] == "`gla`")
+    assert gla == ["`gla`", "1 of 10 tasks", *("–" if task == "parity" else "not run yet" for task in TASKS)]
+    assert [row[0] for row in rows].index("`gla`") == len(MIXERS) - 1
+
+
+def test_reference_rows_are_shipped_none_or_of_a_folder(tmp_path: Path) -> None:
+    assert load("none", ["parity"]) is None
+    shipped, nothing = load("shipped", ["parity", "mine:Task"]), load(str(tmp_path), ["parity"])
+    assert shipped is not None
+    assert set(shipped["layer"]) == set(MIXERS)
+    assert set(shipped["task"]) == {"parity"}
+    assert nothing is not None
+    assert nothing.empty
+    with pytest.raises(ValueError, match="is no folder: give shipped, none, or a folder"):
+        load(str(tmp_path / "gone"), ["parity"])
+
+    (tmp_path / "rt").mkdir()
+    (tmp_path / "rt" / "parity.jsonl").write_text('{"format": 1')
+    with pytest.raises(DamagedFileError, match=r"parity\.jsonl is damaged \(line 1"):
+        load(str(tmp_path), ["parity"])
