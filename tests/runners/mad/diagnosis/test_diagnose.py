@@ -12,22 +12,24 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from runners.mad.diagnosis.confusions import count_confusions
-from runners.mad.diagnosis.figure import draw_figure
-from runners.mad.diagnosis.findings import Diagnosis
-from runners.mad.diagnosis.samples import FOLDS, draw_sample, split_folds
-from runners.mad.training.evaluate import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import StratifiedGroupKFold
 from torch import Tensor
 
 from mixers.base import Layer, Shape, State
 from mixers.models import BACKBONES, Backbone
 from mixers.transformer import Transformer
-from runners.mad.diagnosis.diagnose import diagnose
-from runners.mad.diagnosis.linear_probes import INVERSE_PENALTY, ProbeReport, fit_probes
-from runners.mad.diagnosis.outputs import UnreadableError, predict, read_hidden_states, sequences_per_forward
-from runners.mad.training.ensemble import Ensemble
+from runners.mad.diagnosis.diagnose import Diagnosis, diagnose, draw_figure
+from runners.mad.diagnosis.linear_probes import FOLDS, INVERSE_PENALTY, SEED, ProbeReport, draw_sample, fit_probes
+from runners.mad.diagnosis.outputs import (
+    UnreadableError,
+    count_confusions,
+    predict,
+    read_hidden_states,
+    sequences_per_forward,
+)
+from runners.mad.training.ensemble import ELEMENTS_PER_FORWARD, ELEMENTS_PER_TOKEN, Ensemble
 from runners.mad.training.protocol import Optimizer, Run
 from tasks import TASKS
 from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Task, Tokens
@@ -276,7 +278,9 @@ def test_probe_is_a_regression_on_standardised_features_judged_on_other_sequence
     sample, answers_N = draw_sample(batch), batch.targets_ST[batch.scored_ST]
     hidden_ND, _ = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
     shares = []
-    for fitted, judged in split_folds(sample):
+    folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=SEED)
+    for fitted, judged in folds.split(hidden_ND, sample.answer_N, sample.sequence_N):
+        assert not set(sample.sequence_N[fitted]) & set(sample.sequence_N[judged])
         mean_D, deviation_D = hidden_ND[fitted].mean(axis=0), hidden_ND[fitted].std(axis=0)
         scaled_ND = (hidden_ND - mean_D) / deviation_D
         regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=200).fit(scaled_ND[fitted], answers_N[fitted])
@@ -394,8 +398,8 @@ def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatc
     assert set(whole.answer_N.tolist()) == {0, 1, 2}
     assert len(whole.answer_N) == batch.scored_ST[FOLDS - 1 :].sum()
     assert (whole.answer_N == targets_ST[whole.sequence_N, whole.position_N]).all()
-    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_EXAMPLES", 100)
-    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_CLASSES", 2)
+    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_CLASSES", 2)
     part = draw_sample(rare)
     assert len(part.answer_N) <= 100
     assert part.dropped_classes == 2
@@ -403,8 +407,8 @@ def test_sample_is_bounded_and_drops_rare_answers(monkeypatch: pytest.MonkeyPatc
 
 
 def test_examples_come_from_all_of_the_pool_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runners.mad.diagnosis.samples.MAX_EXAMPLES", 100)
-    monkeypatch.setattr("runners.mad.diagnosis.samples.POOL", 400)
+    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.MAX_EXAMPLES", 100)
+    monkeypatch.setattr("runners.mad.diagnosis.linear_probes.POOL", 400)
     batch = Toy(Toy.Config(rule="same", eval_examples=100)).split("test")
     sample, number_ST = draw_sample(batch), batch.scored_ST.cumsum().reshape(batch.scored_ST.shape)
     number_N = number_ST[sample.sequence_N, sample.position_N]
@@ -413,16 +417,6 @@ def test_examples_come_from_all_of_the_pool_and_from_nowhere_else(monkeypatch: p
     quarters = np.bincount((number_N - 1) // 100)
     assert len(quarters) == 4
     assert quarters.min() > 10
-
-
-def test_no_sequence_crosses_folds_and_every_example_is_judged_once() -> None:
-    sample = draw_sample(Toy(Toy.Config(rule="same", eval_examples=300)).split("test"))
-    judged_times = np.zeros(len(sample.answer_N), dtype=int)
-    for fitted, judged in split_folds(sample):
-        assert not set(sample.sequence_N[fitted]) & set(sample.sequence_N[judged])
-        assert len(fitted) + len(judged) == len(sample.answer_N)
-        judged_times[judged] += 1
-    assert (judged_times == 1).all()
 
 
 def test_batches_do_not_change_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
