@@ -1,8 +1,10 @@
-"""Compare finished studies in a table and a chart.
+"""Compare finished studies in a table and a chart: several layers, or one layer with several settings.
 
-    python -m runners.compare results/studies/rt-copying-*
+    python -m runners.compare
+    python -m runners.compare results/studies/rt-parity-* results/studies/transformer-parity-*
 
-Nothing is trained.
+Reference results of the same task and settings are shown beside the studies; ``--reference none`` leaves them out.
+Nothing is trained: all figures are read from the records that ``runners.mad`` writes.
 """
 
 from runners.interrupt import end_at_once
@@ -10,8 +12,59 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-from runners.ending import run_command
-from runners.mad.compare import main
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from runners import options, records
+from runners.ending import run_command, user_errors
+from runners.mad.charts import plot_comparison
+from runners.mad.points import chosen, points
+from runners.mad.ranking import print_rankings
+from runners.mad.reference import load
+from runners.mad.tables import print_comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Tabulate and draw finished studies.
+
+    Attributes:
+        studies: folders of studies; all in the results folder unless given.
+        out: folder of results.
+        reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
+    """
+
+    studies: tyro.conf.Positional[tuple[Path, ...]] = ()
+    out: Path = Path("results")
+    reference: str = "shipped"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors are one line and exit status 2."""
+    console = Console(markup=False)
+    with user_errors(ValueError, OSError):
+        given = options.parse(CompareOptions, sys.argv[1:] if arguments is None else arguments)
+        own = records.load(*(given.studies or [given.out / "studies"]))
+        own = own[own["task"] != records.LANGUAGE_MODEL]
+        if own.empty:
+            raise ValueError("no finished run is there: train with runners.mad, whose older versions wrote other files")
+        reference = load(given.reference, own["task"].unique())
+
+        print_comparison(chosen(points(own)), console)
+        print_rankings(own, reference, console)
+
+        # The chart's name is a hash of the studies, and of the rows beside them.
+        digest = hashlib.sha256("".join([*sorted(own["study"].unique()), given.reference]).encode()).hexdigest()
+        figure = given.out / "figures" / f"comparison-{digest[:8]}.png"
+        plot_comparison(own, reference, figure)
+    console.print(f"chart: {figure}\ntable: {figure.with_suffix('.csv')}", soft_wrap=True)
+
 
 if __name__ == "__main__":
     run_command(main, "interrupted")

@@ -44,7 +44,8 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     if reference is None:
         return studies, []
     rows = chosen(points(reference)).assign(own=False)
-    groups = [members for _, members in rows.groupby(rows.apply(_terms, axis=1), sort=False)]
+    terms = [json.dumps([row[name] for name in ("task", *SHARED, "grid")]) for row in rows.to_dict("records")]
+    groups = [members for _, members in rows.groupby(terms, sort=False)]
 
     shown: list[Row] = []
     used: dict[int, str] = {}
@@ -107,10 +108,11 @@ def print_rankings(own: pd.DataFrame, reference: pd.DataFrame | None, console: C
     """
     shown, reasons = beside(own, reference)
     found = _ranked(shown)
+    found["name"] = found["own"].map({True: "→ ", False: "  "}) + found["label"]
     mine = found[found["own"]].to_dict("records")
     wide, narrow = [], []
     for _, members in found.groupby("group", sort=False):
-        rows = [(_marked(y), [str(y["rank"]), *accuracies(y)], costs_of(y)) for y in members.to_dict("records")]
+        rows = [(y["name"], [str(y["rank"]), *accuracies(y)], costs_of(y)) for y in members.to_dict("records")]
         title = f"{members['setting'].iloc[0]}: yours (→) among the reference rows, by token accuracy"
         wide.append(table_of(title, ("layer", "", *KINDS, *COSTS), [(name, y + costs) for name, y, costs in rows]))
         narrow.append(table_of(title, ("layer", "", *KINDS), [(name, y) for name, y, _ in rows]))
@@ -120,7 +122,7 @@ def print_rankings(own: pd.DataFrame, reference: pd.DataFrame | None, console: C
         console.print(table)
     if not is_wide:
         each = found.drop_duplicates("label").sort_values("own", ascending=False, kind="stable").to_dict("records")
-        console.print(table_of("costs", ("layer", *COSTS), [(_marked(row), costs_of(row)) for row in each]))
+        console.print(table_of("costs", ("layer", *COSTS), [(row["name"], costs_of(row)) for row in each]))
     if mine:
         print_notes(found, console)
         console.print(FOOTNOTE)
@@ -169,15 +171,6 @@ def _ranked(found: pd.DataFrame) -> pd.DataFrame:
 
 def _means(found: pd.DataFrame) -> pd.Series:
     return found[TOKENS].fillna(-math.inf).round(DIGITS)
-
-
-def _marked(row: Row) -> str:
-    return f"{'→' if row['own'] else ' '} {row['label']}"
-
-
-def _terms(row: Any) -> str:
-    """Return what comparable results share, but for the number of seeds, as a text."""
-    return json.dumps([row["task"], *(row[name] for name in SHARED), row["grid"]], sort_keys=True)
 
 
 def _narrowed(table: pd.DataFrame, grid: tuple[GridPoint, ...], seeds: int) -> pd.DataFrame:

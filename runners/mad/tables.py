@@ -79,8 +79,6 @@ def print_study(table: pd.DataFrame, console: Console) -> None:
         console.print(f"{near:.0%} of the grid points reach {NEAR} of the best validation token accuracy")
 
     # What the layer reaches, and what can be reached.
-    if isinstance(best["remark"], str):
-        console.print(f"{best['layer']}: {best['remark']}")
     for name in beyond_training(best):
         both = " / ".join(estimate(best, f"{name}.{kind}_accuracy") for kind in KINDS)
         console.print(f"sequence / token accuracy on {name!r}: {both}")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from runners.mad.results import compare
 
 from mixers.transformer import Transformer
 from runners.c4 import __main__ as c4
@@ -19,7 +20,6 @@ from runners.guidance import flag_of, not_understood
 from runners.mad import __main__ as mad
 from runners.mad.options import Options
 from runners.mad.reference import __main__ as mad_reference
-from runners.mad.results import compare
 from runners.nested_options import parse
 from runners.report import __main__ as report
 from runners.theory import __main__ as theory

@@ -204,8 +204,8 @@ def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
         ticks.append(f"{where}{dropped}" + ("\nnot\nconverged" if probe.converged is False else ""))
         if probe.hidden is None or probe.embedding is None:
             continue
-        heights = (probe.hidden.mean, probe.embedding.mean, probe.majority or 0.0, probe.model or 0.0)
-        errors = (probe.hidden.deviation, probe.embedding.deviation, 0.0, 0.0)
+        heights = (probe.hidden["mean"], probe.embedding["mean"], probe.majority or 0.0, probe.model or 0.0)
+        errors = (probe.hidden["deviation"], probe.embedding["deviation"], 0.0, 0.0)
         for i, (height, error, color) in enumerate(zip(heights, errors, BARS, strict=True)):
             bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=color)
             if len(report.probes) == 1:

@@ -14,7 +14,7 @@ Dimensions: S sequences, T positions, N probed examples, D width.
 
 import warnings
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -98,19 +98,6 @@ def draw_sample(batch: Batch, position: int | None = None) -> Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldAccuracy:
-    """Accuracy on held-out sequences.
-
-    Attributes:
-        mean: mean over the folds, in [0, 1].
-        deviation: sample standard deviation over the folds.
-    """
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Probe:
     """One probe; accuracies are shares in [0, 1] of the same examples, None where no probe could be fitted.
 
@@ -120,8 +107,9 @@ class Probe:
         sequences: different sequences among them.
         classes: different answers among them.
         dropped_classes: number of answers that are left out because they are too rare, or there are too many answers.
-        hidden: the probe on the hidden state.
-        embedding: the probe on the embedding of the token at which the hidden state is read.
+        hidden: the probe on the hidden state: its accuracy on held-out sequences, ``mean`` and sample standard
+            ``deviation`` over the folds.
+        embedding: the probe on the embedding of the token at which the hidden state is read, likewise.
         majority: share of the most frequent answer.
         model: accuracy of the model's own prediction.
         converged: whether the optimizer finished within ``MAX_ITERATIONS`` in all folds.
@@ -133,8 +121,8 @@ class Probe:
     sequences: int
     classes: int
     dropped_classes: int
-    hidden: FoldAccuracy | None = None
-    embedding: FoldAccuracy | None = None
+    hidden: dict[str, float] | None = None
+    embedding: dict[str, float] | None = None
     majority: float | None = None
     model: float | None = None
     converged: bool | None = None
@@ -156,8 +144,8 @@ class ProbeReport:
         """Average over the probes."""
         fitted = [probe for probe in probes if probe.impossible is None]
         columns: dict[str, list[Any]] = {
-            "hidden": [probe.hidden and probe.hidden.mean for probe in fitted],
-            "embedding": [probe.embedding and probe.embedding.mean for probe in fitted],
+            "hidden": [probe.hidden and probe.hidden["mean"] for probe in fitted],
+            "embedding": [probe.embedding and probe.embedding["mean"] for probe in fitted],
             "majority": [probe.majority for probe in fitted],
             "model": [probe.model for probe in fitted],
         }
@@ -235,7 +223,7 @@ def _fit(
     )
 
 
-def _cross_validate(features_ND: Features, sample: Sample) -> tuple[FoldAccuracy, bool]:
+def _cross_validate(features_ND: Features, sample: Sample) -> tuple[dict[str, float], bool]:
     """Return the accuracy on held-out sequences, and whether the optimizer finished in all folds.
 
     The folds have balanced classes, and no sequence is both fitted and judged.
@@ -253,4 +241,4 @@ def _cross_validate(features_ND: Features, sample: Sample) -> tuple[FoldAccuracy
         )
     converged = all((pipeline[-1].n_iter_ < MAX_ITERATIONS).all() for pipeline in found["estimator"])
     accuracies = found["test_score"].tolist()
-    return FoldAccuracy(mean=fmean(accuracies), deviation=float(np.std(accuracies, ddof=1))), converged
+    return {"mean": fmean(accuracies), "deviation": stdev(accuracies)}, converged

@@ -159,23 +159,6 @@ def _profile(share_N: NDArray[np.float64], index_N: Tokens) -> Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """A token taken for another.
-
-    Attributes:
-        target: the right token.
-        predicted: the model's token.
-        count: number of scored positions with this target and this prediction.
-        share: their share of the scored positions with this target, in [0, 1].
-    """
-
-    target: int
-    predicted: int
-    count: int
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class ConfusionMatrix:
     """Targets against predictions at the scored positions.
 
@@ -184,14 +167,15 @@ class ConfusionMatrix:
         classes: tokens of the rows and columns: all C ascending, or the ``MAX_CLASSES`` targets most often missed.
         counts: rows are targets, columns predictions.
         targets: number of scored positions with each row's target, including predictions outside ``classes``.
-        top: the most frequent confusions of all classes, most frequent first.
+        top: the most frequent confusions of all classes, most frequent first: ``target``, the ``predicted`` token, their
+            ``count`` at the scored positions, and its ``share`` of the scored positions with this target.
     """
 
     occurring: int
     classes: list[int]
     counts: list[list[int]]
     targets: list[int]
-    top: list[Confusion]
+    top: list[dict[str, float]]
 
 
 def count_confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatrix:
@@ -212,7 +196,7 @@ def count_confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatri
     pairs, frequency = np.unique(wrong_pairs, axis=0, return_counts=True)
     first = np.argsort(-frequency, kind="stable")[:TOP_CONFUSIONS]
     top = [
-        Confusion(target=target, predicted=predicted, count=times, share=times / targets[target])
+        {"target": target, "predicted": predicted, "count": times, "share": times / targets[target]}
         for (target, predicted), times in zip(pairs[first].tolist(), frequency[first].tolist(), strict=True)
     ]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runners.mad.results.summary import Estimate, Point, summarise, write_summary
 
 from runners.c4.reference.cells import Cell as Model
 from runners.c4.reference.cells import ConvergedRun, DivergedRun, Text
 from runners.files import write_json
 from runners.mad.experiment import run_folder, study_folder
 from runners.mad.reference import rows
-from runners.mad.results.summary import Estimate, Point, summarise, write_summary
 from runners.report import __main__ as report
 from runners.report import cells as report_cells
 from runners.report.language import LanguageModel

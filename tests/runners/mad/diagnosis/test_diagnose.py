@@ -204,8 +204,8 @@ def test_confusion_matrix_and_macro_accuracy_equal_brute_force(
     assert confusion.targets == expected.sum(axis=1).tolist()
     worst = confusion.top[0]
     wrong = np.where(np.eye(5, dtype=bool), 0, expected)
-    assert worst.count == wrong.max() == expected[worst.target, worst.predicted]
-    assert worst.share == pytest.approx(worst.count / expected[worst.target].sum())
+    assert worst["count"] == wrong.max() == expected[int(worst["target"]), int(worst["predicted"])]
+    assert worst["share"] == pytest.approx(worst["count"] / expected[int(worst["target"])].sum())
     assert diagnosis.macro_accuracy == pytest.approx(balanced_accuracy_score(targets_N, predictions_N))
 
 
@@ -216,7 +216,7 @@ def test_known_model_is_right_at_even_positions_only(tmp_path: Path) -> None:
     assert diagnosis.by_position.index == list(range(2, 12))
     assert diagnosis.by_position.accuracy == [1.0, 0.0] * 5
     assert diagnosis.by_answer.accuracy[0] == 1.0
-    assert all((c.predicted + 1) % 8 == c.target for c in diagnosis.confusion.top)
+    assert all((c["predicted"] + 1) % 8 == c["target"] for c in diagnosis.confusion.top)
     assert set(diagnosis.extrapolation_sets) == {"length 6", "odd"}
     short = task.batch("length 6")
     assert diagnosis.extrapolation_sets["length 6"].token == pytest.approx(
@@ -238,7 +238,7 @@ def test_many_classes_are_reduced_to_the_most_missed() -> None:
     assert np.shape(confusion.counts) == (64, 64)
     assert not np.any(confusion.counts)
     assert confusion.targets == [3] * 64
-    assert [(c.target, c.predicted, c.count) for c in confusion.top[:2]] == [(200, 7, 3), (201, 7, 3)]
+    assert [(c["target"], c["predicted"], c["count"]) for c in confusion.top[:2]] == [(200, 7, 3), (201, 7, 3)]
     assert len(confusion.top) == 20
 
 
@@ -253,9 +253,9 @@ def test_probe_finds_an_answer_that_only_the_layer_holds(scale: float) -> None:
     assert single.hidden is not None
     assert single.embedding is not None
     assert single.majority is not None
-    assert report.hidden == single.hidden.mean > 0.99
-    assert single.hidden.deviation < 0.02
-    assert single.embedding.mean == pytest.approx(single.majority, abs=0.04)
+    assert report.hidden == single.hidden["mean"] > 0.99
+    assert single.hidden["deviation"] < 0.02
+    assert single.embedding["mean"] == pytest.approx(single.majority, abs=0.04)
     assert (single.position, single.classes, single.dropped_classes, single.converged) == (None, 4, 0, True)
     assert report.model is not None
     assert report.model < 0.6
@@ -288,9 +288,9 @@ def test_probe_is_a_regression_on_standardised_features_judged_on_other_sequence
         shares.append(float(np.mean(regression.predict(scaled_ND[judged]) == answers_N[judged])))
     (single,) = report.probes
     assert single.hidden is not None
-    assert single.hidden.mean == report.hidden == pytest.approx(fmean(shares), rel=1e-12)
-    assert single.hidden.mean < 0.8
-    assert single.hidden.deviation == pytest.approx(stdev(shares), rel=1e-9)
+    assert single.hidden["mean"] == report.hidden == pytest.approx(fmean(shares), rel=1e-12)
+    assert single.hidden["mean"] < 0.8
+    assert single.hidden["deviation"] == pytest.approx(stdev(shares), rel=1e-9)
     assert single.majority == report.majority == pytest.approx(np.mean(answers_N == 0))
     assert single.model == report.model == pytest.approx(np.mean(answers_N == 1))
 
@@ -300,7 +300,7 @@ def test_autoencoder_is_probed_position_by_position() -> None:
     report = probe_test_split(build(task, Previous), task)
     assert [single.position for single in report.probes] == [2, 4, 6, 9, 11]
     # The encoder's vector is the embedding of the last token but one: the answer at the last position and nowhere else.
-    accuracies = [single.hidden.mean for single in report.probes if single.hidden is not None]
+    accuracies = [single.hidden["mean"] for single in report.probes if single.hidden is not None]
     assert max(accuracies[:-1]) < 0.4
     assert accuracies[-1] == 1.0
     assert report.hidden == pytest.approx(np.mean(accuracies))

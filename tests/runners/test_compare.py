@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runners import records
-from runners.mad import compare
+from runners import compare, records
 from tests.runners.mad.made_up import layer, study
 
 pytestmark = pytest.mark.usefixtures("undrawn", "wide_terminal")
