@@ -100,7 +100,7 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
     scored_ST = batch.scored_ST
     predictions_ST, accuracy = predict(model, batch)
     by_position, by_answer = profiles((predictions_ST == batch.targets_ST).astype(float), scored_ST)
-    tensors = map(torch.from_numpy, (predictions_ST[None], batch.targets_ST, scored_ST))
+    found_1ST, right_ST, counted_ST = map(torch.from_numpy, (predictions_ST[None], batch.targets_ST, scored_ST))
 
     # Extrapolation sets, on which a layer may fail.
     extrapolation, reasons = {}, {}
@@ -116,7 +116,7 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         sequences=len(batch),
         scored_positions=int(scored_ST.sum()),
         accuracy=accuracy,
-        macro_accuracy=macro_accuracy(*tensors, task.vocab_size).item(),
+        macro_accuracy=macro_accuracy(found_1ST, right_ST, counted_ST, task.vocab_size).item(),
         chance=task.chance("test"),
         by_position=by_position,
         by_answer=by_answer,

@@ -167,8 +167,8 @@ class ConfusionMatrix:
         classes: tokens of the rows and columns: all C ascending, or the ``MAX_CLASSES`` targets most often missed.
         counts: rows are targets, columns predictions.
         targets: number of scored positions with each row's target, including predictions outside ``classes``.
-        top: the most frequent confusions of all classes, most frequent first: ``target``, the ``predicted`` token, their
-            ``count`` at the scored positions, and its ``share`` of the scored positions with this target.
+        top: the most frequent confusions of all classes, most frequent first: ``target``, the ``predicted`` token,
+            their ``count`` at the scored positions, and its ``share`` of the scored positions with this target.
     """
 
     occurring: int
