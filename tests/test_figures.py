@@ -24,10 +24,13 @@ QUANTILE = 2.7764451052
 
 
 @cache
-def cells() -> dict[tuple[str, str], dict[str, Any]]:
-    """Reference cells of the published protocol, by layer and task."""
-    found = [json.loads(path.read_text()) for path in REFERENCE.glob("*/*.json")]
-    return {(cell["layer"], cell["task"]): cell for cell in found if "task" in cell}
+def cells() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Records of the chosen point of each reference cell of the published protocol, by layer and task."""
+    found: dict[tuple[str, str, float, float], list[dict[str, Any]]] = {}
+    for path in REFERENCE.glob("*/*.jsonl"):
+        for one in map(json.loads, path.read_text().splitlines()):
+            found.setdefault((one["layer"], one["task"], one["lr"], one["weight_decay"]), []).append(one)
+    return {key[:2]: runs for key, runs in found.items() if key[1] in TASKS and len(runs) == 5}
 
 
 @cache
@@ -39,8 +42,8 @@ def estimates(layer: str, task: str, probe: str = "") -> list[tuple[float, float
     """Sequence and token accuracy of a cell, on the test split unless a probe is named: mean and half of the 95%
     interval over seeds.
     """
-    cell = cells()[layer, task]
-    values = zip(*(seed.values() for seed in cell["probes"][probe]), strict=True) if probe else cell["test"].values()
+    runs = [run["metrics"][probe or "test"] for run in cells()[layer, task]]
+    values = [[run[f"{kind}_accuracy"] for run in runs] for kind in ("sequence", "token")]
     return [(fmean(seeds), QUANTILE * stdev(seeds) / len(seeds) ** 0.5) for seeds in values]
 
 
@@ -51,10 +54,11 @@ def rounds_to(text: str, value: float) -> bool:
 
 def results_row(layer: str, task: str) -> list[str]:
     """A layer's part of a row of results: accuracies and learning rate, with a star if that is the grid's largest."""
-    cell = cells()[layer, task]
-    rate = cell["points"][cell["chosen"]]["lr"]
+    runs = cells()[layer, task]
+    rate, ceiling = runs[0]["lr"], runs[0]["ceiling"]["token"]
+    is_edge = rate == 5e-3 and fmean(run["metrics"]["validation"]["token_accuracy"] for run in runs) < ceiling - 1e-3
     accuracies = [f"{mean:.4f} ± {half:.4f}" for mean, half in estimates(layer, task)]
-    return [*accuracies, f"{rate:g}{'*' * (cell['edge'] == 'largest')}"]
+    return [*accuracies, f"{rate:g}{'*' * is_edge}"]
 
 
 @pytest.mark.parametrize("task", TASKS)
