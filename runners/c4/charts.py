@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from runners.c4.curve import Row
-from runners.drawing import label_ends, styles, write_chart
+from runners.style import label_ends, styles, write_chart
 
 FEW = 4
 """Largest number of runs that are named at the ends of their lines instead of in a legend."""

@@ -15,11 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from mixers.costs import LENGTHS
-from runners.drawing import PLAIN_TEXT, styles, write_chart
 from runners.files import write_atomically
 from runners.mad.points import HALF
 from runners.mad.ranking import beside
 from runners.mad.tables import FEW, KINDS, Row, beyond_training
+from runners.style import PLAIN_TEXT, styles, write_chart
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40

@@ -18,7 +18,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mixers.models import Backbone
-from runners.drawing import PLAIN_TEXT
 from runners.files import write_atomically, write_json
 from runners.mad.diagnosis.linear_probes import ProbeReport, fit_probes
 from runners.mad.diagnosis.outputs import (
@@ -30,6 +29,7 @@ from runners.mad.diagnosis.outputs import (
     predict,
     profiles,
 )
+from runners.style import PLAIN_TEXT
 from tasks.base import LENGTH_PREFIX, Accuracy, Task
 from tasks.metrics import macro_accuracy
 
