@@ -3,6 +3,9 @@
     python texts.py texts prose/*.json.gz                                  # on Debian 12, needs its package index
     python -m runners.c4 convert my_corpus texts --clean --vocabulary 8000
 
+The corpus of the stored language models was made at commit c026ae9, whose ``convert`` read HTML with code of its own.
+Today's ``convert`` reads it by the package resiliparse, which makes another corpus.
+
 All packages are in Debian's section main, that is under free licences. The script needs no other Python package.
 """
 
