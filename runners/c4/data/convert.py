@@ -148,7 +148,7 @@ def divided_texts(files: Sequence[Path]) -> dict[Split, list[str]]:
         for parts, part in zip(documents.values(), divide(text), strict=True):
             parts += [part] if part.strip() else []
     if not documents["validation"]:
-        raise ValueError("the texts are too short: their last tenth, which is the validation data, is empty")
+        raise ValueError("the texts are none or too short: their last tenth, which is the validation data, is empty")
     return {split: sorted(parts, key=digest_of) for split, parts in documents.items()}
 
 

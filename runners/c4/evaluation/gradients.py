@@ -87,6 +87,8 @@ def main(arguments: Sequence[str]) -> None:
     console = Console(markup=False)
     with user_errors(ValueError, OSError):
         options = parse(Options, arguments)
+        if not options.checkpoints:
+            raise ValueError("no models: name folders of runs, such as results/c4/RUN")
         device = find_devices(options.device)[0]
         checkpoints = list(dict.fromkeys(options.checkpoints))
         labels = labels_of({str(path): load_settings(path) for path in checkpoints})

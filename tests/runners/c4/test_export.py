@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from runners.c4 import export as module
 from runners.c4 import load_model
-from runners.c4.__main__ import main
-from runners.c4.export import export, load_config
+from runners.c4.export import export, load_config, main
 from runners.files import DamagedFileError
 from tests.runners.c4.runs import configured, folder_of, run
 
@@ -34,7 +33,7 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_model_computes_what_the_checkpoint_does(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["export", str(trained), str(tmp_path / "new" / "my_model")])
+    main([str(trained), str(tmp_path / "new" / "my_model")])
     folder = tmp_path / "new" / "my_model"
     hint = f"generate: python -m runners.c4 generate {folder} --prompt ...\n"
     assert capsys.readouterr().out == f"exported: {folder}\n{hint}"
@@ -100,7 +99,7 @@ def test_an_export_that_fails_is_one_line_and_leaves_nothing(
     monkeypatch.setattr(module, "save_tensors", full)
     for name, words in (("mine", "mine exists: name a new folder"), ("other", "No space left on device")):
         with pytest.raises(SystemExit, match="2"):
-            main(["export", str(trained), str(tmp_path / name)])
+            main([str(trained), str(tmp_path / name)])
         (line,) = capsys.readouterr().err.splitlines()
         assert words in line
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mine", "mine")]

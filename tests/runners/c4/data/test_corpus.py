@@ -77,31 +77,6 @@ def test_the_sequence_of_windows_does_not_depend_on_the_batch_size(corpus: Corpu
     ]
 
 
-@pytest.mark.parametrize("killed_at", [1, 9, 10, 23])
-def test_after_a_resume_no_token_is_repeated_or_skipped(tmp_path: Path, killed_at: int) -> None:
-    steps = range(30)
-    uninterrupted = [Windows(corpus_of(tmp_path), "train", T, 1).batch(step, 4) for step in steps]
-    assert len({str(batch) for batch in uninterrupted}) == len(steps)
-    np.random.seed(0)  # noqa: NPY002  (and nothing depends on it)
-    before, after = (Windows(corpus_of(tmp_path), "train", T, 1) for _ in range(2))
-    resumed = [before.batch(step, 4) for step in steps[:killed_at]]
-    resumed += [
-        np.stack([after.batch(step, 4, rank, 2) for rank in range(2)], 1).reshape(4, -1) for step in steps[killed_at:]
-    ]
-    assert np.array_equal(np.stack(resumed), np.stack(uninterrupted))
-    drawn = Counter(row for batch in resumed for row in rows_of(batch))
-    epochs = 30 * 4 / len(after)
-    assert set(drawn.values()) == {int(epochs), int(epochs) + 1}
-
-
-def test_seeds_differ_and_the_global_generator_is_left_alone(corpus: Corpus) -> None:
-    state = np.random.get_state()[1].tolist()  # noqa: NPY002
-    one, same, other = (Windows(corpus, "train", T, seed).batch(0, 16) for seed in (0, 0, 1))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
-    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
-
-
 def test_documents_are_those_whose_tokens_are_in_the_batch(corpus: Corpus) -> None:
     owner = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     ordered, shuffled = Windows(corpus, "train", T, None), Windows(corpus, "train", T, 3)

