@@ -5,20 +5,21 @@ The folder of a run holds
 - ``run.json``: configuration and corpus,
 - ``tokenizer.json``,
 - ``checkpoints/step-*.safetensors``,
-- ``curve.csv``: one row per step,
+- ``curve.csv``: one row per step, as far as the newest checkpoint,
 - ``record.json``, when the run is finished (``runners.records``).
 
 A checkpoint is complete or absent. It holds whole tensors, so any number of processes can read it, sharded or not.
 """
 
-import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 T = TypeVar("T")
+CURVE = "curve.csv"
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
 RANDOM = "random"
@@ -71,52 +73,27 @@ class Row:
     validation_loss: float | None = None
 
 
-COLUMNS = [field.name for field in fields(Row)]
-
-
 def read_curve(folder: Path, steps: int | None = None) -> list[Row]:
-    """Read the rows of a run.
-
-    Args:
-        folder: folder of the run.
-        steps: how many steps to read, from the first one. Unless given, all rows are read, except a last line that a
-            kill has cut short.
+    """Read the rows of the first steps of a run, or of all that there are.
 
     Raises:
         DamagedFileError: one of these rows is damaged or missing.
     """
-    path = folder / "curve.csv"
+    path = folder / CURVE
     try:
-        # A complete line ends with a newline.
-        text = path.read_text() if path.exists() else ""
-        _, *lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] or [""]
-        rows = []
-        for texts in csv.reader(lines[:steps]):
-            numbers: Any = [None if text == "" else float(text) for text in texts]
-            row = dict(zip(COLUMNS, numbers, strict=True))
-            rows.append(Row(**{**row, "step": int(row["step"]), "tokens": int(row["tokens"])}))
-
-        if [row.step for row in rows] != list(range(1, (len(rows) if steps is None else steps) + 1)):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, nrows=steps)  # Python reads numbers exactly
+        table = table.map(lambda text: float(text) if text else None).astype({"step": int, "tokens": int})
+        if table["step"].tolist() != list(range(1, (len(table) if steps is None else steps) + 1)):
             raise ValueError("rows are missing")
-        return rows
-    except (ValueError, TypeError) as error:
+        return [Row(**row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, error, f"delete the folder {folder} and run the same command again") from error
 
 
 def write_curve(folder: Path, rows: Sequence[Row]) -> None:
-    """Write rows in place of those of a curve."""
-
-    def write(path: Path) -> None:
-        with path.open("w") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(astuple, rows)])
-
-    write_atomically(folder / "curve.csv", write)
-
-
-def append_curve(folder: Path, row: Row) -> None:
-    """Append one row."""
-    with (folder / "curve.csv").open("a") as file:
-        csv.writer(file, lineterminator="\n").writerow(astuple(row))
+    """Write the rows of a run."""
+    table = pd.DataFrame(rows, columns=[field.name for field in fields(Row)])
+    write_atomically(folder / CURVE, partial(table.to_csv, index=False))
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runners.c4 import checkpoints
-from runners.c4.checkpoints import Row, append_curve, read_curve, write_curve
+from runners.c4.checkpoints import Row, load_newest, read_curve, restore, save, write_curve
 from runners.c4.config import Config
 from runners.c4.costs import peak_flops
 from runners.c4.data.corpus import Corpus, Windows
@@ -77,9 +76,9 @@ class Loop:
 
         # Steps done.
         self.rows: list[Row] = []
-        if (found := checkpoints.load_newest(folder, self._load, world.is_first)) is not None:
+        if (found := load_newest(folder, self._load, world.is_first)) is not None:
             path, tensors, self.rows = found
-            checkpoints.restore(path, tensors, self.stepper.objective, self.stepper.optimizer)
+            restore(path, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
 
     def finish(self, watch: Callable[[Row], object]) -> list[Row]:
@@ -95,8 +94,6 @@ class Loop:
         """
         config, world, stepper = self.config, self.world, self.stepper
         evaluated = set(log_spaced(config.steps, config.evaluations))
-        if world.is_first:
-            write_curve(self.folder, self.rows)
 
         with asked_to_stop() as asked:
             for step in range(len(self.rows), config.steps):
@@ -124,12 +121,13 @@ class Loop:
                     row = replace(row, validation_loss=self._validation_loss())
                 self.rows.append(row)
                 if world.is_first:
-                    append_curve(self.folder, row)
                     watch(row)
 
                 if stop or row.step % config.checkpoint_every == 0 or row.step == config.steps:
+                    if world.is_first:
+                        write_curve(self.folder, self.rows)
                     objective, optimizer = stepper.objective, stepper.optimizer
-                    checkpoints.save(self.folder, row.step, objective, optimizer, self.described, world.is_first)
+                    save(self.folder, row.step, objective, optimizer, self.described, world.is_first)
                 if stop and row.step < config.steps:
                     raise StoppedError(row.step, asked)
 

@@ -105,6 +105,7 @@ def _train(
         rows, diverged_step = loop.rows, len(loop.rows) + 1
         progress.console.print(f"diverged: {error}", soft_wrap=True)
     if world.is_first:
+        checkpoints.write_curve(folder, rows)
         records.write(folder, _record(run, config, options, described, rows, diverged_step, world))
     world.wait()
 
