@@ -5,12 +5,13 @@ The folder of a run holds
 - ``run.json``: configuration and corpus,
 - ``tokenizer.json``,
 - ``checkpoints/step-*.safetensors``,
-- ``curve.csv``: one row per step, as far as the newest checkpoint,
+- ``curve.csv``: one row per step, as far as the newest checkpoint, which holds the rows, too,
 - ``record.json``, when the run is finished (``runners.records``).
 
 A checkpoint is complete or absent. It holds whole tensors, so any number of processes can read it, sharded or not.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 T = TypeVar("T")
-CURVE = "curve.csv"
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
-RANDOM = "random"
-"""Name of the tensor that holds the state of the random number generator."""
+RANDOM, CURVE = "random", "curve"
+"""Names of the tensors that hold the state of the random number generator, and the rows of the curve."""
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
 TRAIN_AGAIN = "delete it and the record.json of its run, and run the command of the training again"
@@ -73,27 +73,21 @@ class Row:
     validation_loss: float | None = None
 
 
-def read_curve(folder: Path, steps: int | None = None) -> list[Row]:
-    """Read the rows of the first steps of a run, or of all that there are.
+COLUMNS = [field.name for field in fields(Row)]
 
-    Raises:
-        DamagedFileError: one of these rows is damaged or missing.
-    """
-    path = folder / CURVE
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, nrows=steps)  # Python reads numbers exactly
-        table = table.map(lambda text: float(text) if text else None).astype({"step": int, "tokens": int})
-        if table["step"].tolist() != list(range(1, (len(table) if steps is None else steps) + 1)):
-            raise ValueError("rows are missing")
-        return [Row(**row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(path, error, f"delete the folder {folder} and run the same command again") from error
+
+def rows_of(tensors: dict[str, Tensor]) -> list[Row]:
+    """Return the rows in a checkpoint, one for each step before it."""
+    rows = []
+    for values in tensors[CURVE].tolist():
+        numbers: dict[str, Any] = {name: None if math.isnan(y) else y for name, y in zip(COLUMNS, values, strict=True)}
+        rows.append(Row(**{**numbers, "step": int(values[0]), "tokens": int(values[1])}))
+    return rows
 
 
 def write_curve(folder: Path, rows: Sequence[Row]) -> None:
-    """Write the rows of a run."""
-    table = pd.DataFrame(rows, columns=[field.name for field in fields(Row)])
-    write_atomically(folder / CURVE, partial(table.to_csv, index=False))
+    """Write the rows of a run for its user."""
+    write_atomically(folder / "curve.csv", partial(pd.DataFrame(rows, columns=COLUMNS).to_csv, index=False))
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -135,13 +129,18 @@ def load_newest(folder: Path, load: Callable[[Path], T], speaks: bool = True) ->
 
 
 def save(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any], first: bool
+    folder: Path,
+    rows: Sequence[Row],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    info: dict[str, Any],
+    first: bool,
 ) -> None:
-    """Write the state after ``step`` steps, and delete old checkpoints. All processes must call this.
+    """Write the state after the steps of ``rows``, and delete old checkpoints. All processes must call this.
 
     Args:
         folder: folder of the run.
-        step: number of steps done.
+        rows: the steps done.
         model: the trained module.
         optimizer: its optimizer.
         info: description of the run.
@@ -159,23 +158,27 @@ def save(
     for name, values in moments["state"].items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(y) for key, y in values.items()}
     tensors[RANDOM] = torch.get_rng_state()
+    numbers = [[math.nan if y is None else y for y in vars(row).values()] for row in rows]
+    tensors[CURVE] = torch.tensor(numbers, dtype=torch.float64)
 
+    step = len(rows)
     save_tensors(folder / "checkpoints" / f"step-{step:08}.safetensors", apart(tensors), {**info, "step": step})
+    write_curve(folder, rows)
     for old in checkpoints_of(folder)[KEPT:]:
         old.unlink()
 
 
-def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def restore(folder: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put the tensors of a checkpoint into a model and its optimizer.
 
     Args:
-        path: checkpoint file, for messages.
+        folder: folder of the run, for messages.
         tensors: tensors of the checkpoint.
         model: the module to train.
         optimizer: its optimizer.
 
     Raises:
-        ValueError: the file belongs to another model.
+        ValueError: they belong to another model.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict  # takes a second to import
 
@@ -184,7 +187,7 @@ def restore(path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer:
     # Weights, which must fit the model.
     found: dict[str, Any] = {name.removeprefix("model."): y for name, y in tensors.items() if name.startswith("model.")}
     if {name: y.shape for name, y in found.items()} != {name: y.shape for name, y in weights.items()}:
-        raise ValueError(f"{path} is a checkpoint of another model: give the configuration it was trained with")
+        raise ValueError(f"{folder} has a checkpoint of another model: give the configuration it was trained with")
 
     # Moments, by parameter and kind.
     state: dict[str, dict[str, Tensor]] = {}

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from runners.c4.checkpoints import Row, load_newest, read_curve, restore, save, write_curve
+from runners.c4.checkpoints import Row, load_newest, restore, rows_of, save
 from runners.c4.config import Config
 from runners.c4.costs import peak_flops
 from runners.c4.data.corpus import Corpus, Windows
@@ -76,9 +75,10 @@ class Loop:
 
         # Steps done.
         self.rows: list[Row] = []
-        if (found := load_newest(folder, self._load, world.is_first)) is not None:
-            path, tensors, self.rows = found
-            restore(path, tensors, self.stepper.objective, self.stepper.optimizer)
+        if (found := load_newest(folder, load_tensors, world.is_first)) is not None:
+            tensors, _ = found
+            self.rows = rows_of(tensors)
+            restore(folder, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
 
     def finish(self, watch: Callable[[Row], object]) -> list[Row]:
@@ -124,10 +124,8 @@ class Loop:
                     watch(row)
 
                 if stop or row.step % config.checkpoint_every == 0 or row.step == config.steps:
-                    if world.is_first:
-                        write_curve(self.folder, self.rows)
                     objective, optimizer = stepper.objective, stepper.optimizer
-                    save(self.folder, row.step, objective, optimizer, self.described, world.is_first)
+                    save(self.folder, self.rows, objective, optimizer, self.described, world.is_first)
                 if stop and row.step < config.steps:
                     raise StoppedError(row.step, asked)
 
@@ -176,12 +174,3 @@ class Loop:
         documents = self.windows.documents(step - 1, self.config.batch_size)
         named = ", ".join(documents[:NAMED_DOCUMENTS]) + " and others" * (len(documents) > NAMED_DOCUMENTS)
         return DivergedError(f"{what} is not finite at step {step}, with the batch of documents {named}: lower --lr")
-
-    def _load(self, path: Path) -> tuple[Path, dict[str, Tensor], list[Row]]:
-        """Return a checkpoint's path, its tensors, and the rows of the curve up to its step.
-
-        Raises:
-            DamagedFileError: the checkpoint or one of these rows is damaged.
-        """
-        tensors, info = load_tensors(path)
-        return path, tensors, read_curve(self.folder, info["step"])

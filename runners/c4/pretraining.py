@@ -5,12 +5,13 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 
 import gc
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from rich.console import Console
 from torch import nn
@@ -21,7 +22,6 @@ from mixers.contract import check_foreign, warn_unused
 from mixers.named import name_of
 from mixers.options import converted
 from mixers.registry import building, find_mixer
-from runners.c4.checkpoints import read_curve
 from runners.c4.config import PRESETS, Config, identity, with_tokenizer
 from runners.c4.costs import model_parameters
 from runners.c4.data.corpus import Corpus
@@ -61,11 +61,11 @@ class Result:
         return loss_of(self.record)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one dict per step, with the attributes of ``runners.c4.checkpoints.Row`` as keys.
+        """Return one dict per step, with the attributes of ``runners.c4.checkpoints.Row`` as keys; NaN for no value.
 
         ``pandas.DataFrame(result.curve())`` makes a table of it.
         """
-        return [asdict(row) for row in read_curve(self.folder, self.config.steps)]
+        return pd.read_csv(self.folder / "curve.csv").to_dict("records")
 
 
 def pretrain(

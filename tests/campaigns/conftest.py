@@ -77,7 +77,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run").symlink_to(next((folder / "pretrained" / "c4").iterdir()).relative_to(folder))
 
     # A run that was killed after its last checkpoint.
-    next((folder / "killed" / "c4").glob("*/result.json")).unlink()
+    next((folder / "killed" / "c4").glob("*/record.json")).unlink()
 
     # A study with checkpoints, which are written when it is stopped.
     started = fork("mad", words(DIAGNOSTICS, out="stopped", steps=LONGER, evaluations="40"), folder)

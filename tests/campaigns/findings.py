@@ -14,8 +14,8 @@ def studied(out: Path) -> object:
 
 
 def pretrained(out: Path) -> object:
-    """The result of the only pretraining run in a results folder."""
-    (path,) = out.glob("c4/*/result.json")
+    """The record of the only pretraining run in a results folder."""
+    (path,) = out.glob("c4/*/record.json")
     return _untimed(json.loads(path.read_text()))
 
 

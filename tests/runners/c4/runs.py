@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from runners.c4 import checkpoints
-from runners.c4.checkpoints import Row, read_curve
+from runners.c4.checkpoints import Row, rows_of
 from runners.c4.config import Config, identity
 from runners.c4.data.corpus import Corpus
 from runners.c4.data.prepare import prepare
@@ -84,11 +84,20 @@ def folder_of(config: Config) -> Path:
     return identity(config, {}, corpus_of(config).folder.name).folder
 
 
+def rows(config: Config) -> list[Row]:
+    return rows_of(_newest(config))
+
+
 def losses(config: Config) -> list[float]:
-    return [row.loss for row in read_curve(folder_of(config))]
+    return [row.loss for row in rows(config)]
 
 
 def last_tensors(config: Config) -> dict[str, torch.Tensor]:
+    """The tensors of the newest checkpoint, without the curve, in which times stand."""
+    return {name: y for name, y in _newest(config).items() if name != checkpoints.CURVE}
+
+
+def _newest(config: Config) -> dict[str, torch.Tensor]:
     path = checkpoints.newest(folder_of(config))
     assert path is not None
     return load_tensors(path)[0]

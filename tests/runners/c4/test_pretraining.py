@@ -14,9 +14,9 @@ import torch
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 import runners.c4
+from runners import records
 from runners.c4 import __main__ as command
 from runners.c4 import load_model, pretrain
-from runners.c4.checkpoints import read_curve
 from tests.runners.c4.runs import TINY
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -48,9 +48,11 @@ def test_pretrain_trains_the_run_of_the_command(
     result = call("b", progress=True)
     assert "step      4: training loss" in capsys.readouterr().out
     assert result.folder == tmp_path / "b" / "c4" / folder.name
-    rows, expected = read_curve(result.folder), read_curve(folder)
-    assert [(row.loss, row.validation_loss) for row in rows] == [(row.loss, row.validation_loss) for row in expected]
-    assert result.validation_loss == expected[-1].validation_loss
+    found, expected = (records.read(place) for place in (result.folder, folder))
+    assert found is not None
+    assert expected is not None
+    assert (found.curve, found.metrics) == (expected.curve, expected.metrics)
+    assert result.validation_loss == expected.curve["loss"][-1]
     assert f"validation cross-entropy {result.validation_loss:.4f} nats per token" in printed
 
     # A word of the texts has two or three letters and is a token; there is a space between two words.
@@ -71,7 +73,7 @@ def test_a_result_has_a_curve_a_model_and_scores(texts: Path, tmp_path: Path) ->
     assert result.chart.is_file()
     assert result.record.metrics["pairs"]["items"] == 1
     assert [row["step"] for row in result.curve()] == [1, 2, 3, 4]
-    assert result.curve()[-1]["validation_loss"] == result.validation_loss
+    assert result.curve()[-1]["validation_loss"] == pytest.approx(result.validation_loss, rel=1e-12)
 
     checkpoint = result.folder / "checkpoints" / "step-00000004.safetensors"
     first, *others = (load_model(path) for path in (result.folder, str(result.folder), checkpoint))

@@ -13,12 +13,12 @@ import torch
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4 import checkpoints  # noqa: E402
-from runners.c4.checkpoints import read_curve  # noqa: E402
 from runners.c4.loop import RunError  # noqa: E402
 from runners.c4.train import BusyError, loss_of  # noqa: E402
 from runners.files import load_tensors  # noqa: E402
 from runners.interrupt import StoppedError  # noqa: E402
-from runners.runs import RECORD, is_finished  # noqa: E402
+from runners.records import RECORD  # noqa: E402
+from runners.runs import is_finished  # noqa: E402
 from tests.runners.c4.runs import (  # noqa: E402
     At,
     Interruption,
@@ -28,6 +28,7 @@ from tests.runners.c4.runs import (  # noqa: E402
     largest_file,
     last_tensors,
     losses,
+    rows,
     run,
 )
 
@@ -43,7 +44,7 @@ def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -
 
     got = run(killed)
     assert losses(killed) == losses(whole)
-    assert [row.step for row in read_curve(folder_of(killed))] == list(range(1, 9))
+    assert [row.step for row in rows(killed)] == list(range(1, 9))
     before, after = last_tensors(whole), last_tensors(killed)
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -86,7 +87,7 @@ def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path
     with pytest.raises(StoppedError, match=r"^stopped after step 8:"):
         run(config, At(8, lambda: os.kill(os.getpid(), signal.SIGINT)))
     assert not is_finished(folder_of(config))
-    assert loss_of(run(config)) == read_curve(folder_of(config))[-1].validation_loss
+    assert loss_of(run(config)) == rows(config)[-1].validation_loss
 
 
 def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from mixers.models import LanguageModel  # noqa: E402
-from runners.c4.checkpoints import read_curve  # noqa: E402
+from runners.c4.checkpoints import newest, rows_of  # noqa: E402
 from runners.c4.config import Config, identity  # noqa: E402
 from runners.c4.costs import peak_flops  # noqa: E402
 from runners.c4.data.corpus import (  # noqa: E402
@@ -38,7 +38,8 @@ from runners.c4.model import build, token_losses  # noqa: E402
 from runners.c4.progress import Progress  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
 from runners.c4.train import loss_of, train  # noqa: E402
-from runners.runs import RECORD  # noqa: E402
+from runners.files import load_tensors  # noqa: E402
+from runners.records import RECORD  # noqa: E402
 from tests.runners.c4.runs import (  # noqa: E402
     ALONE,
     At,
@@ -48,6 +49,7 @@ from tests.runners.c4.runs import (  # noqa: E402
     interrupt,
     last_tensors,
     losses,
+    rows,
     run,
     words_of,
 )
@@ -93,7 +95,7 @@ def test_the_peak_is_that_of_the_gpu_s_own_variant(
 def test_the_loss_falls_and_the_record_is_kept(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path, steps=40, lr=3e-2)
     record = run(config)
-    assert loss_of(record) < read_curve(folder_of(config))[0].loss - 0.3
+    assert loss_of(record) < rows(config)[0].loss - 0.3
     assert run(config, At(1, interrupt)) == record
 
 
@@ -103,13 +105,13 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
         *(texts, tmp_path), seed=1, steps=3, beta1=0.8, beta2=0.99, eps=1e-3, weight_decay=0.3, clip=0.05
     )
     run(config)
-    corpus, rows = corpus_of(config), read_curve(folder_of(config))
+    corpus, steps = corpus_of(config), rows(config)
     model, windows = build(config, {}, corpus.manifest.vocab_size), Windows(corpus, "train", 12, seed=1)
     gains = [y for name, y in model.named_parameters() if name.endswith("gain")]
     matrices = [y for name, y in model.named_parameters() if name.endswith("weight")]
     groups = [{"params": gains, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.3}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.99), eps=1e-3)
-    for step, row in enumerate(rows):
+    for step, row in enumerate(steps):
         tokens_BT = torch.from_numpy(windows.batch(step, 4))
         loss = F.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
         optimizer.zero_grad()
@@ -130,16 +132,16 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
 
 def test_the_record_states_what_was_trained_and_what_it_took(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path, steps=7)
-    record, rows = run(config), read_curve(folder_of(config))
-    assert [row.lr for row in rows] == [learning_rate(config, step) for step in range(7)]
-    assert [row.tokens for row in rows] == [48 * step for step in range(1, 8)]
-    evaluated = [row for row in rows if row.validation_loss is not None]
+    record, steps = run(config), rows(config)
+    assert [row.lr for row in steps] == [learning_rate(config, step) for step in range(7)]
+    assert [row.tokens for row in steps] == [48 * step for step in range(1, 8)]
+    evaluated = [row for row in steps if row.validation_loss is not None]
     assert [row.step for row in evaluated] == record.curve["step"] == [1, 3, 7]
     assert [row.loss for row in evaluated] == record.curve["train_loss"]
     assert [row.validation_loss for row in evaluated] == record.curve["loss"]
 
-    per_second = median(row.tokens_per_second for row in rows) / 48
-    assert (record.steps_per_second, record.seconds) == (pytest.approx(per_second), rows[-1].seconds)
+    per_second = median(row.tokens_per_second for row in steps) / 48
+    assert (record.steps_per_second, record.seconds) == (pytest.approx(per_second), steps[-1].seconds)
     assert (record.task, record.layer, record.family, record.width) == (
         "language-model",
         "transformer",
@@ -259,7 +261,8 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
         record = train(config, {}, corpus, world, Progress(Console(quiet=True), config.tracking))
-        curves.append((record, read_curve(identity(config, {}, corpus.folder.name).folder)))
+        tensors, _ = load_tensors(newest(identity(config, {}, corpus.folder.name).folder) or tmp_path)
+        curves.append((record, rows_of(tensors)))
     (one, rows), (other, others) = curves
     np.testing.assert_allclose([row.loss for row in others], [row.loss for row in rows], rtol=0, atol=0.02)
     assert abs(loss_of(one) - loss_of(other)) < 0.02
