@@ -85,15 +85,30 @@ def test_the_tables_of_the_overview_stand_among_the_results() -> None:
 
 
 def language_models() -> dict[str, dict[str, float]]:
-    """Mean losses of each layer's finished language model over the seeds of its learning rate, and its costs."""
-    models = [json.loads(path.read_text()) for path in (REFERENCE / "language-models").glob("*.json")]
+    """Mean losses of each layer's language model over the seeds of its learning rate, and its costs."""
     found = {}
-    for model in filter(lambda model: model["complete"], models):
-        runs = [run for run in model["runs"] if run["lr"] == model["chosen"]]
-        found[model["layer"]] = {key: fmean(run[key] for run in runs) for key in ("validation_loss", "recall_loss")}
-        found[model["layer"]] |= {"parameters": model["parameters_without_embeddings"], "lr": model["chosen"]}
-        found[model["layer"]]["flops"] = model["flops_per_token"]
+    for path in (REFERENCE / "language-models").glob("*.jsonl"):
+        runs = runs_of(path)
+        rate = min((run for run in runs if run["seed"] == 0), key=loss_of)["lr"]
+        chosen = [run for run in runs if run["lr"] == rate]
+        found[path.stem] = {
+            "validation_loss": fmean(map(loss_of, chosen)),
+            "recall_loss": fmean(run["metrics"]["validation"]["recall_loss"] for run in chosen),
+            "parameters": chosen[0]["settings"]["parameters_without_embeddings"],
+            "lr": rate,
+            "flops": 3 * chosen[0]["flops_per_token"]["512"],
+        }
     return found
+
+
+def runs_of(path: Path) -> list[dict[str, Any]]:
+    """Runs of a language model that did not diverge."""
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    return [run for run in runs if run["diverged_step"] is None]
+
+
+def loss_of(run: dict[str, Any]) -> float:
+    return run["metrics"]["validation"]["loss"]
 
 
 def mean_ranks() -> dict[str, float]:
@@ -165,6 +180,5 @@ def test_losses_in_the_claims_are_those_of_runs_of_the_models_that_they_name() -
     for claim in claims():
         if not claim["unit"].startswith("nats") or "language-models/" not in claim["record"]:
             continue
-        runs = [run for path in records(claim) for run in json.loads(path.read_text())["runs"]]
-        known = {f"{run['validation_loss']:.3f}" for run in runs if run["validation_loss"] is not None}
+        known = {f"{loss_of(run):.3f}" for path in records(claim) for run in runs_of(path)}
         assert set(re.findall(r"\b[23]\.\d{3}\b", claim["value"])) <= known, claim["name"]

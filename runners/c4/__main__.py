@@ -20,264 +20,162 @@ from runners.interrupt import StoppedError, end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import argparse
-import gc
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import make_dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from importlib import import_module
+from itertools import product
+from typing import Any, get_type_hints
 
-import torch
 from rich.console import Console
 
-from mixers.base import ContractError
-from runners.c4 import compare, export
-from runners.c4.checks import check, check_users_layer
-from runners.c4.config import OF_THE_MODEL, Config
-from runners.c4.cost import cost, describe, vocabulary
-from runners.c4.data import convert
+from mixers import MIXERS, find_mixer
+from runners.c4.config import PRESETS, Config, with_tokenizer
+from runners.c4.costs import describe, time_of_run
 from runners.c4.data.sources import find_files
-from runners.c4.distributed import World, world
-from runners.c4.duration import seconds_of_run
-from runners.c4.errors import RunError, out_of_memory
-from runners.c4.evaluation import generate, gradients, lm_eval_adapter
-from runners.c4.evaluation.downstream import print_scores
-from runners.c4.presets import PRESETS, with_tokenizer
-from runners.c4.pretraining import Result, run
-from runners.c4.search import points_of, study_file
-from runners.c4.several import of_each_run
-from runners.c4.stored import stored_runs
-from runners.c4.watchers import with_bits
-from runners.cli import print_short_help
+from runners.c4.distributed import world
+from runners.c4.loop import RunError
+from runners.c4.pretraining import Result, check, check_layer, run
+from runners.c4.progress import with_bits
 from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
 from runners.memory import ran_out_of_memory
-from runners.nested_options import parse
-from runners.progress import spell
-
-
-class Command(NamedTuple):
-    """A command: its function, and the line that it ends with after Ctrl-C."""
-
-    main: Callable[[Sequence[str]], None]
-    interrupted: str
-
+from runners.options import applicable, expand, parse_nested, peek, print_help
 
 COMMANDS = {
-    "convert": Command(convert.main, "interrupted: nothing is written, the same command begins again"),
-    "generate": Command(generate.main, "interrupted: the text ends here"),
-    "compare": Command(compare.main, "interrupted"),
-    "export": Command(export.main, "interrupted: nothing is written, the same command begins again"),
-    "gradients": Command(gradients.main, "interrupted: the same command begins again"),
-    "lm_eval": Command(lm_eval_adapter.main, "interrupted: the evaluation is not finished"),
+    "convert": "runners.c4.data.convert",
+    "generate": "runners.c4.evaluation.generate",
+    "compare": "runners.c4.compare",
+    "export": "runners.c4.export",
+    "gradients": "runners.c4.evaluation.gradients",
+    "lm_eval": "runners.c4.evaluation.lm_eval_adapter",
 }
-"""Commands that follow ``python -m runners.c4``; without one, it trains."""
-INTERRUPTED = (
-    "interrupted: the same command continues from the last checkpoint or the last shard of tokens, if there is one"
-)
-"""Line after Ctrl-C while a model is not in training, for example while its text is tokenised."""
+"""Modules of the commands that follow ``python -m runners.c4``; without one, it trains."""
+SEVERAL: dict[str, Any] = {"mixer": tuple[str, ...], "lr": tuple[float, ...], "seed": tuple[int, ...]}
+"""Options that take several values here, and one in ``Config``."""
+Run = tuple[Config, dict[str, Any]]
+"""Configuration of a run, and the options of its layer that differ from their defaults."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
-        print_short_help(__doc__, Config)
+        print_help(__doc__)
     if arguments[0] in COMMANDS:
-        COMMANDS[arguments[0]].main(arguments[1:])
+        import_module(COMMANDS[arguments[0]]).main(arguments[1:])
         return
 
-    with user_errors(ValueError, OSError):
-        runs = [read(words) for words in of_each_run(arguments)]
-        first, _ = runs[0]
-        if first.dry_run:
+    with user_errors(ValueError, OSError, RunError):
+        runs = read(arguments)
+        find_files(runs[0][0].data)
+        if runs[0][0].dry_run:
             print_costs(runs)
             return
 
-        with world(first.device) as here:
+        with world(runs[0][0].device) as here:
             console = Console(markup=False, quiet=not here.is_first)
-            if len(runs) == 1:
-                train(*runs[0], here, console, alone=True)
-            else:
-                train_several(runs, here, console)
+            for config, options in runs:
+                check_layer(config, options, here.device)
+
+            results, failed = list[Result](), list[str]()
+            for config, options in runs:
+                several: AbstractContextManager[None] = nullcontext()
+                if len(runs) > 1:
+                    several = others_continue(config.mixer, failed, RunError)
+                try:
+                    with several:
+                        results.append(run(config, options, here, console))
+                        print_result(results[-1], len(runs) == 1, console)
+                except StoppedError as error:
+                    if here.is_first:
+                        raise
+                    raise SystemExit(error.status) from error
+
+            if here.is_first and len(results) > 1:
+                from runners.c4.compare import compare
+
+                compare([result.record for result in results], results[0].config.out, console)
+            if failed:
+                raise SystemExit(1)
 
 
-def train_several(runs: Sequence[tuple[Config, dict[str, Any]]], here: World, console: Console) -> None:
-    """Train several models one after another, and compare those that could be trained.
-
-    Args:
-        runs: the configuration of each, and the options of its layer that were set.
-        here: the processes.
-        console: where to print.
-
-    Raises:
-        ContractError: a layer's outputs are wrong, before a model is trained.
-        Exception: a layer's own error, likewise.
-        SystemExit: a model cannot be trained.
-    """
-    for config, options in runs:
-        check_users_layer(config, options, here.device)
-
-    folders, failed = [], list[str]()
-    for config, options in runs:
-        with others_continue(config.mixer, failed, RunError):
-            folders.append(train(config, options, here, console, alone=False))
-    if here.is_first and folders:
-        say = partial(console.print, soft_wrap=True)
-        compare.compare(stored_runs(dict.fromkeys(folders), say), runs[0][0].out, console)
-    if failed:
-        raise SystemExit(1)
-
-
-def train(config: Config, options: dict[str, Any], here: World, console: Console, alone: bool) -> Path:
-    """Train a model, print its result, and return the folder of its run.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that were set.
-        here: the processes.
-        console: where to print.
-        alone: whether the command trains no other model.
+def read(arguments: Sequence[str]) -> list[Run]:
+    """Return the runs of a command line: one for each layer, learning rate and seed.
 
     Raises:
-        RunError: the run cannot go on, if there are others.
-        StoppedError: the process was asked to stop.
-        SystemExit: so was another process, or the only run cannot go on.
-    """
-    gc.collect()  # the CUDA graphs of the run before hold their memory in cycles of references
-    try:
-        result = run(config, options, here, console)
-    except RunError as error:
-        if not alone:
-            raise
-        if here.is_first:
-            print(f"stopped: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
-    except StoppedError as error:
-        if here.is_first:
-            raise
-        raise SystemExit(error.status) from error
-
-    if here.is_first:
-        print_result(result, config, console, alone)
-    return result.folder
-
-
-def read(arguments: Sequence[str]) -> tuple[Config, dict[str, Any]]:
-    """Return the configuration of a command line, and the options of the layer that it sets.
-
-    Raises:
+        SystemExit: an option is unknown or cannot be read.
         ValueError: an option is invalid; the message says what to do.
     """
-    # The preset decides the defaults, so it is read first.
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--preset", nargs="?", default="paper")
-    preset = PRESETS.get(peek.parse_known_args(arguments)[0].preset, PRESETS["paper"])
+    # The preset decides the defaults, and the layers decide which options there are.
+    words = peek(arguments, preset="paper", mixer=())
+    preset = PRESETS.get(words["preset"], PRESETS["paper"])
+    names = expand(words["mixer"] or (preset.mixer,), MIXERS)
+    configs: Mapping[str, type] = {name: find_mixer(name).Config for name in names}
 
-    config, nested = parse(Config, preset, arguments, OF_THE_MODEL)
-    options = (argument for argument in arguments if argument.startswith("--"))
-    given = [option.partition("=")[0].removeprefix("--") for option in options]
-    check(config, nested["mixer"], given)
-    return with_tokenizer(config, given), nested["mixer"]
+    # Some options take several values.
+    made: Any = make_dataclass("Options", (get_type_hints(Config) | SEVERAL).items(), frozen=True, kw_only=True)
+    made.__doc__ = Config.__doc__
+    defaults = {name: (value,) if name in SEVERAL else value for name, value in vars(preset).items()}
+    parsed, nested = parse_nested(made, arguments, made(**defaults), {"mixer": configs})
+
+    values = vars(parsed)
+    if not (values["lr"] and values["seed"]):
+        raise ValueError("--lr and --seed take at least one value")
+    if values["search"] and peek(arguments, lr=(), beta2="")["lr"]:
+        raise ValueError("--search tries its own learning rates and beta2: leave --lr out")
+    own = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
+    points = product(names, dict.fromkeys(values["lr"]), dict.fromkeys(values["seed"]))
+    runs = [Config(**{**values, "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]
+    return [(config, check(config, own[config.mixer])) for config in map(with_tokenizer, runs)]
 
 
-def print_costs(runs: Sequence[tuple[Config, dict[str, Any]]]) -> None:
-    """Print the cost of each model, and the number of runs if there are more; arguments and errors as ``print_cost``.
+def print_costs(runs: Sequence[Run]) -> None:
+    """Print the cost of each model, and the number of runs if there are more; nothing is trained or written.
 
     Models that differ in learning rate and seed alone cost the same.
-    """
-    found: list[tuple[Config, dict[str, Any]]] = []
-    for config, options in runs:
-        model = replace(config, lr=runs[0][0].lr, seed=runs[0][0].seed), options
-        if model not in found:
-            found.append(model)
-            print_cost(*model)
-    if len(runs) > len(found):
-        what = "searches" if runs[0][0].search else "runs"
-        print(f"the command makes {len(runs)} {what}, {len(runs) // len(found)} of each model")
-
-
-def print_cost(config: Config, options: dict[str, Any]) -> None:
-    """Print the cost of a run; nothing is trained or written.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that were set.
 
     Raises:
-        ValueError: data or tokenizer are not available, or the layer cannot be trained.
+        ValueError: the tokenizer is not available, or the layer cannot be trained.
         Exception: the layer's own error.
     """
-    find_files(config.data)
     console = Console(markup=False)
+    device = find_devices(runs[0][0].device)[0]
+    models = {config.mixer: (replace(config, lr=runs[0][0].lr), options) for config, options in reversed(runs)}
+    for config, options in reversed(models.values()):
+        check_layer(config, options, device)
+        console.print(describe(config, options))
+        try:
+            console.print(f"a run takes {time_of_run(config, options, device)}", soft_wrap=True)
+        except Exception as error:  # a user's layer may fail in any way
+            lacks = ran_out_of_memory(error)
+            why = "too little memory, see --micro-batch-size" if lacks else f"{type(error).__name__}: {error}"
+            console.print(f"the time of a run here is not known: {why}", soft_wrap=True)
 
-    # A layer that fails on the CPU may need a GPU; without one, its cost is counted as far as possible.
-    try:
-        check_users_layer(config, options, torch.device("cpu"))
-    except Exception as error:  # a user's layer may raise anything
-        if isinstance(error, ContractError) or config.device == "cpu":
-            raise
-        if torch.cuda.is_available():
-            check_users_layer(config, options, torch.device("cuda"))
+    if runs[0][0].search:
+        from runners.c4.search import points_of  # imports Optuna
 
-    vocab_size = vocabulary(config.tokenizer)
-    found = cost(config, options, vocab_size)
-    console.print(describe(found, config))
-    console.print(_time(config, options, vocab_size, found.flops_per_token), soft_wrap=True)
-    if config.search:
-        console.print(f"the search trains {len(points_of(config))} such runs")
-
-
-def _time(config: Config, options: dict[str, Any], vocab_size: int, flops_per_token: int) -> str:
-    """Return the sentence that says how long a run takes here, or why that is not known."""
-    gc.collect()  # the CUDA graphs of the model before hold their memory in cycles of references
-    device = find_devices(config.device)[0]
-    where = "one of this machine's GPUs" if device.type == "cuda" else "this machine's CPU"
-    try:
-        seconds = seconds_of_run(config, options, vocab_size, flops_per_token, device)
-    except Exception as error:  # a user's layer may fail in any way
-        micro = config.sequences_at_once()
-        why = out_of_memory(micro) if ran_out_of_memory(error) else f"{type(error).__name__}: {error}"
-        return f"time on {where} unknown: {why}"
-    if seconds is None:
-        return f"no time is given for {where}: the model is too large for it"
-    return f"a run takes about {spell(seconds)} on {where} (single steps were timed)"
+        console.print(f"each of {len(runs)} searches trains {len(points_of(runs[0][0]))} runs")
+    elif len(runs) > len(models):
+        console.print(f"the command makes {len(runs)} runs, {len(runs) // len(models)} of each model")
 
 
-def print_result(result: Result, config: Config, console: Console, alone: bool) -> None:
-    """Print the result of a run, and commands that use the model unless the command trains others, too.
-
-    Args:
-        result: the result.
-        config: configuration of the command.
-        console: where to print.
-        alone: whether the command trains no other model.
-    """
-    loss = with_bits(result.validation_loss, result.bytes_per_token)
+def print_result(result: Result, alone: bool, console: Console) -> None:
+    """Print the result of a run, and what to do with it if the command trains no other."""
+    loss = with_bits(result.validation_loss, result.record.task_config["bytes_per_token"])
     console.print(f"validation cross-entropy {loss}, run {result.folder}", soft_wrap=True)
-    if result.downstream:
-        print_scores(result.downstream, console)
+    if scores := {name: y for name, y in result.record.metrics.items() if name not in ("training", "validation")}:
+        from runners.c4.evaluation.downstream import print_scores
 
-    # Suggest the next commands.
-    if not alone:
-        return
-    console.print(f"curves: {result.chart}", soft_wrap=True)
-    if len(list(result.folder.parent.glob("*/run.json"))) > 1:
-        out = "" if config.out == Config.out else f" --out {config.out}"
-        console.print(f"compare: python -m runners.c4 compare{out}", soft_wrap=True)
-    console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
-    if (advice := config.tracking.advice()) is not None:
-        console.print(advice, soft_wrap=True)
-    if config.search:
-        console.print(f"dashboard: optuna-dashboard {study_file(config.out)}", soft_wrap=True)
-
-
-def when_interrupted(arguments: Sequence[str]) -> str:
-    """Return the line for Ctrl-C of a command line."""
-    return COMMANDS[arguments[0]].interrupted if arguments and arguments[0] in COMMANDS else INTERRUPTED
+        print_scores(scores, console)
+    if alone:
+        console.print(f"curves: {result.chart}", soft_wrap=True)
+        console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
+        if (advice := result.config.tracking.advice()) is not None:
+            console.print(advice, soft_wrap=True)
 
 
 if __name__ == "__main__":
-    run_command(main, when_interrupted(sys.argv[1:]))
+    run_command(main, "interrupted: the same command continues from the last checkpoint, or begins again")

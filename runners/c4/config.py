@@ -1,18 +1,26 @@
-"""Every option of a pretraining run, and the paper's table of model sizes."""
+"""Every option of a pretraining run, the presets, and the identity of a run."""
 
+import inspect
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from json import dumps
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mixers.base import Shape
-from runners.cli import LARGEST_LR, check_out, check_seed
-from runners.guidance import flag_of
+from mixers.named import is_path
+from mixers.registry import find_mixer
+from runners.c4.data.tokenizer import file_beside
+from runners.options import flag_of
 from runners.tracking import Mode, Tracking
 
 Parametrisation = Literal["paper", "authors"]
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""
+TOKENIZER = "google-t5/t5-base"
+"""The paper's tokenizer."""
 
 
 class Widths(NamedTuple):
@@ -30,9 +38,24 @@ SIZES: dict[str, dict[int, Widths]] = {
 """The paper's models, by size and number of layers (Oncescu et al. 2026, arXiv:2604.21215, "C4 pretraining"). The
 heads of the deepest ones follow from the paper's head width of 64."""
 
-
-OF_THE_MODEL = ("heads",)
-"""Options of layers that follow from the size of the model, so that they are options only of the program."""
+_COUNTS = (
+    *("layers", "width", "mlp_width", "heads", "seq_len", "batch_size", "micro_batch_size", "steps"),
+    *("validation_tokens", "evaluations", "checkpoint_every"),
+)
+"""Options that are whole numbers of at least 1."""
+_POSITIVE = (math.ulp(0.0), math.inf, "a positive number")
+_FRACTION = (0.0, 1.0, "at least 0 and below 1")
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "lr": (math.ulp(0.0), 10.0, "a positive number below 10"),
+    "eps": _POSITIVE,
+    "clip": _POSITIVE,
+    "weight_decay": (0.0, math.inf, "0 or a positive number"),
+    "beta1": _FRACTION,
+    "beta2": _FRACTION,
+    "warmup_fraction": _FRACTION,
+    "final_lr_fraction": (0.0, math.nextafter(1.0, 2.0), "between 0 and 1"),
+}
+"""For each real-valued option: its least value, the value that it must stay below, and both limits in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +70,7 @@ class Config:
         preset: paper, tiny, which trains in a minute on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
-        mixer: layer to train: a registered name or package.module:Class; a command trains several one after another.
+        mixer: layers to train one after another: registered names, all, or package.module:Class.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
@@ -56,7 +79,7 @@ class Config:
         batch_size: sequences per step, of all processes together.
         micro_batch_size: sequences per forward pass in a process; unless given, the process's whole share of a step.
         steps: optimizer steps; the paper takes 25,000 for 300M, its 150M models read about half the tokens.
-        lr: peak learning rate.
+        lr: peak learning rates; a command trains several one after another.
         beta1: decay of AdamW's first moment.
         beta2: decay of AdamW's second moment.
         eps: number added to the root of AdamW's second moment.
@@ -64,7 +87,7 @@ class Config:
         clip: largest norm of the gradient; a larger gradient is scaled down to it.
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
-        seed: seed of the initial parameters and of the order of the data; a command trains several one after another.
+        seed: seeds of the initial parameters and of the order of the data; a command trains several one after another.
         search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the hub, or a tokenizer.json; unless given, the one that convert made with the data, or T5's.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
@@ -82,15 +105,6 @@ class Config:
         wandb_tags: W&B tags of each run.
         dry_run: print parameters, FLOPs, tokens, memory (of a GPU unless --device is cpu) and time; train nothing.
     """
-
-    groups: ClassVar[dict[str, str]] = {
-        "preset": "model",
-        "seq_len": "training",
-        "tokenizer": "data",
-        "recompute": "machine",
-        "out": "output",
-    }
-    """First field of each group of the help; the fields after it belong to the same group."""
 
     preset: Literal["paper", "tiny", "ranking", "30m"] = "paper"
     size: Literal["150m", "300m"] = "300m"
@@ -114,7 +128,7 @@ class Config:
     final_lr_fraction: float = 0.1
     seed: int = 0
     search: bool = False
-    tokenizer: str = "google-t5/t5-base"
+    tokenizer: str | None = None
     data: tuple[str, ...] = ()
     validation_tokens: int = 2**22
     evaluations: int = 12
@@ -130,6 +144,45 @@ class Config:
     wandb_tags: tuple[str, ...] = ()
     dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ValueError: an option is invalid; the message is one line and says what to do.
+        """
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{flag_of(name)} {value} must be at least 1")
+        for name, (low, high, words) in _RANGES.items():
+            value = getattr(self, name)
+            if not (low <= value < high):  # false for NaN
+                raise ValueError(f"{flag_of(name)} {value:g} must be {words}")
+
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"--seed {self.seed} must be 0 or more, and below 2**64")
+        if self.validation_tokens < self.seq_len:
+            raise ValueError(
+                f"--validation-tokens {self.validation_tokens} fill no sequence: give {self.seq_len} at least"
+            )
+        self.shape()
+        self.check_shares(1)
+        self.tracking.check()
+
+    def check_shares(self, world_size: int) -> None:
+        """Check that processes can share a batch.
+
+        Raises:
+            ValueError: the sequences cannot be divided.
+        """
+        if self.batch_size % world_size:
+            raise ValueError(f"--batch-size {self.batch_size} must be a multiple of the {world_size} processes")
+        share, micro = self.batch_size // world_size, self.micro_batch_size
+        if micro is not None and share % micro:
+            raise ValueError(
+                f"--micro-batch-size {micro} must divide the {share} sequences that a process has of each step"
+            )
+
     @property
     def tracking(self) -> Tracking:
         """Settings of Weights & Biases."""
@@ -141,16 +194,18 @@ class Config:
             tags=self.wandb_tags,
         )
 
+    @property
+    def tokens(self) -> int:
+        """Target tokens that training reads."""
+        return self.steps * self.batch_size * self.seq_len
+
     def shape(self) -> Shape:
         """Return the shape of each layer.
 
         Raises:
             ValueError: the paper has no such model and no width is given.
         """
-        if self.width is not None:
-            width, mlp_width = self.width, 4 * self.width
-        else:
-            width, mlp_width, _ = self._table()
+        width, mlp_width = (self.width, 4 * self.width) if self.width is not None else self._paper()[:2]
         return Shape(width=width, mlp_width=self.mlp_width or mlp_width, layers=self.layers)
 
     def head_count(self) -> int:
@@ -162,8 +217,7 @@ class Config:
         if self.heads is not None:
             return self.heads
         if self.width is None:
-            return self._table().heads
-
+            return self._paper().heads
         if self.width % HEAD_WIDTH:
             raise ValueError(f"width {self.width} is no multiple of the head width {HEAD_WIDTH}: give --heads as well")
         return self.width // HEAD_WIDTH
@@ -172,119 +226,154 @@ class Config:
         """Return the number of sequences per forward pass of training in each of ``world_size`` processes."""
         return self.micro_batch_size or self.batch_size // world_size
 
-    def check(self, world_size: int = 1) -> None:
-        """Check every option.
-
-        Raises:
-            ValueError: ``world_size`` processes cannot train this configuration; the message is one line and says what
-                to do.
-        """
-        self._check_values()
-        self.shape()
-        check_seed(self.seed)
-        check_out(self.out, writes=not self.dry_run)
-        self.tracking.check()
-
-        if self.validation_tokens < self.seq_len:
-            raise ValueError(
-                f"--validation-tokens {self.validation_tokens} fill no sequence: give {self.seq_len} at least"
-            )
-
-        # Shares of the batch.
-        if self.batch_size % world_size:
-            raise ValueError(
-                f"--batch-size {self.batch_size} must be a multiple of the {world_size} processes: "
-                f"give {_next_multiple(self.batch_size, world_size)}"
-            )
-        share = self.batch_size // world_size
-        micro = self.micro_batch_size
-        if micro is not None and share % micro:
-            fitting = max(part for part in range(1, min(micro, share) + 1) if share % part == 0)
-            raise ValueError(
-                f"--micro-batch-size {micro} must divide the {share} sequences that a process has of each step: "
-                f"give {fitting}"
-            )
-
-    def _check_values(self) -> None:
-        """Check the range of each number.
-
-        Raises:
-            ValueError: a number is out of its range.
-        """
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{flag_of(name)} {value} must be at least 1")
-            if value is not None and value > (most := _MOST.get(name, _LARGEST)):
-                raise ValueError(f"{flag_of(name)} {value} must be at most {most:,}")
-
-        for name, (low, high, words) in _RANGES.items():
-            value = getattr(self, name)
-            if not (low <= value < high):  # false for NaN
-                raise ValueError(f"{flag_of(name)} {value:g} must be {words}")
-
-    def _table(self) -> Widths:
+    def _paper(self) -> Widths:
         """Return the widths of the paper's model.
 
         Raises:
             ValueError: the paper has no such model.
         """
-        models = SIZES[self.size]
-        if self.layers not in models:
-            known = "; ".join(f"{size} with {_join(rows)} layers" for size, rows in SIZES.items())
+        if (widths := SIZES[self.size].get(self.layers)) is None:
+            known = "; ".join(f"{size} with {', '.join(map(str, rows))} layers" for size, rows in SIZES.items())
             raise ValueError(
                 f"the paper has no {self.size} model of {self.layers} layers, only {known}: choose one, or give --width"
             )
-        return models[self.layers]
+        return widths
 
 
-_COUNTS = (
-    "layers",
-    "width",
-    "mlp_width",
-    "heads",
-    "seq_len",
-    "batch_size",
-    "micro_batch_size",
-    "steps",
-    "validation_tokens",
-    "evaluations",
-    "checkpoint_every",
+PRESETS: dict[str, Config] = {
+    "paper": Config(),
+    "tiny": Config(
+        layers=2,
+        width=64,
+        heads=4,
+        seq_len=32,
+        batch_size=8,
+        steps=100,
+        lr=1e-2,
+        warmup_fraction=0.1,
+        validation_tokens=2048,
+        evaluations=4,
+        checkpoint_every=20,
+        preset="tiny",
+    ),
+    "ranking": Config(
+        layers=4,
+        width=256,
+        heads=8,
+        seq_len=512,
+        batch_size=64,
+        steps=4000,
+        validation_tokens=2**19,
+        preset="ranking",
+    ),
+    "30m": Config(
+        layers=6,
+        width=640,
+        seq_len=512,
+        batch_size=64,
+        steps=9200,
+        validation_tokens=2**19,
+        preset="30m",
+    ),
+}
+"""Defaults of each preset."""
+
+
+def with_tokenizer(config: Config) -> Config:
+    """Return the configuration with the tokenizer that ``convert`` has made with its data, unless another is given.
+
+    Raises:
+        ValueError: the data have different tokenizers.
+    """
+    if config.tokenizer is not None:
+        return config
+    folders = [path if path.is_dir() else path.parent for path in map(Path, config.data)]
+    files = [file for file in map(file_beside, folders) if file.is_file()]
+    if len({file.read_bytes() for file in files}) > 1:
+        raise ValueError(f"the data have different tokenizers, {' and '.join(map(str, files))}: give --tokenizer")
+    return replace(config, tokenizer=str(files[0]) if files else TOKENIZER)
+
+
+INCIDENTAL = (
+    *("device", "out", "wandb", "checkpoint_every", "search", "dry_run", "preset", "parallel", "micro_batch_size"),
+    *("recompute", "data", "tokenizer", "downstream", "wandb_project", "wandb_entity", "wandb_tags"),
 )
-"""Options that are whole numbers of at least 1."""
-_MOST = {
-    "layers": 10**3,
-    "steps": 10**9,
-    "evaluations": 10**5,
-    "batch_size": 10**7,
-    "micro_batch_size": 10**7,
-    "seq_len": 10**7,
-}
-"""Largest values of options whose larger values would take years, or more memory than any machine has."""
-_LARGEST = 10**12
-"""Largest value of the other whole numbers; ``runners.c4.checks.check_memory`` refuses models that do not fit."""
-_SMALLEST = math.ulp(0.0)
-_POSITIVE = (_SMALLEST, math.inf, "a positive number")
-_FRACTION = (0.0, 1.0, "at least 0 and below 1")
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "lr": (_SMALLEST, math.nextafter(LARGEST_LR, math.inf), f"a positive number, at most {LARGEST_LR:g}"),
-    "eps": _POSITIVE,
-    "clip": _POSITIVE,
-    "weight_decay": (0.0, math.inf, "0 or a positive number"),
-    "beta1": _FRACTION,
-    "beta2": _FRACTION,
-    "warmup_fraction": _FRACTION,
-    "final_lr_fraction": (0.0, math.nextafter(1.0, 2.0), "between 0 and 1"),
-}
-"""For each real-valued option: its least value, the value that it must stay below, and both limits in words."""
+"""Options that do not change a run's identity: where and how it is computed and evaluated.
+
+``data`` and ``tokenizer`` are among them because the hash of the corpus covers both.
+"""
+VARIED = ("lr", "weight_decay", "beta2", "seed")
+"""Options in which the runs of a study differ."""
 
 
-def _next_multiple(number: int, unit: int) -> int:
-    """Round ``number`` up to a multiple of ``unit``."""
-    return -(-number // unit) * unit
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a run is.
+
+    Attributes:
+        study: name of the study.
+        fingerprint: SHA-256 of settings and corpus, and of the text of a user's module; equal for a whole study.
+        folder: folder of the run's files.
+    """
+
+    study: str
+    fingerprint: str
+    folder: Path
 
 
-def _join(numbers: dict[int, Widths]) -> str:
-    """List numbers in words."""
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
+def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
+    """Return the identity of a run; another configuration, corpus or module has another folder.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+        corpus: name of the folder of the run's corpus.
+    """
+    values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
+    varied = {name: values.pop(name) for name in VARIED}
+    fingerprint = _digest([values, options, corpus, _text_of(config.mixer)])
+
+    # The digests identify study and run; the rest of their names describes them to a reader.
+    kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
+    kind += "-authors" if config.parametrisation == "authors" else ""
+    point = f"lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}"
+    name = f"{kind}-{point}-{_digest([fingerprint, varied])[:8]}"
+    return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=config.out / "c4" / name)
+
+
+def description(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON-able description of a run; every checkpoint contains it.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+        corpus: facts about the corpus.
+    """
+    as_json = {"data": list(config.data), "out": str(config.out), "wandb_tags": list(config.wandb_tags)}
+    return {"config": {**asdict(config), **as_json}, "mixer_options": options, "corpus": corpus}
+
+
+def config_of(described: dict[str, Any]) -> Config:
+    """Return the configuration in the description of a run.
+
+    Raises:
+        KeyError: a setting is missing.
+        TypeError: there is one that this version does not have.
+        ValueError: one has a value that this version refuses.
+    """
+    values = described["config"]
+    return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
+
+
+def _digest(content: Any) -> str:
+    return sha256(dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _text_of(mixer: str) -> str:
+    """Return the text of a user's module, or of the class if no file holds it; empty for a registered layer."""
+    if not is_path(mixer):
+        return ""
+    find_mixer(mixer)  # imports the module
+    module, _, name = mixer.partition(":")
+    file = getattr(sys.modules[module], "__file__", None)
+    return Path(file).read_text(encoding="utf-8") if file else inspect.getsource(getattr(sys.modules[module], name))

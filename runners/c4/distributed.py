@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -42,25 +44,14 @@ class World:
             values /= self.size
         return values
 
+    def any(self, is_so: bool) -> bool:
+        """Return whether something is so in any process; all must call this."""
+        return self.mean(torch.tensor(float(is_so), device=self.device)).item() > 0
+
     def wait(self) -> None:
         """Block until all processes have called this."""
         if self.size > 1:
             dist.barrier()
-
-
-def from_torchrun(variable: str, least: int) -> int:
-    """Return the number in an environment variable that ``torchrun`` sets; ``least`` without ``torchrun``.
-
-    Raises:
-        ValueError: the variable holds no whole number, or one below ``least``.
-    """
-    value = os.environ.get(variable, str(least))
-    if not value.isdecimal() or int(value) < least:
-        raise ValueError(
-            f"the environment variable {variable} is {value!r}, not a whole number of at least {least}: "
-            "unset it, or start the command with torchrun"
-        )
-    return int(value)
 
 
 @contextmanager
@@ -71,18 +62,12 @@ def world(device: str) -> Iterator[World]:
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA if there is a GPU.
 
     Raises:
-        ValueError: ``cuda`` without a GPU, fewer GPUs than processes on this machine, or a variable of ``torchrun``
-            with a bad value.
+        ValueError: ``cuda`` without a GPU, or fewer GPUs than processes on this machine.
     """
     places = find_devices(device)
     on_gpu = places[0].type == "cuda"
-    rank, local, size = from_torchrun("RANK", 0), from_torchrun("LOCAL_RANK", 0), from_torchrun("WORLD_SIZE", 1)
-    for variable, index in (("RANK", rank), ("LOCAL_RANK", local)):
-        if index >= size:
-            raise ValueError(
-                f"the environment variable {variable} is {index}, but processes are counted from 0, and WORLD_SIZE is "
-                f"{size}: unset both, or start the command with torchrun"
-            )
+    rank, local = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
 
     # Each process takes its own GPU.
     if on_gpu and local >= len(places):
@@ -205,3 +190,30 @@ def whole(objective: nn.Module) -> Iterator[None]:
     objective.unshard()
     yield
     objective.reshard()
+
+
+def require_shared(folder: Path, world: World) -> None:
+    """Check that all processes see the same results folder: the first writes a file, and the others look for it.
+
+    The folder holds the corpus and the checkpoints. A process that saw another folder would resume from another step.
+
+    Raises:
+        ValueError: a process sees another folder; raised in all of them.
+    """
+    if world.size == 1:
+        return
+
+    # Use a new name, because network file systems cache for a while which files do not exist.
+    name = [f".shared-{uuid4().hex}"]
+    dist.broadcast_object_list(name)
+    mark = folder / name[0]
+    if world.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    world.wait()
+
+    is_lacking = world.any(not mark.exists())
+    if world.is_first:
+        mark.unlink()
+    if is_lacking:
+        raise ValueError(f"--out {folder} is not one folder for all processes: give one that the machines share")

@@ -20,12 +20,11 @@ from typing import Any
 from tyro.conf import Positional
 
 from mixers.models import LanguageModel
-from mixers.registry import changed, find_mixer
+from mixers.registry import changed, find_mixer, variant_label
 from runners import __version__
 from runners.c4 import checkpoints
-from runners.c4.config import Config
+from runners.c4.config import INCIDENTAL, Config, config_of
 from runners.c4.data.tokenizer import Tokenizer, load_tokenizer
-from runners.c4.identity import INCIDENTAL
 from runners.c4.model import build, layer_of
 from runners.ending import user_errors
 from runners.files import checksum, damaged, load_tensors, read_json, save_tensors, write_json
@@ -73,7 +72,7 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
     file, info = checkpoints.find_checkpoint(checkpoint)
-    model, _ = checkpoints.load_model(file)
+    model, _ = checkpoints.load_run(file)
     tokenizer = (file.parent.parent / TOKENIZER).read_bytes()
 
     # Leave out paths, which mean nothing elsewhere. Write all options of the layer, because defaults may change.
@@ -112,7 +111,7 @@ def load_model(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
     """
     folder = Path(path)
     if (description := _exported(folder)) is None:
-        return checkpoints.load_model(path)
+        return checkpoints.load_run(folder)
 
     if description.get("tokenizer_checksum") != checksum((folder / TOKENIZER).read_bytes()):
         raise damaged(folder / TOKENIZER, "its checksum does not fit", EXPORT_AGAIN)
@@ -125,17 +124,16 @@ def load_model(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
 def load_config(path: Path | str) -> Config:
     """Load the configuration of a run; arguments and errors are those of ``load_model``."""
     description = _exported(Path(path))
-    return checkpoints.load_config(path) if description is None else Config(**description["config"])
+    return config_of(checkpoints.find_checkpoint(path)[1]) if description is None else Config(**description["config"])
 
 
-def load_description(path: Path | str) -> dict[str, Any]:
-    """Load the settings of a run, and the options of its layer that differ from the defaults.
-
-    Arguments and errors are those of ``load_model``. The entries are named as in ``runners.c4.identity.describe_run``.
-    """
+def load_settings(path: Path | str) -> dict[str, Any]:
+    """Load the settings of a run for ``runners.c4.compare.labels_of``; arguments and errors as ``load_model``."""
     info = _exported(Path(path)) or checkpoints.find_checkpoint(path)[1]
-    config, options = info["config"], info["mixer_options"]
-    return {"config": config, "mixer_options": changed(options, find_mixer(config["mixer"]).Config)}
+    mixer = info["config"]["mixer"]
+    own = changed(info["mixer_options"], find_mixer(mixer).Config)
+    settings = {name: value for name, value in info["config"].items() if name not in (*INCIDENTAL, "mixer")}
+    return {"layer": variant_label(mixer, own, 1), **settings}
 
 
 def _exported(folder: Path) -> dict[str, Any] | None:

@@ -1,49 +1,42 @@
 """Pretraining from a configuration to a result: one run, or the paper's grid of runs.
 
-The Python function ``pretrain`` and the command ``python -m runners.c4`` both build a configuration, ``check`` it, and
-``run`` it.
+The Python function ``pretrain`` and the command ``python -m runners.c4`` both build a configuration and ``run`` it.
 """
 
-import math
-from collections.abc import Sequence
+import gc
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+import torch
 from rich.console import Console
 from torch import nn
 
 from mixers import MIXERS
-from mixers.models import LanguageModel
+from mixers.base import Layer
+from mixers.contract import check_foreign, warn_unused
 from mixers.named import name_of
-from mixers.registry import find_mixer
-from runners.c4.checkpoints import load_model
-from runners.c4.checks import check, check_memory, check_users_layer, deciding
-from runners.c4.config import Config
-from runners.c4.cost import flops_per_token, model_parameters
-from runners.c4.curve import read_curve
+from mixers.options import converted
+from mixers.registry import building, find_mixer
+from runners.c4.config import PRESETS, Config, identity, with_tokenizer
+from runners.c4.costs import model_parameters
 from runners.c4.data.corpus import Corpus
-from runners.c4.data.prepare import corpus_name, prepare
-from runners.c4.distributed import World, world
-from runners.c4.errors import RunError
-from runners.c4.identity import run_folder
+from runners.c4.data.prepare import prepare
+from runners.c4.distributed import World, require_shared, world
+from runners.c4.evaluation.downstream import read_items
+from runners.c4.loop import DivergedError
 from runners.c4.model import layer_of
-from runners.c4.presets import configure, with_tokenizer
-from runners.c4.search import best, print_results, search, study_file
-from runners.c4.shared_folder import require_shared
-from runners.c4.stored import curves_of, stored_runs
-from runners.c4.train import train
-from runners.c4.watchers import Bar, Wandb
-from runners.cli import applicable
-from runners.guidance import naming_arguments
+from runners.c4.progress import Progress
+from runners.c4.train import loss_of, train
+from runners.memory import require_memory
+from runners.options import applicable, from_keywords
 from runners.progress import console_of_call
-from runners.storage import Store
+from runners.records import Record, read_all
 from runners.tracking import check_login
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,50 +45,33 @@ class Result:
 
     Attributes:
         folder: folder of the run's files.
-        validation_loss: validation cross-entropy after the last step, in nats per token.
-        bytes_per_token: mean bytes of validation text per token; None if unknown.
-        downstream: ``runners.c4.evaluation.downstream.Scores`` as a dict, by name of the downstream set.
+        record: record of the run; ``record.metrics`` has its figures by split.
         chart: PNG file with the curves of all runs on the same corpus.
         config: configuration of the run.
     """
 
     folder: Path
-    validation_loss: float
-    bytes_per_token: float | None
-    downstream: dict[str, dict[str, Any]]
+    record: Record
     chart: Path
-    config: Config = field(repr=False)
+    config: Config
+
+    @property
+    def validation_loss(self) -> float:
+        """Validation cross-entropy after the last step, in nats per token."""
+        return loss_of(self.record)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one dict per step, with the attributes of ``runners.c4.curve.Row`` as keys.
+        """Return one dict per step, with the attributes of ``runners.c4.checkpoints.Row`` as keys; NaN for no value.
 
         ``pandas.DataFrame(result.curve())`` makes a table of it.
         """
-        return [asdict(row) for row in read_curve(self.folder, self.config.steps)]
-
-    @property
-    def model(self) -> LanguageModel:
-        """The trained model on the CPU, in evaluation mode; loaded on first use."""
-        return self._loaded[0]
-
-    @property
-    def tokenizer(self) -> "Tokenizer":
-        """The tokenizer of the model; loaded on first use."""
-        return self._loaded[1]
-
-    @cached_property
-    def _loaded(self) -> tuple[LanguageModel, "Tokenizer"]:
-        return load_model(self.folder)
+        return pd.read_csv(self.folder / "curve.csv").to_dict("records")
 
 
 def pretrain(
     mixer: str | type[nn.Module] = "rt",
     *,
-    layers: int | None = None,
-    data: str | Path | Sequence[str | Path] | None = None,
-    tokenizer: str | Path | None = None,
     preset: str = "paper",
-    out: str | Path = "results",
     mixer_options: dict[str, Any] | None = None,
     progress: bool = True,
     **options: Any,
@@ -106,161 +82,159 @@ def pretrain(
 
     Args:
         mixer: layer to train: a registered name, ``package.module:Class``, or a class.
-        layers: number of stacked layers; unless given, the preset's number.
-        data: C4-format json.gz file or folder, or several; unless given, ``allenai/c4`` streamed from the hub.
-        tokenizer: name on the Hugging Face hub, or a tokenizer.json file; unless given, the one that ``convert`` has
-            made beside the data, or else ``google-t5/t5-base``.
         preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
             (``runners.c4.reference``).
-        out: folder of results.
         mixer_options: options of the layer, such as ``{"block": 4}``; the number of heads is ``heads``.
         progress: whether to print progress.
-        **options: other attributes of ``runners.c4.config.Config``, such as ``steps`` or ``lr``.
+        **options: other attributes of ``runners.c4.config.Config``, such as ``layers``, ``data``, ``steps`` or ``lr``;
+            ``data`` takes one path or several.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: an option is invalid, or data or tokenizer are not available; the message says what to do.
-        RunError: the run diverged, another process trains it, it was begun with other code, or memory or disk are full.
+        RunError: the run diverged, another process trains it, or memory is full.
+        OSError: a file cannot be written, for example because the disk is full.
         StoppedError: Ctrl-C or SIGTERM during training; the state is saved, and the same call continues the run.
     """
-    layer_options, mixer = mixer_options or {}, name_of(mixer, MIXERS)
-    arguments = {"preset", *(field.name for field in fields(Config))}
-    with naming_arguments(arguments):
-        # Put the caller's options on top of the preset.
-        given = {"layers": layers, "data": data, "tokenizer": tokenizer}
-        values = {"mixer": mixer, "out": out, **{name: value for name, value in given.items() if value is not None}}
-        config = with_tokenizer(configure(preset, values | options), values)
+    if preset not in PRESETS:
+        raise ValueError(f"no preset {preset!r}: choose from {', '.join(PRESETS)}")
+    for name in {"data", "tokenizer", "downstream"} & options.keys():
+        paths = options[name] if isinstance(options[name], list | tuple) else [options[name]]
+        texts = tuple(fspath(path) if isinstance(path, PathLike) else path for path in paths)
+        options[name] = texts if name == "data" else texts[0]
 
-        # Refuse options that the layer does not have.
-        applicable("mixer", layer_options, {mixer: find_mixer(mixer).Config}, print)
-        check(config, layer_options, options)
+    name, layer_options = name_of(mixer, MIXERS), mixer_options or {}
+    given = from_keywords(PRESETS[preset], "pretrain", {"mixer": name, **options})
+    own = applicable("mixer", layer_options, {name: find_mixer(name).Config}, print)[name]
+    config = with_tokenizer(given)
+    own = check(config, own)
+    with world(config.device) as here:
+        return run(config, own, here, console_of_call(quiet=not (progress and here.is_first)))
 
-        with world(config.device) as here:
-            return run(config, layer_options, here, console_of_call(arguments, quiet=not (progress and here.is_first)))
+
+def check(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+    """Check what can be checked before anything is written.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that were set.
+
+    Returns:
+        The options of the layer that differ from its defaults.
+
+    Raises:
+        ValueError: the layer cannot be built, or the downstream sets cannot be read.
+    """
+    layer, defaults = layer_of(config, {})
+    options = {n: y for n, y in converted(layer.Config, options).items() if y != getattr(defaults, n)}
+    _build_layer(config, options)
+    if config.downstream is not None:
+        read_items(config.downstream)
+    return options
+
+
+def check_layer(config: Config, options: dict[str, Any], device: torch.device) -> None:
+    """Check a layer from outside, and warn of parameters that no gradient reaches.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+        device: where the layer is called.
+
+    Raises:
+        ContractError: the layer's outputs or steps are wrong.
+        Exception: the layer's own error.
+    """
+    made = partial(_build_layer, config, options)
+    warn_unused(config.mixer, check_foreign(config.mixer, made, device, lambda: config.seq_len, several=False))
+
+
+def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
+    """Refuse a run that cannot fit into memory, before anything is allocated.
+
+    Raises:
+        ValueError: model and activations take more memory than the device has.
+    """
+    # Each parameter takes four floats: itself, its gradient, and two moments. Each layer keeps at least its inputs for
+    # the backward pass, in 16 bits or more.
+    shape = config.shape()
+    model = 16 * model_parameters(config, options, 1)[0] // (world.size if config.parallel == "fsdp" else 1)
+    kept = 2 * config.sequences_at_once(world.size) * config.seq_len * shape.width
+    needed = model + kept * (1 if config.recompute else shape.layers)
+    require_memory(needed, world.device, "training", "lower --width, --layers, --batch-size or --micro-batch-size")
 
 
 def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
     """Prepare the data, train one run or all of a search, and draw the curves.
 
     Args:
-        config: configuration that ``check`` has passed.
-        options: options of the layer that were set; those with the default value do not change the run.
+        config: configuration of the run.
+        options: options of the layer that ``check`` has returned.
         world: the processes.
         console: console for progress; silent in all processes but the first.
 
     Raises:
         ValueError: the options do not fit the processes or the layer, data or tokenizer are not available, or the
             processes do not share the results folder.
-        RunError: the run cannot continue, or every point of the search diverged.
+        RunError: the run cannot continue, it diverged, or every point of the search did.
         StoppedError: the process was asked to stop.
+        OSError: a file cannot be written.
     """
-    options = deciding(config, options)
-    config.check(world.size)
+    gc.collect()  # the CUDA graphs of a run before hold their memory in cycles of references
+    config.check_shares(world.size)
     check_memory(config, options, world)
     require_shared(config.out, world)
     if world.is_first:
         check_login(config.wandb)
-    check_users_layer(config, options, world.device)
-
+    check_layer(config, options, world.device)
+    if old := [*(config.out / "c4").glob("*/result.json")]:
+        console.print(f"{len(old)} runs in {config.out} are of an older version, and left as they are", soft_wrap=True)
     corpus = corpus_of(config, console)
-    if shortage := corpus.shortage(config.seq_len):
-        console.print(shortage, soft_wrap=True)
-    if config.data:
-        for line in corpus.warnings(config.seq_len):
-            console.print(line, soft_wrap=True)
 
     # Training.
-    bar, wandb = Bar(console), Wandb(config.tracking, partial(facts, config, options, corpus))
-    with closing(bar), closing(wandb):
+    with closing(Progress(console, config.tracking)) as progress:
         if config.search:
-            config, result = _search(config, options, corpus, world, [bar, wandb], console)
+            from runners.c4.search import best, print_results, search  # imports Optuna
+
+            results = search(config, options, corpus, world, progress)
+            config, record = best(results)
+            print_results(results, console)
         else:
-            result = train(config, options, corpus, world, [bar, wandb])
-    if warning := _worse_than_guessing(result["validation_loss"], corpus.manifest.vocab_size):
-        console.print(warning, soft_wrap=True)
+            record = train(config, options, corpus, world, progress)
+    folder = identity(config, options, corpus.folder.name).folder
+    if record.diverged_step is not None:
+        again = f"to train it again, delete {folder / 'record.json'}"
+        raise DivergedError(f"diverged at step {record.diverged_step}: lower --lr; {again}")
 
     # Draw a chart of all runs that are validated on the same text.
-    folder = run_folder(config, options, corpus.folder.name)
     chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
+        from runners.c4.compare import by_label
 
-        say = partial(console.print, soft_wrap=True)
-        runs = stored_runs(sorted((config.out / "c4").glob("*")), say)
-        mine = [run for run in runs if run.folder == folder]
-        plot_curves(curves_of(run for run in runs if any(map(run.is_comparable, mine))), chart)
-
-    return Result(
-        folder=folder,
-        validation_loss=result["validation_loss"],
-        bytes_per_token=result["corpus"].get("bytes_per_token"),
-        downstream=result.get("downstream", {}),
-        chart=chart,
-        config=config,
-    )
-
-
-def _worse_than_guessing(loss: float, vocab_size: int) -> str:
-    """Return a warning if a final validation loss, in nats per token, is above that of equal probabilities; else "".
-
-    Such a run has diverged, although all its losses are finite, or it has had too few steps.
-    """
-    guessing = math.log(vocab_size)
-    if loss <= guessing:
-        return ""
-    return (
-        f"the final validation loss {loss:.4f} is worse than guessing all {vocab_size:,} tokens alike "
-        f"({guessing:.4f}): a smaller learning rate may help, or more steps"
-    )
+        runs = [other for _, other in read_all(config.out / "c4")]
+        plot_curves(by_label([other for other in runs if other.task_config["name"] == corpus.folder.name]), chart)
+    return Result(folder=folder, record=record, chart=chart, config=config)
 
 
 def corpus_of(config: Config, console: Console) -> Corpus:
-    """Return the corpus of a run; tokenise it as far as the run needs.
+    """Return the corpus of a run; tokenise it as far as the run needs, and say where it is short.
+
+    Each split needs one token more than it has targets.
 
     Raises:
         ValueError: data or tokenizer are not available, a shard is damaged, or the disk is full.
     """
-    train_tokens, validation_tokens = _tokens_of(config)
-    return prepare(config.out, config.data, config.tokenizer, train_tokens, validation_tokens, console, config.seq_len)
+    needed = config.tokens + 1, config.validation_tokens + 1
+    corpus = prepare(config.out, config.data, str(config.tokenizer), *needed, console, config.seq_len)
+    lines = [corpus.shortage(config.seq_len), *(corpus.warnings(config.seq_len) if config.data else [])]
+    for line in filter(None, lines):
+        console.print(line, soft_wrap=True)
+    return corpus
 
 
-def corpus_name_of(config: Config) -> str:
-    """Return the name of the folder of a run's corpus, which need not exist; nothing is tokenised.
-
-    Raises:
-        ValueError: data or tokenizer are not available.
-    """
-    return corpus_name(config.data, config.tokenizer, _tokens_of(config)[1])
-
-
-def _tokens_of(config: Config) -> tuple[int, int]:
-    """Return how many training and validation tokens a run needs; each split needs one more than it has targets."""
-    return config.steps * config.batch_size * config.seq_len + 1, config.validation_tokens + 1
-
-
-def facts(config: Config, options: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Return the figures of a model that are known before its training, for the tables of Weights & Biases."""
-    vocab_size = corpus.manifest.vocab_size
-    parameters, tables = model_parameters(config, options, vocab_size)
-    return {
-        "parameters": parameters,
-        "parameters_without_embeddings": parameters - tables,
-        "flops_per_token": flops_per_token(config, options, vocab_size),
-        "family": layer_of(config, options)[0].family,
-    }
-
-
-def _search(
-    config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: list[Bar | Wandb], console: Console
-) -> tuple[Config, dict[str, Any]]:
-    """Train all points of the grid; return the best one and its result.
-
-    Raises:
-        RunError: every point diverged.
-    """
-    with closing(Store(config.out, str(study_file(config.out)))) as store:
-        results = search(config, options, corpus, world, watchers, store)
-    print_results(results, console)
-
-    if (chosen := best(results)) is None:
-        raise RunError("every point of the grid diverged")
-    return chosen
+def _build_layer(config: Config, options: dict[str, Any]) -> Layer:
+    """Build one layer of the model; the global random state is restored."""
+    layer, layer_config = layer_of(config, options)
+    with torch.random.fork_rng(devices=[]), building(config.mixer):
+        return layer(layer_config, config.shape())

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from mixers.base import decayed
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_autocast
-from runners.c4.config import Config
+from runners.c4.config import Config, Parametrisation
 from runners.c4.distributed import World, distribute, gathered, gradients_together
 from runners.c4.model import mean_loss
-from runners.c4.parametrisation import WARMUP_FROM
+
+WARMUP_FROM: dict[Parametrisation, float] = {"paper": 0.0, "authors": 0.1}
+"""Learning rate at the start of the warm-up, as a fraction of its peak."""
 
 
 class Objective(nn.Module):

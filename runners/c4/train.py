@@ -1,240 +1,235 @@
-"""One run: train it, continue it, or return its stored result; then evaluate it on downstream sets."""
+"""One run: train it, continue it, or read its record; then evaluate it on downstream sets."""
 
-import errno
 import math
-import os
-import re
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
-
-from mixers.named import is_path
-from runners.c4 import checkpoints, identity
-from runners.c4.config import Config
-from runners.c4.data.corpus import Corpus
+from mixers.ops.numerics import product_precision
+from mixers.registry import changed, variant_label
+from runners import records
+from runners.c4 import checkpoints
+from runners.c4.checkpoints import Row
+from runners.c4.config import Config, Identity, description, identity
+from runners.c4.costs import facts
+from runners.c4.data.corpus import Corpus, Windows, bytes_per_token
+from runners.c4.data.tokenizer import load_tokenizer
 from runners.c4.distributed import World
-from runners.c4.errors import BusyError, DiskFullError, DivergedError, EvaluationStoppedError, RunError, out_of_memory
-from runners.c4.evaluation.downstream import Item, Scores, evaluate_items, read_items
-from runners.c4.loop import Loop
-from runners.c4.records import REHEARSAL, read_record
-from runners.c4.rehearsal import agree, trajectory, unrehearsed_code
-from runners.c4.watchers import Watcher
-from runners.files import clear_leftovers, write_json
+from runners.c4.loop import DivergedError, Loop, RunError
+from runners.c4.model import layer_of
+from runners.c4.progress import Progress
+from runners.device import device_name
+from runners.files import checksum, clear_leftovers, read_json, write_atomically, write_json
 from runners.memory import ran_out_of_memory
-
-LOCK = ".lock"
-"""Name of the file in a run's folder that a process locks while it uses the folder."""
-WIDEST = 256
-"""Largest width of the model of a run's rehearsal."""
-LONGEST = 2048
-"""Largest length of the sequences of a user's layer with which a run is rehearsed."""
+from runners.records import LANGUAGE_MODEL, Record
+from runners.runs import claimed, is_finished
 
 
-def train(
-    config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
-) -> dict[str, Any]:
-    """Train one run to its end, or read the result of a finished one.
+class BusyError(RunError):
+    """Another process is training the run."""
+
+
+def train(config: Config, options: dict[str, Any], corpus: Corpus, world: World, progress: Progress) -> Record:
+    """Train one run to its end, or read the record of a finished one.
 
     Args:
         config: configuration of the run.
-        options: options of the layer that were set.
+        options: options of the layer that differ from its defaults.
         corpus: its data.
         world: the processes.
-        watchers: objects to inform, in the first process.
+        progress: shows the run, in the first process.
 
     Returns:
-        The result of the run, with the scores of ``config.downstream`` as ``downstream``.
+        The record of the run, which may have diverged; ``config.downstream`` adds a split for each set.
 
     Raises:
-        RunError: the run diverged (now or before), another process trains it, it was begun with other code, or memory
-            or disk are full.
+        BusyError: another process trains the run.
+        RunError: memory is full, or the first loss of all is not finite.
         StoppedError: the process was asked to stop, during training or after it.
         ValueError: the downstream items cannot be read.
+        OSError: a file cannot be written.
     """
-    folder = identity.run_folder(config, options, corpus.folder.name)
-    items = {} if config.downstream is None else read_items(config.downstream)
+    run = identity(config, options, corpus.folder.name)
+    with ExitStack() as stack:
+        # The first process claims the run, and tells the others.
+        mine = world.is_first and bool(stack.enter_context(claimed([run.folder])))
+        if world.any(mine):
+            try:
+                _train(run, config, options, corpus, world, progress)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                micro = config.sequences_at_once(world.size)
+                raise RunError(f"out of memory: lower --micro-batch-size (now {micro}) or give --recompute") from error
+        elif not world.any(world.is_first and is_finished(run.folder)):
+            raise BusyError(f"another process is training {run.folder}: wait for it, or give another --seed or --out")
 
-    with _only_one(folder, world):
-        try:
-            with _errors_of_tokenizers(folder):
-                result = _result(folder, config, options, corpus, world, watchers)
-            if items:
-                result["downstream"] = _downstream(folder, config, items, world, watchers)
-
-            for watcher in watchers if world.is_first else ():
-                watcher.finished(result)
-            return result
-
-        # Errors that the user can do something about.
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise DiskFullError(f"no space in {folder}: free some and run the same command again") from error
-        except Exception as error:
-            if not ran_out_of_memory(error):
-                raise
-            raise out_of_memory(config.sequences_at_once(world.size)) from error
-
-
-def _result(
-    folder: Path, config: Config, options: dict[str, Any], corpus: Corpus, world: World, watchers: Sequence[Watcher]
-) -> dict[str, Any]:
-    """Return the stored result of a run; train the run if there is none."""
-    begun = read_record(folder / "run.json")
-    code = identity.run_code(config)
-    differs = float(begun is not None and begun["code"] != code)
-    if world.mean(torch.tensor(differs, device=world.device)) > 0:  # constants of a layer may differ between processes
-        _require_same_training(folder, config, options, world)
-
-    # The run ended before, with a result or by divergence.
-    if (result := read_record(folder / "result.json")) is not None:
-        return result
-    if (diverged := read_record(folder / "diverged.json")) is not None:
-        raise DivergedError(f"{diverged['message']} (delete {folder / 'diverged.json'} to try again)")
-
-    loop = Loop(folder, config, options, corpus, world, watchers)
-    if world.is_first and not (folder / REHEARSAL).exists() and (begun is None or begun["code"] == code):
-        found = _trajectory(config, options)
-        write_json(folder / REHEARSAL, {"trajectory": found, "unrehearsed_code": unrehearsed_code(), "codes": [code]})
-    return loop.finish()
+        record = records.read(run.folder)
+        assert record is not None
+        if config.downstream is not None and record.diverged_step is None:
+            record = _with_downstream(record, run.folder, config, world, progress)
+        if world.is_first:
+            progress.finished(record)
+        return record
 
 
-def _require_same_training(folder: Path, config: Config, options: dict[str, Any], world: World) -> None:
-    """Check that today's code trains as the code does that a run was begun with, because results are not comparable.
+def _train(
+    run: Identity, config: Config, options: dict[str, Any], corpus: Corpus, world: World, progress: Progress
+) -> None:
+    """Train a run that this command has claimed, and write its record."""
+    folder, tokenizer = run.folder, run.folder / "tokenizer.json"
 
-    Code that does so is remembered. The first process checks, and tells the others.
-
-    Raises:
-        RunError: it trains differently, or nothing is known of the code then.
-    """
-    differs = 0.0
+    # The tokenizer comes first, because the description holds its checksum.
     if world.is_first:
-        known = read_record(folder / REHEARSAL)
-        differs = float(known is None or not _trains_as(known, config, options))
-        code = identity.run_code(config)
-        if known is not None and not differs and code not in known["codes"]:
-            write_json(folder / REHEARSAL, {**known, "codes": [*known["codes"], code]})
-
-    if world.mean(torch.tensor(differs, device=world.device)) > 0:
-        raise RunError(
-            f"the code of {config.mixer} or of its training is not the one that {folder} was begun with: delete this "
-            "folder or give another --out to train again, or take the old code back"
-        )
-
-
-def _trains_as(known: dict[str, Any], config: Config, options: dict[str, Any]) -> bool:
-    """Return whether today's code is known to train as the code of a stored rehearsal, or shows it in another one."""
-    if identity.run_code(config) in known["codes"]:
-        return True
-    then = known["trajectory"]
-    if then is None or known["unrehearsed_code"] != unrehearsed_code():
-        return False
-    now = _trajectory(config, options)
-    return now is not None and agree(then, now)
-
-
-def _trajectory(config: Config, options: dict[str, Any]) -> list[float] | None:
-    """Return the losses of a run's rehearsal.
-
-    None if they are not finite, or if the layer cannot compute on this CPU in float64. A user's layer, which is
-    rehearsed over its whole sequences, may need more memory than there is for those above ``LONGEST``.
-    """
-    if is_path(config.mixer) and config.seq_len > LONGEST:
-        return None
-    try:
-        found = trajectory(_narrow(config), options)
-    except Exception:  # a user's layer may need a GPU, or memory may be short; the run needs no rehearsal
-        return None
-    return found if all(map(math.isfinite, found)) else None
-
-
-def _narrow(config: Config) -> Config:
-    """Return the configuration with at most ``WIDEST`` channels: of a wider model a rehearsal would take minutes."""
-    shape = config.shape()
-    if shape.width <= WIDEST:
-        return replace(config, width=shape.width, mlp_width=shape.mlp_width, heads=config.heads)
-    heads = config.heads and max(1, config.heads * WIDEST // shape.width)
-    return replace(config, width=WIDEST, mlp_width=max(1, shape.mlp_width * WIDEST // shape.width), heads=heads)
-
-
-def _downstream(
-    folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
-) -> dict[str, Any]:
-    """Return the scores of the last checkpoint by set; reuse stored scores if questions and fields are the same."""
-    # The digest changes with the questions and with the fields of the scores.
-    path = folder / "downstream.json"
-    figures = [field.name for field in fields(Scores)]
-    digest = sha256(repr((figures, items)).encode()).hexdigest()
-    known = read_record(path)
+        clear_leftovers(folder / "checkpoints")
+        if not tokenizer.is_file():
+            text = load_tokenizer(str(config.tokenizer)).to_str(pretty=True)
+            write_atomically(tokenizer, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        if not (folder / "run.json").exists():
+            write_json(folder / "run.json", _described(run, config, options, corpus, tokenizer))
     world.wait()
 
-    if known is None or known["items"] != digest:
-        scores = _evaluate(folder, config, items, world, watchers)
-        if world.is_first:
-            write_json(path, {"items": digest, "scores": scores})
-        world.wait()
-        known = read_record(path)
-    assert known is not None
-    return dict(known["scores"])
+    described = read_json(folder / "run.json")
+    loop = Loop(folder, config, options, described, corpus, world)
+    if world.is_first:
+        progress.began(folder.name, described, loop.rows[-1] if loop.rows else None)
+    diverged_step = None
+    try:
+        rows = loop.finish(progress.stepped)
+    except DivergedError as error:
+        rows, diverged_step = loop.rows, len(loop.rows) + 1
+        progress.console.print(f"diverged: {error}", soft_wrap=True)
+    if world.is_first:
+        checkpoints.write_curve(folder, rows)
+        records.write(folder, _record(run, config, options, described, rows, diverged_step, world))
+    world.wait()
 
 
-def _evaluate(
-    folder: Path, config: Config, items: dict[str, list[Item]], world: World, watchers: Sequence[Watcher]
+def _described(
+    run: Identity, config: Config, options: dict[str, Any], corpus: Corpus, tokenizer: Path
 ) -> dict[str, Any]:
-    """Evaluate the last checkpoint on each set of questions; an earlier checkpoint would give other scores."""
-    model, tokenizer = checkpoints.load_model(checkpoints.newest(folder) or folder)
+    """Return the content of ``run.json``, with the validation tokens that there are."""
+    manifest, windows = corpus.manifest, Windows(corpus, "validation", config.seq_len, None)
+    read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))
+    text = {
+        "name": corpus.folder.name,
+        "tokenizer": manifest.tokenizer,
+        "sources": manifest.sources,
+        "vocab_size": manifest.vocab_size,
+        "train_tokens": corpus.tokens("train"),
+        "validation_tokens": read.validation_tokens,
+        "bytes_per_token": bytes_per_token(windows, config.seq_len, load_tokenizer(str(tokenizer))),
+        "tokenizer_checksum": checksum(tokenizer.read_bytes()),
+    }
+    known = {"study": run.study, "fingerprint": run.fingerprint}
+    return {**description(read, options, text), **known, "costs": facts(config, options, manifest.vocab_size)}
+
+
+def _record(
+    run: Identity,
+    config: Config,
+    options: dict[str, Any],
+    described: dict[str, Any],
+    rows: Sequence[Row],
+    diverged_step: int | None,
+    world: World,
+) -> Record:
+    """Return the record of a run that has ended."""
+    layer, _ = layer_of(config, options)
+    text, costs, known = described["corpus"], described["costs"], fixed(config, options)
+    settings = {**known.pop("settings"), "parameters_without_embeddings": costs["parameters_without_embeddings"]}
+    measured = [row for row in rows if row.validation_loss is not None]
+    speeds = sorted(row.tokens_per_second for row in rows)
+
+    metrics: dict[str, dict[str, float | None]] = {}
+    if diverged_step is None:
+        loss = measured[-1].validation_loss
+        bits = loss / math.log(2) / text["bytes_per_token"] if loss and text["bytes_per_token"] else None
+        metrics = {"training": {"loss": rows[-1].loss}, "validation": {"loss": loss, "bits_per_byte": bits}}
+
+    return Record(
+        **known,
+        study=run.study,
+        layer=variant_label(config.mixer, changed(options, layer.Config), 1),
+        family=layer.family,
+        task=LANGUAGE_MODEL,
+        task_config=text,
+        preset=config.preset,
+        fingerprint=run.fingerprint,
+        settings=settings,
+        precision=product_precision(world.device),
+        lr=config.lr,
+        seed=config.seed,
+        diverged_step=diverged_step,
+        metrics=metrics,
+        curve={
+            "step": [row.step for row in measured],
+            "train_loss": [row.loss for row in measured],
+            "loss": [row.validation_loss for row in measured],
+        },
+        parameters=costs["parameters"],
+        flops_per_token={str(config.seq_len): costs["flops_per_token"] // 3},  # of a forward pass
+        seconds=rows[-1].seconds if rows else 0.0,
+        steps_per_second=speeds[len(speeds) // 2] / (config.batch_size * config.seq_len) if speeds else None,
+        device=device_name(world.device),
+        versions={
+            **records.versions(),
+            "liger-kernel": version("liger_kernel") if find_spec("liger_kernel") else None,
+        },
+        commit=records.commit(),
+    )
+
+
+def loss_of(record: Record) -> float:
+    """Return the validation cross-entropy of a converged run after the last step, in nats per token."""
+    return record.metrics["validation"]["loss"] or 0.0
+
+
+def fixed(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run's record that its settings decide, but for learning rate and seed."""
+    shape, optimizer = config.shape(), ("beta1", "beta2", "eps", "clip", "warmup_fraction", "final_lr_fraction")
+    return {
+        "mixer": config.mixer,
+        "mixer_config": asdict(layer_of(config, options)[1]),
+        "width": shape.width,
+        "mlp_width": shape.mlp_width,
+        "layers": shape.layers,
+        "batch_size": config.batch_size,
+        "steps": config.steps,
+        "evaluations": config.evaluations,
+        "optimizer": {name: getattr(config, name) for name in optimizer},
+        "weight_decay": config.weight_decay,
+        "settings": {name: getattr(config, name) for name in ("size", "heads", "parametrisation", "seq_len")},
+    }
+
+
+def _with_downstream(record: Record, folder: Path, config: Config, world: World, progress: Progress) -> Record:
+    """Return the record with a split for each set of questions, unless they are those of the record."""
+    from runners.c4.evaluation.downstream import evaluate_items, read_items
+
+    items = read_items(str(config.downstream))
+    digest = sha256(repr(items).encode()).hexdigest()
+    if record.settings.get("downstream") == digest:
+        return record
+
+    # An earlier checkpoint than the last one would have other scores.
+    model, tokenizer = checkpoints.load_run(checkpoints.newest(folder) or folder)
     model.to(world.device)
     batch = config.sequences_at_once(world.size)
-
     scores = {}
-    try:
-        for number, (name, questions) in enumerate(items.items(), start=1):
-            for watcher in watchers if world.is_first else ():
-                watcher.evaluating(name, number, len(items))
-            scores[name] = asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
-    except KeyboardInterrupt:
-        raise EvaluationStoppedError(config.steps, [signal.SIGINT]) from None
-    return scores
-
-
-@contextmanager
-def _errors_of_tokenizers(folder: Path) -> Iterator[None]:
-    """Turn the plain Exception that the library of tokenizers raises if it cannot write a file into an OSError."""
-    try:
-        yield
-    except Exception as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if type(error) is not Exception or number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
-
-
-@contextmanager
-def _only_one(folder: Path, world: World) -> Iterator[None]:
-    """Keep other commands out of a run's folder, and delete the temporary files of a killed one.
-
-    Raises:
-        BusyError: another command uses the folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        busy = 0.0
+    for name, questions in items.items():
         if world.is_first:
-            try:
-                stack.enter_context(FileLock(folder / LOCK, timeout=0))
-                for place in (folder, folder / "checkpoints"):
-                    clear_leftovers(place)
-            except Timeout:
-                busy = 1.0
+            progress.console.print(f"evaluating {name}, {len(questions):,} questions", soft_wrap=True)
+        scores[name] = asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
 
-        # The first process tells the others.
-        if world.mean(torch.tensor(busy, device=world.device)) > 0:
-            raise BusyError(f"another process is training {folder}: wait for it, or give another --seed or --out")
-        yield
+    settings = {**record.settings, "downstream": digest}
+    record = replace(record, metrics={**record.metrics, **scores}, settings=settings)
+    if world.is_first:
+        records.write(folder, record)
+    world.wait()
+    return record

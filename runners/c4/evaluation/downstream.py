@@ -122,10 +122,12 @@ class Scores:
     Attributes:
         items: number of questions.
         accuracy: share of questions for which the continuation of the right choice has the largest log-probability.
-        accuracy_interval: 95% Wilson score interval of ``accuracy``.
+        accuracy_low: lower end of the 95% Wilson score interval of ``accuracy``.
+        accuracy_high: its upper end.
         normalised_accuracy: the same for log-probabilities divided by the number of characters of the continuation,
             without the space before its first word (``acc_norm`` of lm-evaluation-harness).
-        normalised_accuracy_interval: 95% Wilson score interval of ``normalised_accuracy``.
+        normalised_accuracy_low: lower end of the interval of ``normalised_accuracy``.
+        normalised_accuracy_high: its upper end.
         chance: accuracy of choices drawn uniformly.
         gold_nats_per_token: total cross-entropy of the right continuations, divided by their total number of tokens.
         gold_nats: cross-entropy of a whole right continuation, averaged over the questions.
@@ -135,9 +137,11 @@ class Scores:
 
     items: int
     accuracy: float
-    accuracy_interval: tuple[float, float]
+    accuracy_low: float
+    accuracy_high: float
     normalised_accuracy: float
-    normalised_accuracy_interval: tuple[float, float]
+    normalised_accuracy_low: float
+    normalised_accuracy_high: float
     chance: float
     gold_nats_per_token: float
     gold_nats: float
@@ -183,12 +187,16 @@ def evaluate_items(
         gold_bytes += len(item.continuations[item.gold].encode())
 
     nats = math.fsum(gold_nats)
+    low, high = wilson_interval(right, len(items))
+    normalised_low, normalised_high = wilson_interval(right_normalised, len(items))
     return Scores(
         items=len(items),
         accuracy=right / len(items),
-        accuracy_interval=wilson_interval(right, len(items)),
+        accuracy_low=low,
+        accuracy_high=high,
         normalised_accuracy=right_normalised / len(items),
-        normalised_accuracy_interval=wilson_interval(right_normalised, len(items)),
+        normalised_accuracy_low=normalised_low,
+        normalised_accuracy_high=normalised_high,
         chance=fmean(1 / len(item.continuations) for item in items),
         gold_nats_per_token=nats / gold_tokens,
         gold_nats=nats / len(items),
@@ -218,10 +226,11 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
     """
     import pandas
 
-    rows = pandas.DataFrame([*scores.values()], index=[*scores]).astype({"items": str})
-    rows["accuracy_interval"] = [f"{low:.3f}–{high:.3f}" for low, high in rows["accuracy_interval"]]
+    rows = pandas.DataFrame([*scores.values()], index=[*scores]).astype({"items": int}).astype({"items": str})
+    low, high = (rows[f"accuracy_{end}"].map("{:.3f}".format) for end in ("low", "high"))
+    rows["95%"] = low + "–" + high
     rows.loc["mean"] = rows[list(MEANS)].mean()
-    table = rows[["items", "accuracy_interval", *MEANS]].rename(columns={"accuracy_interval": "95%", **MEANS})
+    table = rows[["items", "95%", *MEANS]].rename(columns=MEANS)
     console.print(table.to_string(float_format="{:.3f}".format, na_rep=""), soft_wrap=True)
 
 

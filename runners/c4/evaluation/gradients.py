@@ -28,10 +28,10 @@ from torch.nn import functional as F
 from tyro.conf import Positional
 
 from mixers.models import LanguageModel
+from runners.c4.compare import labels_of
 from runners.c4.data.sources import find_files, read
 from runners.c4.data.tokenizer import Tokenizer, end_of_text
-from runners.c4.export import load_config, load_description, load_model
-from runners.c4.stored import labels_of
+from runners.c4.export import load_config, load_model, load_settings
 from runners.device import find_devices
 from runners.ending import user_errors
 from runners.files import rounded, write_json
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError("no models: name folders of runs, such as results/c4/RUN")
         device = find_devices(options.device)[0]
         checkpoints = list(dict.fromkeys(options.checkpoints))
-        labels = labels_of({str(path): load_description(path) for path in checkpoints})
+        labels = labels_of({str(path): load_settings(path) for path in checkpoints})
 
         found, rows = {}, []
         for path, label in zip(checkpoints, labels.values(), strict=True):

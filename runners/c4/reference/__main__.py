@@ -1,25 +1,21 @@
-"""Train small language models for an experiment, and keep the figures of each in a file.
+"""Train small language models for an experiment, and keep the record of each run.
 
     python -m runners.c4 convert .corpus manuals/ --clean --vocabulary 8000    # make the corpus, once
     python -m runners.c4.reference --data .corpus                              # train every missing run of every layer
     python -m runners.c4.reference --data .corpus --rows rt transformer my_layer:MyLayer
     python -m runners.c4.reference --data .corpus --dry-run                    # list missing runs and their time
-    python -m runners.c4.reference --data .corpus --minutes 60                 # begin only what ends within an hour
     python -m runners.c4.reference --data .corpus --experiment transition      # RT against the Transformer
     python -m runners.c4.reference --data .corpus --experiment variants --rows rt-6-block-4 rt-6-block-16
 
-``runners.c4.reference.experiments`` says which models an experiment trains. ``ranking`` trains every layer with 4
-layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M parameters on 301M tokens. Each
-model is trained at learning rates 3e-3, 1e-2 and 3e-2. While the best rate is the lowest or highest one tried, its next
-neighbour is tried as well. The best rate is then trained with a second seed. If that seed diverges, the next best rate
-takes its place. All models of a folder read the same text; models of another text need another ``--folder``.
+``runners.c4.reference.rows`` says which models an experiment trains, and at which learning rates and seeds. ``ranking``
+trains every layer with 4 layers of width 256 on 131M tokens; ``transition`` and ``variants`` train models of 30M
+parameters on 301M tokens. All models of a folder read the same text; models of another text need another ``--folder``.
 
-The figures of a model are kept in a small file below ``results/reference/language-models``, which is written after each
-run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
+The records of a model are a file ``<row>.jsonl`` below ``results/reference/language-models``, which is written after
+each run. A stopped run continues from its checkpoint in ``--out``, if that folder still exists. The checkpoints of a
 finished run are deleted. On several GPUs, one process per GPU takes runs. Several commands may share both folders: each
-run is trained by one of them. With ``--minutes``, a run is left for another time if it is expected to end too late. A
-stopped run counts for its remaining steps; a run whose time is not known begins. An error in a model is one line; the
-other models are trained, and the command ends with status 1.
+run is trained by one of them. An error in a model is one line; the other models are trained, and the command ends with
+status 1.
 """
 
 from runners.interrupt import end_at_once
@@ -27,62 +23,52 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
+import gc
+import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-from filelock import FileLock
+import torch
+from filelock import FileLock, Timeout
 from rich.console import Console
 
-from runners.c4.checks import check, check_memory, check_users_layer
-from runners.c4.config import Config
+from runners.c4.checkpoints import load_run, newest
+from runners.c4.config import PRESETS, Config, identity
+from runners.c4.costs import time_of_run
 from runners.c4.data.corpus import Corpus, Windows
+from runners.c4.data.prepare import corpus_name
 from runners.c4.data.sources import find_files
 from runners.c4.data.tokenizer import file_beside
-from runners.c4.distributed import World, from_torchrun, world
-from runners.c4.errors import RunError
-from runners.c4.evaluation.evaluate import RecallSplit, split_recall
-from runners.c4.pretraining import corpus_name_of, corpus_of
-from runners.c4.reference.cells import (
-    FOLDER,
-    Cell,
-    DivergedRun,
-    Run,
-    cell_file,
-    cell_files,
-    free_place,
-    locked,
-    new_cell,
-    read_cell,
-    runs_in,
-    write_cell,
-)
-from runners.c4.reference.experiments import EXPERIMENTS
-from runners.c4.reference.forecast import seconds_of_run, seconds_of_runs, seconds_on, share_left, work_left
-from runners.c4.reference.order import Place, open_places, runs_left
-from runners.c4.reference.staleness import check_cell, check_terms, is_stale
-from runners.c4.reference.training import discard_run, folder_of, train_place
-from runners.c4.watchers import Bar
-from runners.cli import check_out, cli, shown_as
-from runners.deadline import Deadline
-from runners.device import device_name, find_devices
+from runners.c4.distributed import World, world
+from runners.c4.evaluation.evaluate import RecallSplit, split_recall, windows_together
+from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
+from runners.c4.loop import RunError
+from runners.c4.pretraining import check, check_layer, check_memory, corpus_of
+from runners.c4.progress import Progress
+from runners.c4.reference.rows import EXPERIMENTS, SEEDS, Place, open_places
+from runners.c4.train import fixed, train
+from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
-from runners.gpus import beginning, is_worker, run_on_all_gpus, starts_workers
-from runners.progress import spell
+from runners.files import make_durable, rounded
+from runners.gpus import is_worker, run_on_all_gpus, starts_workers
+from runners.options import parse
+from runners.records import RECORD, Record, read_all, write_all
+from runners.runs import LOCK
 
+SHIPPED = Path(__file__).parents[3] / "results" / "reference"
+FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / "language-models"
+"""Lies in the checkout of this file; without a checkout, in the current folder."""
 RUNS = "reference-language-models"
 """Name of the folder of the runs below the results folder, so that no run of ``runners.c4`` itself is deleted."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceOptions:
+class Options:
     """Train small language models for an experiment.
 
     Attributes:
@@ -91,41 +77,15 @@ class ReferenceOptions:
         rows: models of the experiment to train, all unless given; package.module:Class is a layer of your own.
         folder: where the models' files are stored; models of another text need another folder.
         out: results folder; runs that are not finished lie in reference-language-models below it.
-        minutes: begin only runs that are expected to end within this time, for rented machines and batch queues.
         dry_run: print which runs are missing and how long training takes, and train nothing.
     """
 
     data: Path
     experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
-    rows: Annotated[tuple[str, ...], shown_as()] = ()
+    rows: tuple[str, ...] = ()
     folder: Path = FOLDER
     out: Path = Path("results")
-    minutes: Annotated[float | None, shown_as("FLOAT")] = None
     dry_run: bool = False
-
-    @property
-    def tokenizer(self) -> Path:
-        """File of the tokenizer."""
-        return file_beside(self.data)
-
-    def models(self) -> list["Model"]:
-        """Return the chosen models.
-
-        Raises:
-            ValueError: the experiment has no such model.
-        """
-        experiment = EXPERIMENTS[self.experiment]
-        data = {"data": (str(self.data),), "tokenizer": str(self.tokenizer)}
-        shared = {**data, "out": self.out / RUNS, "dry_run": self.dry_run}
-        return [
-            Model(
-                name=name,
-                config=experiment.config(name, **shared),
-                options=dict(experiment.row(name).options),
-                file=cell_file(self.folder / experiment.folder, name),
-            )
-            for name in dict.fromkeys(self.rows or experiment.rows)
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +96,7 @@ class Model:
         name: name of its row.
         config: configuration that its runs share.
         options: options of its layer that differ from their defaults.
-        file: file of its runs.
+        file: file of its records.
     """
 
     name: str
@@ -144,216 +104,178 @@ class Model:
     options: dict[str, Any]
     file: Path
 
+    def records(self) -> list[Record]:
+        """Return the records of its finished runs.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+        """
+        return [record for _, record in read_all(self.file)] if self.file.exists() else []
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    began = beginning()
-    console = Console(markup=False)
     arguments = sys.argv[1:] if arguments is None else arguments
+    console = Console(markup=False, soft_wrap=True, quiet=is_worker())
     with user_errors(ValueError, OSError):
-        if from_torchrun("WORLD_SIZE", 1) > 1:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
-        if given := [word.partition("=")[0] for word in arguments if word.startswith("--mixer.")]:
-            raise ValueError(
-                f"{given[0]} is no option here: a row has the default options of its layer; for other ones, name a "
-                "class derived from your layer whose defaults they are"
-            )
-        options = cli(ReferenceOptions, ReferenceOptions(data=tyro.MISSING), arguments)
-        check_out(options.out, writes=not options.dry_run)
-        check_out(options.folder, "--folder", writes=not options.dry_run)
-        deadline = None if options.minutes is None else Deadline(options.minutes, began)
+        options = parse(Options, arguments)
         find_files([str(options.data)])
-        if not options.tokenizer.is_file():
-            raise ValueError(f"no {options.tokenizer}: give --data a folder that python -m runners.c4 convert made")
-        models = options.models()
-        for model in models:
-            check(model.config, model.options, ())
-            if not is_worker():
-                check_users_layer(model.config, model.options, find_devices("auto")[0])
-        cells = {model.name: read_cell(model.file) for model in models}
-        if not is_worker():
-            corpus = corpus_name_of(models[0].config)  # all models read the same text
-            check_files(cells, models, corpus)
-            if not options.dry_run:
-                discard_leftovers(cells, models, corpus)
-            print_state(cells, models, corpus, options, partial(console.print, soft_wrap=True))
-    missing = [model for model in models if (cell := cells[model.name]) is None or not cell.complete]
+        models, device = models_of(options), find_devices("auto")[0]
+        check_files(models)
+
+        # What is missing.
+        places = {model.name: open_places(model.records()) for model in models}
+        missing = [model for model in models if places[model.name]]
+        console.print(f"{len(models) - len(missing)} of {len(models)} models are finished in {models[0].file.parent}")
+        for model in missing:
+            check_layer(model.config, model.options, device)
+            if options.dry_run:
+                runs = ", ".join(f"lr {lr:g} seed {seed}" for lr, seed in places[model.name])
+                taken = time_of_run(model.config, model.options, device)
+                console.print(f"missing: {model.name}, {runs}; a run takes {taken}")
     if options.dry_run or not missing:
         return
 
-    if starts_workers():
-        whole = run_on_all_gpus("runners.c4.reference", arguments, began)
-    else:
-        whole = train_models(models, deadline, options, console)
-    if not is_worker():
-        with user_errors(ValueError, OSError):
-            print_unfinished(missing, deadline)
+    whole = run_on_all_gpus("runners.c4.reference", arguments) if starts_workers() else train_models(models)
+    if left := [model.name for model in missing if open_places(model.records())]:
+        console.print(f"not finished: {', '.join(left)} (failed, or trained by other processes)")
     if not whole:
         raise SystemExit(1)
 
 
-def check_files(cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str) -> None:
-    """Check that today's command can add to the files of all models, and that their folder holds no other text.
+def models_of(options: Options) -> list[Model]:
+    """Return the chosen models.
 
     Raises:
-        ValueError: a file in the folder belongs to another corpus, or one of a model to other settings, or that one is
-            unfinished and stale.
+        ValueError: the experiment has no such model, its layer cannot be built, or the data have no tokenizer.
     """
-    folder = models[0].file.parent
-    found = {file.stem: cell for file in cell_files(folder) if (cell := read_cell(file)) is not None}
-    if others := [name for name, cell in found.items() if cell.corpus.name != corpus]:
-        raise ValueError(
-            f"{folder} holds models of another text ({', '.join(others)}): give yours a folder of its own, as by "
-            "--folder my_language_models"
-        )
+    experiment, tokenizer = EXPERIMENTS[options.experiment], file_beside(options.data)
+    if not tokenizer.is_file():
+        raise ValueError(f"no {tokenizer}: give --data a folder that python -m runners.c4 convert made")
+    models = []
+    for name in dict.fromkeys(options.rows or experiment.rows):
+        row = experiment.row(name)
+        places: dict[str, Any] = {"data": (str(options.data),), "tokenizer": str(tokenizer), "out": options.out / RUNS}
+        config = replace(PRESETS[experiment.preset], mixer=row.mixer, **row.settings, **places)
+        file = options.folder / experiment.folder / f"{name.replace(':', '.')}.jsonl"
+        models.append(Model(name=name, config=config, options=check(config, dict(row.options)), file=file))
+    return models
+
+
+def check_files(models: Sequence[Model]) -> None:
+    """Check that the records of all models are of today's text and settings.
+
+    Raises:
+        ValueError: they are not; the message says what to do.
+    """
+    config = models[0].config  # all models read the same text
+    corpus = corpus_name(config.data, str(config.tokenizer), config.validation_tokens + 1)
     for model in models:
-        if (cell := cells[model.name]) is not None:
-            check_cell(cell, model.config, model.options, corpus, model.file)
+        expected = fixed(model.config, model.options)
+        for record in model.records():
+            known = {**vars(record), "settings": {n: record.settings.get(n) for n in expected["settings"]}}
+            if record.task_config["name"] != corpus:
+                raise ValueError(f"{model.file} is of another text: give yours a --folder of its own")
+            if any(known[name] != value for name, value in expected.items()):
+                raise ValueError(
+                    f"{model.file} is of other settings: give another --folder, or delete it to train again"
+                )
 
 
-def discard_leftovers(cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str) -> None:
-    """Delete the folders that killed commands left of finished runs, but those that other processes use."""
-    for model in models:
-        cell = cells[model.name]
-        for place in [(run.lr, run.seed) for run in cell.runs] if cell else []:
-            folder = folder_of(place, model.config, model.options, corpus)
-            if folder.is_dir():
-                with locked(model.file, place) as is_free:
-                    if is_free:
-                        discard_run(folder)
-
-
-def print_state(
-    cells: Mapping[str, Cell | None], models: Sequence[Model], corpus: str, options: ReferenceOptions, say: Say
-) -> None:
-    """Print which models are finished, the least number of runs that the others need, and the time on this device."""
-    done = {name: cell.runs if cell else [] for name, cell in cells.items()}
-    left = {name: runs_left(runs) for name, runs in done.items()}
-    finished = sum(count == 0 for count in left.values())
-    say(f"{finished} of {len(cells)} models are finished in {models[0].file.parent}")
-    for model in models:
-        cell = cells[model.name]
-        if cell is not None and left[model.name] == 0 and is_stale(cell, model.config, model.options):
-            say(f"stale: {model.name} was trained by code that trains differently: delete its file to train it again")
-    if options.dry_run:
-        for name, count in left.items():
-            say(f"missing: {name}, {count} run{'s' * (count > 1)} at least" if count else f"finished: {name}")
-    if finished == len(cells):
-        return
-
-    config = models[0].config
-    tokens = config.steps * config.batch_size * config.seq_len
-    runs = sum(left.values())
-    say(f"to train: at least {runs} runs of {tokens:,} tokens; Ctrl-C stops, and the same command resumes")
-    devices = find_devices("auto")
-    known = seconds_of_runs(models[0].file.parent, device_name(devices[0]))
-    if not known:
-        say("time: not known before a first run is finished on this device")
-        return
-
-    works = [
-        work_left(done[model.name], model.config, model.options, corpus, seconds_of_run(model.file.stem, known))
-        for model in models
-    ]
-    unknown = [model.name for model in models if left[model.name] and model.file.stem not in known]
-    guess = f", with the mean of the others for {', '.join(unknown)}" if unknown else ""
-    where = f" on {len(devices)} GPUs" if len(devices) > 1 else ""
-    say(f"time: about {spell(seconds_on(len(devices), works))}{where} as the finished runs took on this device{guess}")
-
-
-def train_models(
-    models: Sequence[Model], deadline: Deadline | None, options: ReferenceOptions, console: Console
-) -> bool:
+def train_models(models: Sequence[Model]) -> bool:
     """Train the missing runs of models; return False if one of them stopped with an error.
 
     A run that another process trains counts as trained.
     """
     failed: list[str] = []
-    config = models[0].config  # all models read the same text
+    console = Console(markup=False)
+    config = models[0].config
     with user_errors(ValueError, OSError), world("auto") as here:
         corpus = corpus_of(config, console)
-        if shortage := corpus.shortage(config.seq_len):
-            console.print(shortage, soft_wrap=True)
         windows = Windows(corpus, "validation", config.seq_len, None)
         split = split_recall(corpus, windows, config.validation_tokens, config.seq_len)
-        if split.share == 0:
-            console.print("the validation text has no recall tokens: a recall loss of 0 says nothing")
-
         for model in models:
             with others_continue(model.name, failed, RunError, ValueError):
-                train_model(model, corpus, split, here, deadline, options, console)
+                check_memory(model.config, model.options, here)
+                for record in model.records():  # whose folder a killed command has left
+                    discard(model, (record.lr, record.seed), corpus)
+                while any(train_place(model, p, corpus, split, here, console) for p in open_places(model.records())):
+                    continue
     return not failed
 
 
-def train_model(
-    model: Model,
-    corpus: Corpus,
-    split: RecallSplit,
-    here: World,
-    deadline: Deadline | None,
-    options: ReferenceOptions,
-    console: Console,
-) -> None:
-    """Train the missing runs of a model as far as the deadline allows, but those that other processes train.
+def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, world: World, console: Console) -> bool:
+    """Train a run of a model and add its record to the model's file; return False if another process does so.
 
     Raises:
-        RunError: a run cannot continue.
-        StoppedError: the process was asked to stop; its state is saved.
-        ValueError: another process has meanwhile written a file that ``check_files`` refuses.
+        RunError: the run cannot continue.
+        StoppedError: the process was asked to stop; the same call continues the run.
+        DamagedFileError: the last checkpoint is damaged.
+        OSError: a file cannot be written.
     """
-    config, file, text = model.config, model.file, corpus.folder.name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if (cell := read_cell(file)) is not None:
-        check_cell(cell, config, model.options, text, file)
+    gc.collect()  # the CUDA graphs of a run before hold their memory in cycles of references
+    config = replace(model.config, lr=place[0], seed=place[1])
+    with ExitStack() as stack:
+        model.file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            name = f".{model.file.stem}-lr{config.lr:g}-seed{config.seed}.lock"
+            stack.enter_context(FileLock(model.file.with_name(name), timeout=0))
+        except Timeout:
+            return False
+        if place not in open_places(model.records()):  # another process may have ended it before the lock
+            return False
 
-    def fits(place: Place) -> bool:
-        if deadline is None:
-            return True
-        known = seconds_of_runs(file.parent, device_name(here.device))
-        return deadline.allows(share_left(place, config, model.options, text) * seconds_of_run(model.file.stem, known))
+        progress = stack.enter_context(closing(Progress(console, config.tracking)))
+        record = train(config, model.options, corpus, world, progress)
+        if record.diverged_step is None:
+            record = measured(record, config, identity(config, model.options, corpus.folder.name).folder, split, world)
+        text = {**record.task_config, "recall_share": split.share, "rare": split.rare}
+        record = replace(record, study=model.name, task_config=text)
 
-    while True:
-        with free_place(file, fits) as place:
-            if place is None:
-                return
-            if (cell := read_cell(file)) is not None:  # which another process may have written meanwhile
-                check_terms(cell, config, model.options, text, file)
-            check_memory(config, model.options, here)
-            with closing(Bar(console)) as bar:
-                run = train_place(place, config, model.options, corpus, split, here, [bar])
-            add_run(run, model, corpus, split)
-            discard_run(folder_of(place, config, model.options, text))
-            console.print(f"{file}: {in_words(run)}", soft_wrap=True)
+        with FileLock(model.file.with_name(f".{model.file.stem}.lock")):
+            write_all(model.file, [*model.records(), record])
+            make_durable(model.file)
+        discard(model, place, corpus)
+
+    loss = record.metrics.get("validation", {}).get("loss")
+    said = f"diverged at step {record.diverged_step}" if loss is None else f"validation {loss:.4f}"
+    console.print(f"{model.file}: lr {config.lr:g}, seed {config.seed}: {said}, {record.seconds:.0f} s", soft_wrap=True)
+    return True
 
 
-def add_run(run: Run, model: Model, corpus: Corpus, split: RecallSplit) -> None:
-    """Add a run to a model's file, while no other process does so.
+def measured(record: Record, config: Config, folder: Path, split: RecallSplit, world: World) -> Record:
+    """Return the record of a run with the losses of recall tokens and of others, and rounded curves.
 
-    Raises:
-        ValueError: another process has meanwhile written a file of another text or of other settings.
+    Runs of other seeds than the first are also measured for the size of their gradients by distance.
     """
-    config, file = model.config, model.file
-    with FileLock(file.with_name(f".{file.stem}.lock")):
-        cell = read_cell(file) or new_cell(config, model.options, corpus, split)
-        check_terms(cell, config, model.options, corpus.folder.name, file)
-        write_cell(file, replace(cell, runs=[*cell.runs, run]))
+    # An earlier checkpoint would have other losses than the result, so a damaged last one is an error.
+    model, _ = load_run(newest(folder) or folder)
+    recall, rest = split.losses(model.to(world.device), windows_together(config, world.device), world.device)
+    validation = {**record.metrics["validation"], "recall_loss": recall, "rest_loss": rest}
+    curve = {name: [*map(rounded, values)] if name != "step" else values for name, values in record.curve.items()}
+
+    # A single window has no interval and is not measured.
+    gradient, count = None, min(SEQUENCES, len(split.windows))
+    if config.seed != SEEDS[0] and count > 1:
+        found = sizes_by_distance(model, torch.from_numpy(split.windows.batch(0, count)), world.device)
+        gradient = {"norm": [*found.gradient], "half_width": [*found.half_width]}
+    metrics = {**record.metrics, "validation": validation}
+    return replace(record, metrics=metrics, curve=curve, gradient=gradient)
 
 
-def print_unfinished(models: Sequence[Model], deadline: Deadline | None) -> None:
-    """Name the models that are not finished after all."""
-    left = [model.name for model in models if open_places(runs_in(model.file))]
-    if left:
-        reasons = ["failed", "trained by other processes"] + ([] if deadline is None else [str(deadline)])
-        print(f"not finished: {', '.join(left)} ({', '.join(reasons[:-1])}, or {reasons[-1]})", file=sys.stderr)
+def discard(model: Model, place: Place, corpus: Corpus) -> None:
+    """Delete the folder of a run that the model's file holds, unless another process trains it for another file.
 
-
-def in_words(run: Run) -> str:
-    """Return the figures of a run as one line of text."""
-    where = f"lr {run.lr:g}, seed {run.seed}"
-    if isinstance(run, DivergedRun):
-        return f"{where}: diverged at step {run.diverged_at}"
-    losses = f"validation {run.validation_loss:.4f}, recall {run.recall_loss:.4f}, rest {run.rest_loss:.4f}"
-    return f"{where}: {losses}, {run.seconds:.0f} s"
+    The record goes first, because a run that has a record but no model would neither be trained nor measured.
+    """
+    config = replace(model.config, lr=place[0], seed=place[1])
+    folder = identity(config, model.options, corpus.folder.name).folder
+    if folder.is_dir():
+        with suppress(Timeout), FileLock(folder / LOCK, timeout=0):
+            (folder / RECORD).unlink(missing_ok=True)
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

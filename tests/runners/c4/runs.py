@@ -1,7 +1,7 @@
-"""Small runs on the CPU, and watchers that interrupt them."""
+"""Small runs on the CPU, and what interrupts them."""
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,17 @@ import torch
 from rich.console import Console
 
 from runners.c4 import checkpoints
-from runners.c4.config import Config
-from runners.c4.curve import Row, read_curve
+from runners.c4.checkpoints import Row, rows_of
+from runners.c4.config import Config, identity
 from runners.c4.data.corpus import Corpus
 from runners.c4.data.prepare import prepare
 from runners.c4.distributed import World
-from runners.c4.identity import run_folder
+from runners.c4.progress import Progress
 from runners.c4.train import train
-from runners.c4.watchers import Watcher
 from runners.files import load_tensors
+from runners.records import Record
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
-
-
 TINY: dict[str, Any] = {
     "width": 16,
     "heads": 2,
@@ -38,44 +36,68 @@ TINY: dict[str, Any] = {
 
 def configured(texts: Path, out: Path, **changes: Any) -> Config:
     values: dict[str, Any] = {
-        "width": 16,
+        **TINY,
         "mlp_width": 32,
-        "heads": 2,
-        "layers": 2,
         "mixer": "transformer",
-        "seq_len": 12,
-        "batch_size": 4,
         "steps": 8,
         "lr": 1e-2,
-        "validation_tokens": 48,
         "evaluations": 3,
         "checkpoint_every": 3,
         "tokenizer": str(texts / "tokenizer" / "tokenizer.json"),
         "data": (str(texts),),
-        "device": "cpu",
         "out": out,
     }
     return Config(**{**values, **changes})
 
 
+def words_of(config: Config) -> list[str]:
+    """The command line of a configuration."""
+    names = (
+        "width",
+        "mlp_width",
+        "heads",
+        "layers",
+        "mixer",
+        "parametrisation",
+        "seq_len",
+        "batch_size",
+        "steps",
+        "lr",
+    )
+    names += ("validation_tokens", "evaluations", "checkpoint_every", "tokenizer", "device", "out")
+    words = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
+    return [*words, "--data", *config.data]
+
+
 def corpus_of(config: Config) -> Corpus:
-    tokens = config.steps * config.batch_size * config.seq_len + 1
-    return prepare(config.out, config.data, config.tokenizer, tokens, config.validation_tokens + 1, Console(quiet=True))
+    needed = config.tokens + 1, config.validation_tokens + 1
+    return prepare(config.out, config.data, str(config.tokenizer), *needed, Console(quiet=True))
 
 
-def run(config: Config, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
-    return train(config, {}, corpus_of(config), ALONE, watchers)
+def run(config: Config, watch: Callable[[Row], object] | None = None, world: World = ALONE) -> Record:
+    progress = Progress(Console(quiet=True), config.tracking)
+    progress.after_step = watch
+    return train(config, {}, corpus_of(config), world, progress)
 
 
 def folder_of(config: Config) -> Path:
-    return run_folder(config, {}, corpus_of(config).folder.name)
+    return identity(config, {}, corpus_of(config).folder.name).folder
+
+
+def rows(config: Config) -> list[Row]:
+    return rows_of(_newest(config))
 
 
 def losses(config: Config) -> list[float]:
-    return [row.loss for row in read_curve(folder_of(config))]
+    return [row.loss for row in rows(config)]
 
 
 def last_tensors(config: Config) -> dict[str, torch.Tensor]:
+    """The tensors of the newest checkpoint, without the curve, in which times stand."""
+    return {name: y for name, y in _newest(config).items() if name != checkpoints.CURVE}
+
+
+def _newest(config: Config) -> dict[str, torch.Tensor]:
     path = checkpoints.newest(folder_of(config))
     assert path is not None
     return load_tensors(path)[0]
@@ -88,18 +110,12 @@ class Interruption(BaseException):
 class At:
     """Does something when a step is done."""
 
-    def __init__(self, step: int, act: Any) -> None:
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
         self.step, self.act = step, act
 
-    def started(self, name: str, description: dict[str, Any], row: Row | None) -> None: ...
-
-    def stepped(self, row: Row) -> None:
+    def __call__(self, row: Row) -> None:
         if row.step == self.step:
             self.act()
-
-    def evaluating(self, name: str, number: int, sets: int) -> None: ...
-
-    def finished(self, result: dict[str, Any]) -> None: ...
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The options of pretraining: the paper's table, what is refused and what the message advises."""
+"""The options of pretraining: the paper's table, what is refused, and what makes two runs the same run."""
 
 import re
 from dataclasses import fields, replace
@@ -9,19 +9,15 @@ import docstring_parser
 import pytest
 
 from mixers.base import Shape
-from runners.c4.config import HEAD_WIDTH, SIZES, Config
-from runners.c4.presets import PRESETS
+from runners.c4.config import HEAD_WIDTH, PRESETS, SIZES, TOKENIZER, Config, identity, with_tokenizer
+from runners.c4.data.tokenizer import file_beside
 
 
 def test_the_default_is_the_papers_300m_model_of_six_layers() -> None:
     config = PRESETS["paper"]
-    assert config == Config()
-    assert (config.mixer, config.shape(), config.head_count()) == (
-        "rt",
-        Shape(width=2048, mlp_width=8192, layers=6),
-        32,
-    )
-    assert config.steps * config.batch_size * config.seq_len == pytest.approx(6.5e9, rel=0.01)  # "about 6b tokens"
+    shape = Shape(width=2048, mlp_width=8192, layers=6)
+    assert (config.mixer, config.shape(), config.head_count()) == ("rt", shape, 32)
+    assert config.tokens == pytest.approx(6.5e9, rel=0.01)  # "about 6b tokens"
 
 
 @pytest.mark.parametrize(("size", "layers"), [(size, layers) for size in SIZES for layers in SIZES[size]])
@@ -33,97 +29,45 @@ def test_models_of_one_size_have_heads_of_64_and_as_many_parameters(size: Any, l
     assert 12 * shape.width**2 * layers == pytest.approx(int(size[:3]) * 1e6, rel=0.05)
 
 
-def test_a_pair_outside_the_table_is_refused_with_the_possible_ones() -> None:
-    with pytest.raises(ValueError, match=re.escape("150m with 6 or 12 layers; 300m with 6, 12 or 24 layers")):
-        Config(size="150m", layers=24).shape()
-    with pytest.raises(ValueError, match="no 300m model of 7 layers"):
-        Config(layers=7).check()
-
-
-def test_a_width_of_ones_own_needs_no_row_of_the_table() -> None:
+def test_widths_of_ones_own_replace_those_of_the_table() -> None:
     config = Config(layers=7, width=192)
-    assert config.shape() == Shape(width=192, mlp_width=768, layers=7)
-    assert config.head_count() == 3
-    config = replace(config, mlp_width=100, heads=2)
-    assert (config.shape().mlp_width, config.head_count()) == (100, 2)
-
-
-def test_the_table_s_mlp_and_heads_can_be_replaced_alone() -> None:
+    assert (config.shape(), config.head_count()) == (Shape(width=192, mlp_width=768, layers=7), 3)
     config = Config(mlp_width=4096, heads=16)
     assert (config.shape(), config.head_count()) == (Shape(width=2048, mlp_width=4096, layers=6), 16)
-
-
-def test_a_width_that_is_no_multiple_of_64_needs_heads() -> None:
-    config = Config(layers=1, width=100)
-    config.check()  # not every layer has heads
-    with pytest.raises(ValueError, match="give --heads"):
-        config.head_count()
+    with pytest.raises(ValueError, match="give --heads"):  # not every layer has heads
+        Config(layers=1, width=100).head_count()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"layers": 7}, "no 300m model of 7 layers, only 150m with 6, 12 layers; 300m with 6, 12, 24 layers"),
         ({"steps": 0}, "--steps 0 must be at least 1"),
-        ({"steps": 10**9 + 1}, "--steps 1000000001 must be at most 1,000,000,000"),
         ({"width": 0}, "--width 0 must be at least 1"),
-        ({"micro_batch_size": -1}, "--micro-batch-size -1 must be at least 1"),
-        ({"validation_tokens": 0}, "--validation-tokens 0"),
-        ({"seed": -1}, "--seed -1 must be 0 or more"),
+        ({"validation_tokens": 511}, "--validation-tokens 511 fill no sequence"),
         ({"seed": 2**64}, "--seed 18446744073709551616 must be 0 or more, and below 2**64"),
         ({"lr": 0.0}, "--lr 0 must be a positive number"),
-        ({"lr": 1e9}, "--lr 1e+09 must be a positive number, at most 10"),
         ({"lr": float("nan")}, "--lr nan must be a positive number"),
-        ({"wandb_project": "mine"}, "--wandb-project has no effect without --wandb online or --wandb offline: give"),
         ({"clip": float("inf")}, "--clip inf must be a positive number"),
-        ({"eps": -1e-8}, "--eps -1e-08 must be a positive number"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1 must be 0 or a positive number"),
         ({"beta2": 1.0}, "--beta2 1 must be at least 0 and below 1"),
-        ({"beta1": -0.1}, "--beta1 -0.1 must be at least 0 and below 1"),
-        ({"warmup_fraction": 1.0}, "--warmup-fraction 1 must be at least 0 and below 1"),
         ({"final_lr_fraction": 1.5}, "--final-lr-fraction 1.5 must be between 0 and 1"),
-        ({"micro_batch_size": 100}, "give 64"),
+        ({"micro_batch_size": 100}, "--micro-batch-size 100 must divide the 512 sequences"),
+        ({"wandb_project": "mine"}, "--wandb-project has no effect without --wandb online or --wandb offline"),
     ],
 )
 def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        Config(**changes).check()
+        Config(**changes)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_presets_and_values_at_the_edge_of_their_range_pass(preset: Config) -> None:
-    preset.check()
-    replace(preset, steps=10**9).check()
-    replace(preset, steps=1, lr=10.0, beta1=0.0, beta2=0.0, warmup_fraction=0.0, final_lr_fraction=1.0).check()
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
-@pytest.mark.parametrize("micro", [None, 1, 5, 600])
-def test_following_the_advice_leads_to_a_batch_that_divides_evenly(micro: int | None, world: int) -> None:
-    for batch in (7, 8, 512):
-        config = Config(batch_size=batch, micro_batch_size=micro)
-        for _ in range(2):
-            message = refusal(config, world)
-            if message.startswith("--batch-size"):
-                config = replace(config, batch_size=int(message.rpartition("give ")[2]))
-            elif message:
-                config = replace(config, micro_batch_size=int(message.rpartition("give ")[2]))
-        assert not refusal(config, world)
-        assert config.batch_size % (world * (config.micro_batch_size or 1)) == 0
-
-
-def test_results_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "results"
-    file.write_text("")
-    assert refusal(Config(out=file), 1) == f"--out {file} is a file: name a folder"
-
-
-def refusal(config: Config, world: int) -> str:
-    try:
-        config.check(world)
-    except ValueError as error:
-        return str(error)
-    return ""
+def test_a_batch_that_processes_cannot_share_is_refused() -> None:
+    Config(batch_size=8, micro_batch_size=2).check_shares(4)
+    with pytest.raises(ValueError, match="--batch-size 8 must be a multiple of the 3 processes"):
+        Config(batch_size=8).check_shares(3)
+    with pytest.raises(ValueError, match="--micro-batch-size 4 must divide the 2 sequences"):
+        Config(batch_size=8, micro_batch_size=4).check_shares(4)
 
 
 def test_the_help_explains_every_option_in_one_line() -> None:
@@ -131,3 +75,64 @@ def test_the_help_explains_every_option_in_one_line() -> None:
     explained = {p.arg_name: p.description for p in docstring_parser.parse(Config.__doc__ or "").params}
     assert explained.keys() == {field.name for field in fields(Config)}
     assert not [text for text in explained.values() if "\n" in str(text)]
+
+
+def test_the_tokenizer_made_with_the_data_is_taken_unless_one_is_given(tmp_path: Path) -> None:
+    for name, content in (("one", "a"), ("same", "a"), ("other", "b")):
+        file_beside(tmp_path / name).parent.mkdir(parents=True)
+        file_beside(tmp_path / name).write_text(content)
+
+    def chosen(*names: str, **given: str) -> str | None:
+        return with_tokenizer(Config(data=tuple(str(tmp_path / name) for name in names), **given)).tokenizer
+
+    own = str(file_beside(tmp_path / "one"))
+    assert chosen("one") == chosen("one/c4-train.json.gz") == chosen("one", "same") == own
+    assert (chosen("one", tokenizer="mine"), chosen(), chosen("none")) == ("mine", TOKENIZER, TOKENIZER)
+    with pytest.raises(ValueError, match=r"different tokenizers, .*one/tok.*json and .*other/tok.*: give --tokenizer"):
+        chosen("one", "other")
+
+
+def another(value: Any) -> Any:
+    """Another value of an option."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, Path | tuple):
+        return value / "other" if isinstance(value, Path) else (*value, "other")
+    return f"{value} other" if isinstance(value, str | None) else value + (1 if isinstance(value, int) else 0.01)
+
+
+def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does() -> None:
+    config = Config(width=16, heads=2, layers=2, wandb="offline")
+
+    def of(options: Any = None, corpus: str = "text", **changes: Any) -> tuple[str, str]:
+        made = object.__new__(Config)
+        vars(made).update({**vars(config), **changes})  # values that no configuration accepts
+        found = identity(made, options or {}, corpus)
+        return found.folder.name, found.fingerprint
+
+    computed = {"device", "parallel", "micro_batch_size", "recompute", "checkpoint_every", "data", "tokenizer"}
+    commanded = {"out", "search", "dry_run", "preset", "downstream"}
+    commanded |= {"wandb", "wandb_project", "wandb_entity", "wandb_tags"}
+    values = {field.name: another(getattr(config, field.name)) for field in fields(Config)}
+    values |= {"mixer": "gla", "mlp_width": 1, "width": 17, "heads": 1}
+    found = {name: of(**{name: value}) for name, value in values.items()}
+    assert {name for name, (folder, _) in found.items() if folder == of()[0]} == computed | commanded
+
+    # Runs of a study differ in four options alone.
+    assert {name for name, (_, study) in found.items() if study == of()[1]} == computed | commanded | {
+        *("lr", "weight_decay", "beta2", "seed")
+    }
+    assert len({of(), of({"block": 2}), of(corpus="other")}) == 3
+
+
+def test_a_users_module_with_another_text_makes_another_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "layer_of_a_user.py"
+    text = "from torch import nn\nclass Mine(nn.Linear):\n"
+    text += "    def __init__(self, dim):\n        super().__init__(dim, dim)\n"
+    file.write_text(text)
+    config = replace(PRESETS["tiny"], mixer="layer_of_a_user:Mine")
+    first = identity(config, {}, "text")
+    assert identity(config, {}, "text") == first
+    file.write_text(text + "# changed\n")
+    assert identity(config, {}, "text").fingerprint != first.fingerprint

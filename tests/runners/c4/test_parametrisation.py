@@ -16,8 +16,7 @@ from runners.c4.__main__ import main
 from runners.c4.config import Config
 from runners.c4.export import export, load_model
 from runners.c4.loop import Loop
-from runners.c4.model import build
-from runners.c4.parametrisation import fold
+from runners.c4.model import build, fold
 from runners.c4.step import learning_rate
 from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, folder_of, interrupt, losses, run
 
@@ -160,12 +159,12 @@ def test_a_run_continues_and_its_model_and_export_are_what_was_trained(texts: Pa
     parts = replace(whole, out=tmp_path / "parts")
     run(whole)
     with pytest.raises(Interruption):
-        run(parts, [At(4, interrupt)])
+        run(parts, At(4, interrupt))
     run(parts)
     assert losses(parts) == losses(whole)
 
     # The model in training, and what is read back.
-    loop = Loop(folder_of(whole), whole, {}, corpus_of(whole), ALONE, [])
+    loop = Loop(folder_of(whole), whole, {}, {}, corpus_of(whole), ALONE)
     export(folder_of(whole), tmp_path / "exported")
     tokens_BT = torch.arange(12)[None]
     expected_BTV = loop.stepper.model(tokens_BT)

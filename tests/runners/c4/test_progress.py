@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runners.c4 import watchers
-from runners.c4.curve import Row
+from runners.c4 import progress as subject
+from runners.c4.checkpoints import Row
+from runners.c4.config import Config
 from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
-from runners.c4.watchers import Bar, with_bits
+from runners.c4.progress import Progress, with_bits
 
 DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}
 
@@ -24,11 +25,11 @@ def row(step: int, loss: float, **more: Any) -> Row:
 
 def printed(rows: list[Row]) -> list[str]:
     text = io.StringIO()
-    bar = Bar(Console(file=text, width=200, force_terminal=False))
-    bar.started("run", DESCRIPTION, None)
+    progress = Progress(Console(file=text, width=200, force_terminal=False), Config().tracking)
+    progress.began("run", DESCRIPTION, None)
     for each in rows:
-        bar.stepped(each)
-    bar.close()
+        progress.stepped(each)
+    progress.close()
     return [line for line in text.getvalue().splitlines() if line.startswith("step ")]
 
 
@@ -39,15 +40,15 @@ def test_a_log_has_lines_by_time_and_at_evaluations(monkeypatch: pytest.MonkeyPa
         "step      3: training loss 3.0000, validation 1.3863 nats per token = 0.5000 bits per byte, lr 1.00e-03, "
         "500 tokens/s, 3 min left"
     ]
-    monkeypatch.setattr(watchers, "SECONDS_TO_FIRST_LINE", 0.0)
+    monkeypatch.setattr(subject, "SECONDS_TO_FIRST_LINE", 0.0)
     assert printed([row(1, 4.0), row(2, 3.0)]) == [
         "step      1: training loss 4.0000, lr 1.00e-03, 500 tokens/s, 3 min left"
     ]
 
 
 def test_the_training_loss_and_the_speed_are_means_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "SECONDS_TO_FIRST_LINE", 0.0)
-    monkeypatch.setattr(watchers, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(subject, "SECONDS_TO_FIRST_LINE", 0.0)
+    monkeypatch.setattr(subject, "SECONDS_BETWEEN_LINES", 0.0)
     rows = [row(step, 9.0, tokens_per_second=1.0) for step in range(1, 3)]
     rows += [row(step, 2.0 + step % 2) for step in range(3, 53)]
     last = printed(rows)[-1]

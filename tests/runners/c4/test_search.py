@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -11,64 +10,58 @@ from rich.console import Console
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4 import search  # noqa: E402
-from runners.c4.config import Config  # noqa: E402
-from runners.c4.curve import Row  # noqa: E402
-from runners.c4.watchers import Watcher  # noqa: E402
-from runners.storage import Store  # noqa: E402
-from tests.runners.c4.runs import ALONE, At, Interruption, configured, corpus_of, interrupt  # noqa: E402
+from runners.c4.checkpoints import Row  # noqa: E402
+from runners.c4.progress import Progress  # noqa: E402
+from runners.search import JOURNAL, open_storage  # noqa: E402
+from tests.runners.c4.runs import ALONE, Interruption, configured, corpus_of, interrupt  # noqa: E402
 
 
 def test_the_search_trains_each_point_once_and_goes_on(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in the second of four points; one point diverges."""
+    """Killed in the second of four points; two points diverge."""
     monkeypatch.setattr(search, "LRS", (1e-2, 1e30))
+    monkeypatch.setattr("runners.c4.config._RANGES", {})
     config = configured(texts, tmp_path, search=True, warmup_fraction=0.9)
-    trained: list[str] = []
+    steps: list[int] = []
+    kill_at = [13]
 
-    class Count(At):
-        def started(self, name: str, description: dict[str, Any], row: Row | None) -> None:
-            trained.append(name)
-            self.step = 5 if len(trained) == 2 else 0
+    class Watched(Progress):
+        def stepped(self, row: Row) -> None:
+            super().stepped(row)
+            steps.append(row.step)
+            if len(steps) in kill_at:
+                interrupt()
 
-    def go(watcher: Watcher) -> list[tuple[Config, dict[str, Any] | None]]:
-        store = Store(tmp_path, str(search.study_file(tmp_path)))
-        try:
-            return search.search(config, {}, corpus_of(config), ALONE, [watcher], store)
-        finally:
-            store.close()
+    def go() -> search.Results:
+        return search.search(config, {}, corpus_of(config), ALONE, Watched(Console(quiet=True), config.tracking))
 
     with pytest.raises(Interruption):
-        go(Count(0, interrupt))
-    results = go(At(0, interrupt))
+        go()
+    kill_at.clear()
+    results = go()
     assert [(point.lr, point.beta2) for point, _ in results] == [(1e-2, 0.95), (1e-2, 0.99), (1e30, 0.95), (1e30, 0.99)]
-    assert [result is None for _, result in results] == [False, False, True, True]
-    chosen = search.best(results)
-    assert chosen is not None
-    assert chosen[1]["validation_loss"] == min(r["validation_loss"] for _, r in results if r is not None)
-    assert go(At(0, interrupt)) == results
-    store = Store(tmp_path, str(search.study_file(tmp_path)))
-    (name,) = optuna.get_all_study_names(store.storage)
-    trials = optuna.load_study(study_name=name, storage=store.storage).trials
-    store.close()
+    assert [record.diverged_step is None for _, record in results] == [True, True, False, False]
+    assert steps[:18] == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8]  # the second goes on from step 3
+    losses = [record.metrics["validation"]["loss"] for _, record in results[:2]]
+    assert search.best(results)[1].metrics["validation"]["loss"] == min(y for y in losses if y is not None)
+
+    # All is trained; the study says what the folders say.
+    del steps[:]
+    assert go() == results
+    assert not steps
+    storage = open_storage(str(tmp_path / JOURNAL))
+    (name,) = optuna.get_all_study_names(storage)
+    trials = optuna.load_study(study_name=name, storage=storage).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
-    assert trials[1].value == results[1][1]["validation_loss"] if results[1][1] else False
+    assert [trial.value for trial in trials[:2]] == losses
+    assert [len(trial.intermediate_values) for trial in trials[:2]] == [3, 3]
 
-
-def test_the_best_point_is_that_of_least_validation_loss() -> None:
-    """Not of least loss on the last batch."""
-    points = [Config(lr=lr) for lr in (1e-3, 3e-3, 1e-2)]
-    low, high = {"validation_loss": 3.0, "loss": 3.5}, {"validation_loss": 3.1, "loss": 2.5}
-    assert search.best([(points[0], high), (points[1], None), (points[2], low)]) == (points[2], low)
-    assert search.best([(points[1], None)]) is None
-
-
-@pytest.mark.parametrize(("lr", "end"), [(1e-3, "smallest"), (3e-3, None), (1e-2, "largest")])
-def test_a_best_point_at_an_end_of_the_grid_is_said(lr: float, end: str | None) -> None:
-    figures = {"validation_loss": 3.0, "loss": 3.5, "tokens_per_second": 9.0}
+    # A table with the best point, which is at an end of the grid.
     console = Console(file=io.StringIO(), width=200)
-    search.print_results([(Config(lr=lr), figures), (Config(lr=lr / 2), None)], console)
+    search.print_results(results, console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert (f"lr {lr:g} is the {end} of the grid" in text) == (end is not None)
-    assert ("of the grid" in text) == (end is not None)
+    assert text.count("diverged") == 2
+    assert text.count("→") == 1
+    assert "lr 0.01 is the smallest of the grid" in text

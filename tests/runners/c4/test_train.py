@@ -2,12 +2,12 @@
 
 import gzip
 import json
+import math
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from mixers.models import LanguageModel  # noqa: E402
-from runners.c4 import checkpoints  # noqa: E402
-from runners.c4.config import Config  # noqa: E402
-from runners.c4.curve import read_curve  # noqa: E402
+from runners.c4.checkpoints import newest, rows_of  # noqa: E402
+from runners.c4.config import Config, identity  # noqa: E402
+from runners.c4.costs import peak_flops  # noqa: E402
 from runners.c4.data.corpus import (  # noqa: E402
     Corpus,
     Manifest,
@@ -31,16 +31,28 @@ from runners.c4.data.corpus import (  # noqa: E402
 )
 from runners.c4.data.prepare import prepare  # noqa: E402
 from runners.c4.data.sources import SPLITS  # noqa: E402
-from runners.c4.evaluation.downstream import read_items  # noqa: E402
+from runners.c4.distributed import World, require_shared  # noqa: E402
 from runners.c4.evaluation.evaluate import validation_loss, windows_together  # noqa: E402
-from runners.c4.gpu_peak import peak_flops  # noqa: E402
-from runners.c4.identity import run_folder  # noqa: E402
+from runners.c4.export import load_model  # noqa: E402
 from runners.c4.model import build, token_losses  # noqa: E402
+from runners.c4.progress import Progress  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
-from runners.c4.train import train  # noqa: E402
-from runners.c4.watchers import Bar  # noqa: E402
-from runners.interrupt import StoppedError  # noqa: E402
-from tests.runners.c4.runs import ALONE, At, configured, corpus_of, folder_of, interrupt, last_tensors, losses, run  # noqa: E402
+from runners.c4.train import loss_of, train  # noqa: E402
+from runners.files import load_tensors  # noqa: E402
+from runners.records import RECORD  # noqa: E402
+from tests.runners.c4.runs import (  # noqa: E402
+    ALONE,
+    At,
+    configured,
+    corpus_of,
+    folder_of,
+    interrupt,
+    last_tensors,
+    losses,
+    rows,
+    run,
+    words_of,
+)
 from tests.runners.processes import forks, run_program  # noqa: E402
 
 
@@ -80,12 +92,11 @@ def test_the_peak_is_that_of_the_gpu_s_own_variant(
     assert peak_flops(torch.device("cuda")) == peak
 
 
-def test_the_loss_falls_and_the_result_is_kept(texts: Path, tmp_path: Path) -> None:
+def test_the_loss_falls_and_the_record_is_kept(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path, steps=40, lr=3e-2)
-    result = run(config)
-    assert result["validation_loss"] < read_curve(folder_of(config))[0].loss - 0.3
-    again = run(config, [At(1, interrupt)])
-    assert again == result
+    record = run(config)
+    assert loss_of(record) < rows(config)[0].loss - 0.3
+    assert run(config, At(1, interrupt)) == record
 
 
 def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> None:
@@ -94,13 +105,13 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
         *(texts, tmp_path), seed=1, steps=3, beta1=0.8, beta2=0.99, eps=1e-3, weight_decay=0.3, clip=0.05
     )
     run(config)
-    corpus, rows = corpus_of(config), read_curve(folder_of(config))
+    corpus, steps = corpus_of(config), rows(config)
     model, windows = build(config, {}, corpus.manifest.vocab_size), Windows(corpus, "train", 12, seed=1)
     gains = [y for name, y in model.named_parameters() if name.endswith("gain")]
     matrices = [y for name, y in model.named_parameters() if name.endswith("weight")]
     groups = [{"params": gains, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.3}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.99), eps=1e-3)
-    for step, row in enumerate(rows):
+    for step, row in enumerate(steps):
         tokens_BT = torch.from_numpy(windows.batch(step, 4))
         loss = F.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
         optimizer.zero_grad()
@@ -114,92 +125,70 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         optimizer.step()
-    trained = checkpoints.load_model(folder_of(config))[0].state_dict()
+    trained = load_model(folder_of(config))[0].state_dict()
     for name, y in model.state_dict().items():
         torch.testing.assert_close(trained[name], y, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_rows_state_each_step_and_the_result_the_median_speed(texts: Path, tmp_path: Path) -> None:
+def test_the_record_states_what_was_trained_and_what_it_took(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path, steps=7)
-    result, rows = run(config), read_curve(folder_of(config))
-    assert [row.lr for row in rows] == [learning_rate(config, step) for step in range(7)]
-    assert [row.tokens for row in rows] == [48 * step for step in range(1, 8)]
-    assert [row.step for row in rows if row.validation_loss is not None] == [1, 3, 7]
-    assert result["tokens_per_second"] == median(row.tokens_per_second for row in rows)
+    record, steps = run(config), rows(config)
+    assert [row.lr for row in steps] == [learning_rate(config, step) for step in range(7)]
+    assert [row.tokens for row in steps] == [48 * step for step in range(1, 8)]
+    evaluated = [row for row in steps if row.validation_loss is not None]
+    assert [row.step for row in evaluated] == record.curve["step"] == [1, 3, 7]
+    assert [row.loss for row in evaluated] == record.curve["train_loss"]
+    assert [row.validation_loss for row in evaluated] == record.curve["loss"]
+
+    per_second = median(row.tokens_per_second for row in steps) / 48
+    assert (record.steps_per_second, record.seconds) == (pytest.approx(per_second), steps[-1].seconds)
+    assert (record.task, record.layer, record.family, record.width) == (
+        "language-model",
+        "transformer",
+        "attention",
+        16,
+    )
+    assert record.parameters == sum(y.numel() for y in load_model(folder_of(config))[0].parameters())
+    validation = record.metrics["validation"]
+    bits = loss_of(record) / math.log(2) / record.task_config["bytes_per_token"]
+    assert validation == {"loss": evaluated[-1].validation_loss, "bits_per_byte": bits}
 
 
 def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(texts: Path, tmp_path: Path) -> None:
     """Five windows and a rest are asked for, of a corpus with more of them."""
     config = configured(texts, tmp_path, steps=2, validation_tokens=65)
     corpus = prepare(tmp_path, config.data, config.tokenizer, 97, 400, Console(quiet=True))
-    result = train(config, {}, corpus, ALONE, [])
-    model, tokenizer = checkpoints.load_model(run_folder(config, {}, corpus.folder.name))
+    record = train(config, {}, corpus, ALONE, Progress(Console(quiet=True), config.tracking))
+    model, tokenizer = load_model(identity(config, {}, corpus.folder.name).folder)
     with gzip.open(texts / "c4-validation.json.gz", "rt") as file:
         documents = [json.loads(line)["text"] for line in file]
     end = tokenizer.token_to_id("</s>")
     tokens_BT = torch.tensor([i for text in documents for i in [*tokenizer.encode(text).ids, end]]).unfold(0, 13, 12)
     with torch.no_grad():
         loss = F.cross_entropy(model(tokens_BT[:5, :-1]).flatten(0, 1), tokens_BT[:5, 1:].flatten())
-    assert result["validation_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert loss_of(record) == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path) -> None:
     config = configured(texts, tmp_path)
-    result, asked = run(config), replace(config, downstream=str(tmp_path / "items"))
+    record, asked = run(config), replace(config, downstream=str(tmp_path / "items"))
     (tmp_path / "items").mkdir()
 
-    def scores(*golds: int) -> Any:
+    def scores(*golds: int) -> dict[str, float | None]:
         choices = {"contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
         lines = [json.dumps({"id": i, "gold": gold, **choices}) + "\n" for i, gold in enumerate(golds)]
         (tmp_path / "items" / "pairs.jsonl").write_text("".join(lines))
-        found = run(asked, [At(1, interrupt)])
-        assert {name: value for name, value in found.items() if name != "downstream"} == result
-        return found["downstream"]["pairs"]
+        found = run(asked, At(1, interrupt)).metrics
+        assert {name: found[name] for name in record.metrics} == record.metrics
+        return found["pairs"]
 
     first = scores(0)
     assert first["items"] == 1
-    kept = folder_of(config) / "downstream.json"
-    written = kept.stat().st_mtime_ns
+    written = (folder_of(config) / RECORD).stat().st_mtime_ns
     assert scores(0) == first
-    assert kept.stat().st_mtime_ns == written
-    before = sha256(
-        repr(read_items(tmp_path / "items")).encode()
-    ).hexdigest()  # of a version without one of the figures
-    kept.write_text(json.dumps({"items": before, "scores": {"pairs": {"items": 1, "accuracy": first["accuracy"]}}}))
-    assert scores(0) == first
-    assert scores(1)["accuracy"] == 1 - first["accuracy"]
+    assert (folder_of(config) / RECORD).stat().st_mtime_ns == written
+    assert scores(1)["accuracy"] == 1 - (first["accuracy"] or 0.0)
     assert scores(0, 1)["accuracy"] == 0.5
-
-
-@pytest.fixture
-def asked(texts: Path, tmp_path: Path) -> Config:
-    """A run with two downstream sets of one question each."""
-    question = {"id": 0, "gold": 0, "contexts": ["ka", "ka"], "continuations": [" lo", " mi"]}
-    (tmp_path / "items").mkdir()
-    for name in ("first", "second"):
-        (tmp_path / "items" / f"{name}.jsonl").write_text(json.dumps(question))
-    return configured(texts, tmp_path, downstream=str(tmp_path / "items"))
-
-
-def test_ctrl_c_after_training_says_what_is_left(asked: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("runners.c4.train.evaluate_items", interrupted)
-    with pytest.raises(StoppedError, match="the run is trained, the same command continues with") as stop:
-        run(asked)
-    assert stop.value.status == 130
-    monkeypatch.undo()
-    assert run(asked, [At(1, interrupt)])["downstream"].keys() == {"first", "second"}
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_goes_on_after_training(asked: Config, capsys: pytest.CaptureFixture[str], terminal: bool) -> None:
-    run(asked, [Bar(Console(width=120, force_terminal=terminal, color_system=None))])
-    out = capsys.readouterr().out
-    assert out.index("step      8: ") < out.index("evaluating first: set 1 of 2\n")
-    assert "evaluating second: set 2 of 2\n" in out
-    assert ("2/2" in out) == terminal  # a log has lines alone
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(texts: Path, tmp_path: Path) -> None:
@@ -231,13 +220,13 @@ def test_evaluations_of_a_run_have_few_passes_and_the_loss_of_many(
 
     monkeypatch.setattr("runners.c4.evaluation.evaluate.token_losses", counted)
     monkeypatch.setattr("runners.c4.loop.windows_together", as_on_a_gpu)
-    result = run(config)
+    record = run(config)
     assert passes == [4, 4, 4] * config.evaluations
 
-    model, _ = checkpoints.load_model(folder_of(config))
+    model, _ = load_model(folder_of(config))
     windows = Windows(corpus_of(config), "validation", config.seq_len, None)
     one_by_one = validation_loss(model, windows, config.validation_tokens, 1, torch.device("cpu"))
-    assert result["validation_loss"] == pytest.approx(one_by_one, rel=1e-6)
+    assert loss_of(record) == pytest.approx(one_by_one, rel=1e-6)
 
 
 @pytest.mark.gpu
@@ -271,10 +260,12 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
         config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
-        curves.append([train(config, {}, corpus, world, []), read_curve(run_folder(config, {}, corpus.folder.name))])
+        record = train(config, {}, corpus, world, Progress(Console(quiet=True), config.tracking))
+        tensors, _ = load_tensors(newest(identity(config, {}, corpus.folder.name).folder) or tmp_path)
+        curves.append((record, rows_of(tensors)))
     (one, rows), (other, others) = curves
     np.testing.assert_allclose([row.loss for row in others], [row.loss for row in rows], rtol=0, atol=0.02)
-    assert abs(one["validation_loss"] - other["validation_loss"]) < 0.02
+    assert abs(loss_of(one) - loss_of(other)) < 0.02
 
 
 AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -282,9 +273,6 @@ AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 def launch(config: Config, *extra: str) -> None:
     """Run the command in two processes, as ``torchrun --nproc-per-node=2`` does."""
-    shape = ("width", "mlp_width", "heads", "layers", "mixer", "parametrisation", "seq_len", "batch_size", "steps")
-    other = ("lr", "validation_tokens", "evaluations", "checkpoint_every", "tokenizer", "device", "out")
-    arguments = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in (*shape, *other)]
     forks()
     two = LaunchConfig(
         min_nodes=1,
@@ -297,7 +285,7 @@ def launch(config: Config, *extra: str) -> None:
         start_method="forkserver",
     )
     output = config.out.with_suffix(".txt")
-    program = "runners.c4.__main__", [*arguments, "--data", *config.data, *extra], output
+    program = "runners.c4.__main__", [*words_of(config), *extra], output
 
     # The agent leaves its handlers of signals behind.
     handlers = {number: signal.getsignal(number) for number in AGENTS_SIGNALS}
@@ -316,10 +304,26 @@ def test_two_processes_train_as_one(texts: Path, tmp_path: Path, parallel: str) 
     launch(together, "--parallel", parallel)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     folder = folder_of(together)
-    (folder / "result.json").unlink()
+    (folder / RECORD).unlink()
     (folder / "checkpoints" / "step-00000004.safetensors").unlink()
     launch(together, "--parallel", parallel)  # goes on from step 3
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     one, two = last_tensors(alone), last_tensors(together)
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_results_folder_that_a_process_does_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes, the other one sees none of the files that this one writes."""
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda values: None)
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    two = World(rank=0, size=2, device=torch.device("cpu"))
+    for other, refused in ((0.0, False), (1.0, True)):
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda values, other=other: values.add_(other))
+        with pytest.raises(ValueError, match="is not one folder for all processes") if refused else nullcontext():
+            require_shared(tmp_path / "out", two)
+        assert list((tmp_path / "out").iterdir()) == []
+    require_shared(tmp_path / "alone", ALONE)
+    assert not (tmp_path / "alone").exists()

@@ -1,0 +1,183 @@
+"""Cost of training a language model: parameters and operations, counted without the model, and time."""
+
+import gc
+import logging
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mixers.costs import count_flops, count_parameters, from_short, parameters_of_one_and_two
+from mixers.deep import DeepLayer
+from mixers.models import LanguageModel
+from runners.c4.config import TOKENIZER, Config
+from runners.c4.data.tokenizer import load_tokenizer, vocab_size
+from runners.c4.distributed import World
+from runners.c4.model import LOGITS, build, layer_of, padded_vocab
+from runners.c4.step import Stepper
+from runners.progress import spell
+
+VOCABULARY = 32_100
+"""Tokens of the paper's tokenizer, so that a dry run of its models needs no network."""
+PEAK_FLOPS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+"""Dense bfloat16 operations per second, by words in the GPU's name (vendor's data sheets); the first match counts."""
+STEPS = 3
+"""Steps that are timed, after a first one that may compile."""
+LARGEST = 1e12
+"""Operations of a step above which a CPU is not timed, because a step takes minutes."""
+
+log = logging.getLogger(__name__)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the peak of bfloat16 products in operations per second; None if it is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((flops for words, flops in PEAK_FLOPS.items() if re.search(rf"\b{words}\b", name)), None)
+
+
+def vocabulary(config: Config) -> int:
+    """Return the largest token id of a run's tokenizer plus one.
+
+    Raises:
+        ValueError: there is no such tokenizer.
+    """
+    if config.tokenizer in (None, TOKENIZER):
+        return VOCABULARY
+    return vocab_size(load_tokenizer(str(config.tokenizer)))
+
+
+def facts(config: Config, options: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Return the figures of a model that are known before its training.
+
+    The paper's sizes are ``parameters_without_embeddings`` ("300m non-embedding parameter transformer", appendix "C4
+    pretraining experiments"). The paper's models of width 2048 and 1024 are within 1% of their names; the models of
+    width 1408 are 4.8% below, and counting embedding or readout does not bring them nearer.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+        vocab_size: tokens of the tokenizer.
+
+    Raises:
+        ValueError: the layer cannot be built.
+    """
+    parameters, tables = model_parameters(config, options, vocab_size)
+    flops = flops_per_token(config, options, vocab_size)
+    known = {"parameters": parameters, "parameters_without_embeddings": parameters - tables, "flops_per_token": flops}
+    return {**known, "family": layer_of(config, options)[0].family}
+
+
+def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
+    """Count all parameters, and those of the embedding and readout matrices; arguments and errors as ``facts``."""
+    layer, layer_config = layer_of(config, options)
+    tables = 2 * padded_vocab(vocab_size) * config.shape().width
+
+    def of_layers(count: int) -> int:
+        model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
+        return count_parameters(model) - 2 * config.shape().width
+
+    one, two = parameters_of_one_and_two(of_layers, config.mixer)
+    return one + (config.layers - 1) * (two - one) + tables, tables
+
+
+def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) -> int:
+    """Count the operations of training per target token: three times the operations of the forward pass with readout.
+
+    ``mixers.costs`` counts the operations of the layers; masked attention counts as a full square. A layer that cannot
+    be traced is assumed to take two operations per parameter. Recomputed operations do not count. Arguments and errors
+    are those of ``facts``.
+    """
+    parameters, tables = model_parameters(config, options, vocab_size)
+    layer, layer_config = layer_of(config, options)
+
+    def of_module(length: int) -> int:
+        with FakeTensorMode():
+            module = layer(layer.plain_config(layer_config), config.shape()).requires_grad_(False)
+            return count_flops(module, length)
+
+    # PyTorch would log a traceback of an operation that fails.
+    torch_log = logging.getLogger(FakeTensorMode.__module__)
+    before, torch_log.disabled = torch_log.disabled, True
+    try:
+        modules = 1 if issubclass(layer, DeepLayer) else config.layers  # equal layers, or one module of all
+        layers = round(modules * from_short(layer, layer_config, config.seq_len, of_module) / config.seq_len)
+    except Exception as error:  # a user's layer may fail in any way, and can still be trained
+        layers = 2 * (parameters - tables)
+        said = f"{type(error).__name__}: {error}"
+        log.warning("operations of %s not counted, two per parameter are assumed: %s", config.mixer, said)
+    finally:
+        torch_log.disabled = before
+
+    return 3 * (layers + tables)  # the readout has two for each weight of one of the two tables
+
+
+def describe(config: Config, options: dict[str, Any]) -> Table:
+    """Return the table of costs that ``--dry-run`` prints; arguments and errors are those of ``facts``."""
+    found = facts(config, options, vocab_size := vocabulary(config))
+    shape, paper = config.shape(), int(config.size.removesuffix("m")) * 1_000_000
+    share = found["parameters_without_embeddings"] / paper - 1
+    against = "" if config.width else f" ({share:+.1%} against the paper's {config.size.upper()})"
+    of_model, logits = 16 * found["parameters"] / 2**30, 4 * min(LOGITS, config.tokens * vocab_size) / 2**30
+    rows = {
+        "width / MLP": f"{shape.width:,} / {shape.mlp_width:,}",
+        "parameters": f"{found['parameters']:,}",
+        "without embeddings": f"{found['parameters_without_embeddings']:,}{against}",
+        "FLOPs per token, training": f"{found['flops_per_token']:,}",
+        "memory: parameters, gradients, AdamW moments": f"{of_model:.3g} GiB",
+        "memory: logits of a chunk": f"{logits:.3g} GiB",
+        "sequences at once": f"{config.sequences_at_once()} × {config.seq_len}",
+        "steps": f"{config.steps:,}",
+        "tokens per step": f"{config.tokens // config.steps:,}",
+        "tokens": f"{config.tokens:,}",
+        "FLOPs": f"{config.tokens * found['flops_per_token']:.3g}",
+    }
+    table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def time_of_run(config: Config, options: dict[str, Any], device: torch.device) -> str:
+    """Return in words how long training takes in one process here: the time of ``STEPS`` steps, multiplied.
+
+    The parameters are new and the tokens random. Evaluations and the preparation of the data are not counted.
+
+    Args:
+        config: configuration of the run.
+        options: options of the layer that differ from its defaults.
+        device: where to train.
+
+    Raises:
+        Exception: the layer's own error, or too little memory.
+    """
+    vocab_size = vocabulary(config)
+    step = config.batch_size * config.seq_len * flops_per_token(config, options, vocab_size)
+    if device.type == "cpu" and step > LARGEST:
+        return "a step takes minutes on this CPU"
+
+    gc.collect()  # the CUDA graphs of a model before hold their memory in cycles of references
+    torch.manual_seed(config.seed)
+    stepper = Stepper(build(config, options, vocab_size).to(device), config, World(rank=0, size=1, device=device))
+    stepper.keep_gradients()
+    tokens_BT = torch.randint(vocab_size, (config.batch_size, config.seq_len + 1), device=device)
+    for done in range(1 + STEPS):
+        if done == 1:
+            began = time.monotonic()
+        stepper.step(tokens_BT)[0].item()  # waits for the GPU
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+    held = f", with {peak:.1f} GiB of the GPU" if peak else ""
+    return f"about {spell((time.monotonic() - began) / STEPS * config.steps)} here{held}"
