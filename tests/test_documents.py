@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from runners.c4.corpus.convert import main as convert
+from runners.c4.data.convert import main as convert
 from runners.records import Record
 
 ROOT = Path(__file__).parents[1]
