@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from runners.c4.data.convert import main as convert
+from runners.records import Record
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NOTES = sorted((ROOT / "results" / "notes").glob("*.md"))
-EXAMPLES = (ROOT / "README.md", ROOT / "docs" / "python.md")
+EXAMPLES = (ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "files.md")
 FLOAT = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -102,6 +104,12 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             file = page.parent / target if target else page
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_the_page_of_files_explains_every_field_of_a_record() -> None:
+    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| field | type | meaning |")
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(Record)]
 
 
 def test_the_readme_names_every_page() -> None:
