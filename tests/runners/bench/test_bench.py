@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from runners.report.records import Records
+from runners.report.speed import tables
 from torch import Tensor
 
 from mixers.base import Shape
@@ -22,8 +24,6 @@ from runners.bench import diagnostics, layers, measure, pretraining
 from runners.bench.__main__ import main
 from runners.bench.measure import Case, Common, Implementation, Pass, Record, captured, check, draw, exponents, pass_ms
 from runners.c4.step import Stepper
-from runners.report.records import Records
-from runners.report.speed import tables
 
 CPU = torch.device("cpu")
 SHAPE = Shape(width=16, mlp_width=32)
