@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from matplotlib import rc_context
+from runners.drawing import DARK, spread, style_of, styles
 from runners.mad.reference.cells import ProtocolName
 from runners.mad.results.summary import Estimate, Point, read_summary, summarise, write_summary
 from scipy.stats import binom
 
 from mixers.registry import MIXERS
-from runners.drawing import DARK, spread, style_of, styles
 from runners.report import __main__ as report
 from runners.report.__main__ import main
 from runners.report.cells import YOURS, Board, reference_board, training_flops
