@@ -26,7 +26,7 @@ from runners.ending import run_command, user_errors
 from runners.mad.charts import plot_comparison
 from runners.mad.points import chosen, points
 from runners.mad.ranking import print_rankings
-from runners.mad.reference import load
+from runners.mad.rows import load
 from runners.mad.tables import print_comparison
 
 

@@ -38,7 +38,7 @@ from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
 from runners.mad.points import chosen, points
 from runners.mad.ranking import print_rankings
-from runners.mad.reference import load
+from runners.mad.rows import load
 from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
 from runners.options import print_help

@@ -21,7 +21,7 @@ from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
 from runners.mad.points import chosen, points
 from runners.mad.ranking import print_rankings, ranking
-from runners.mad.reference import load
+from runners.mad.rows import load
 from runners.mad.search import train_studies
 from runners.mad.training.protocol import Run
 from runners.options import from_keywords

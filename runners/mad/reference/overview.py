@@ -13,7 +13,7 @@ from runners.files import write_atomically
 from runners.mad.charts import draw_heat_map
 from runners.mad.points import chosen, points
 from runners.mad.ranking import intervals, mean_ranks
-from runners.mad.reference import ENTRIES, LAYERS, Protocol, file_of, load_rows
+from runners.mad.rows import ENTRIES, LAYERS, Protocol, file_of, load_rows
 from runners.mad.tables import Row, accuracies, in_order
 from tasks import TASKS
 

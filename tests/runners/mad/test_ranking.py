@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from runners.mad.ranking import beside, mean_ranks, ordinal, print_rankings, ranking
-from runners.mad.reference import FOLDER, load, load_rows
+from runners.mad.rows import FOLDER, load, load_rows
 from runners.records import Record, read_all, table_of
 from tests.runners.mad.made_up import layer, record, study, table
 

@@ -11,8 +11,8 @@ import pytest
 from mixers import MIXERS
 from runners.files import DamagedFileError
 from runners.mad.points import chosen, points
-from runners.mad.reference import ENTRIES, FOLDER, LAYERS, Protocol, load, load_rows
 from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
+from runners.mad.rows import ENTRIES, FOLDER, LAYERS, Protocol, load, load_rows
 from runners.mad.tables import in_order
 from tasks import TASKS
 

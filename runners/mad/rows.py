@@ -1,0 +1,109 @@
+"""Rows of the reference results: every layer on every task under the published protocol, and in the preset ``quick``.
+
+A file ``results/reference/<row>/<task>.jsonl`` holds the records of a row on a task: all grid points with seed 0, and
+the chosen point with more seeds, test figures and curves. Those of ``quick`` are in the folder of that name.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pandas as pd
+
+from mixers import MIXERS
+from runners import records
+
+SHIPPED = Path(__file__).parents[2] / "results" / "reference"
+FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
+"""Folder in the checkout of this file; without a checkout, in the current folder."""
+Protocol = Literal["full", "quick"]
+"""Presets of the reference results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A row of the reference results.
+
+    Attributes:
+        name: name of the row and of its folder.
+        mixer: registered name of the layer.
+        options: settings of the layer that differ from its defaults.
+        layers: stacked layers.
+    """
+
+    name: str
+    mixer: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layers: int = 1
+
+
+FIRST = (
+    *("rt", "transformer", "deltanet", "gated-deltanet", "rwkv7", "mamba2", "mamba", "gla", "hyena", "lstm"),
+    *("staircase", "sliding-attention"),
+)
+"""Layers that are trained first, in this order; the others follow."""
+
+VARIANTS = (
+    # The paper's trade of depth for speed (conclusion, "blocking").
+    Entry(name="rt-block-4", mixer="rt", options={"block": 4}),
+    Entry(name="rt-block-16", mixer="rt", options={"block": 16}),
+    # The paper's ablation of the norm on persistent pairs.
+    Entry(name="rt-no-persistent-norm", mixer="rt", options={"persistent_norm": False}),
+    # Effective depth: how many Transformer layers one RT layer is worth.
+    Entry(name="transformer-2-layers", mixer="transformer", layers=2),
+    Entry(name="transformer-3-layers", mixer="transformer", layers=3),
+    Entry(name="transformer-4-layers", mixer="transformer", layers=4),
+)
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        *(Entry(name=name, mixer=name) for name in FIRST[:2]),
+        *VARIANTS,
+        *(Entry(name=name, mixer=name) for name in (*FIRST[2:], *(name for name in MIXERS if name not in FIRST))),
+    )
+}
+"""All rows by name, in the order in which they are trained."""
+LAYERS = tuple(entry for entry in ENTRIES.values() if entry.name == entry.mixer)
+"""The rows of the registered layers with their defaults, among which a layer is ranked."""
+
+
+def file_of(folder: Path, preset: Protocol, entry: Entry, task: str) -> Path:
+    """Return the file of a row on a task, in the folder of all reference results."""
+    return (folder if preset == "full" else folder / preset) / entry.name / f"{task}.jsonl"
+
+
+def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
+    """Return the records among which one's own layers are ranked: of all layers with their defaults, on some tasks.
+
+    Args:
+        name: ``shipped``, ``none`` or a folder of reference results.
+        tasks: names of tasks; those of one's own have no records.
+
+    Returns:
+        The table of records as ``runners.records.load`` returns it; None for ``none``.
+
+    Raises:
+        ValueError: there is no such folder.
+        DamagedFileError: a file is damaged.
+    """
+    if name == "none":
+        return None
+    folder = FOLDER if name == "shipped" else Path(name)
+    if name != "shipped" and not folder.is_dir():
+        raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
+    return load_rows(folder, get_args(Protocol), LAYERS, tasks)
+
+
+def load_rows(
+    folder: Path, presets: Iterable[Protocol], entries: Iterable[Entry], tasks: Iterable[str]
+) -> pd.DataFrame:
+    """Return the table of the records of rows on tasks, as far as they are there, in the order of tasks and rows.
+
+    Raises:
+        DamagedFileError: a file is damaged.
+    """
+    entries, presets = list(entries), list(presets)
+    files = [file_of(folder, preset, entry, task) for task in tasks for preset in presets for entry in entries]
+    return records.load(*(file for file in files if file.exists()))
