@@ -1,12 +1,12 @@
-"""Write all results of the project as one HTML page.
+"""Write all results of the project as HTML pages.
 
     python -m runners.report                       # results/report/index.html
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
     python -m runners.report --language-models my_language_models    # those of your own text
 
-The page is one file that loads no other file. It shows leaderboards, pictures, the correlation of scores with losses of
-language models, the paper's claims, and speeds. It is made from ``results/reference``, ``results/published`` and the
-given studies, finished or not; results without a record are "not trained". Nothing is trained.
+The first page has the leaderboards; pages of their own have pictures, language models, the paper's claims, and speeds.
+A page is one file that loads no other file. They are made from the records in ``results/reference``, from
+``results/published`` and ``results/claims.csv``, and from the records of the given studies. Nothing is trained.
 """
 
 from runners.interrupt import end_at_once
@@ -14,145 +14,174 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import sys
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from runners.c4.reference.cells import NAME as LANGUAGE_MODELS
-from runners.c4.reference.cells import cell_files
-from runners.c4.reference.experiments import AGAINST
-from runners.cli import check_out, cli, shown_as
+from runners import records
+from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
-from runners.mad.reference.cells import FOLDER
-from runners.progress import bar
-from runners.report.cells import Board, reference_board
-from runners.report.language import answer, read_language_models
-from runners.report.own import read_own
-from runners.report.page import Language, Page, Shown, predict, show, write_page
-from runners.report.paper import read_claims
-from runners.report.pictures import Picture
-from runners.report.pictures.costs import flops_picture, state_picture
-from runners.report.pictures.depth import block_picture, depth_picture
-from runners.report.pictures.heat_map import heat_picture
-from runners.report.pictures.lengths import length_picture, position_picture
-from runners.report.pictures.models import (
-    gradient_picture,
-    loss_picture,
-    panels_of_families,
-    panels_of_parametrisations,
-    panels_of_variants,
-)
-from runners.report.pictures.training import curve_picture, rate_picture
-from runners.report.records import Records
-from runners.report.speed import anchors, tables
-from runners.report.transition import current_models, finished, table_of_runs
+from runners.files import write_atomically
+from runners.mad.reference import ENTRIES, FOLDER, load_rows
+from runners.options import parse
+from runners.report import curves, language
+from runners.report.boards import METRICS, TITLES, YOURS, boards_of
+from runners.report.correlation import LEAST, SIGNIFICANT
+from runners.report.pictures import PICTURES, picture_of
+from runners.report.published import anchors, papers_claims, read_benchmarks, read_claims, table_of
+from runners.report.svg import DASHES, MARKS
+from runners.style import DARK
+from runners.tables import abbreviated
+from tasks import TASKS
 
-DRAWS: tuple[Callable[[Board], Picture], ...] = (
-    *(heat_picture, state_picture, flops_picture, depth_picture, block_picture, rate_picture, curve_picture),
-    *(length_picture, position_picture),
+LANGUAGE_MODELS = "language-models"
+"""Folder of the project's language models, below that of the reference results."""
+PAGES = {
+    "index": "Leaderboards",
+    "pictures": "Pictures",
+    "language": "Language models",
+    "paper": "Paper",
+    "speed": "Speed",
+}
+"""Pages by the name of their file."""
+GLANCE = (
+    *("mean-rank", "mean-rank-first-two", "mean-rank-transformer", "small-language-models"),
+    *("tasks-predict-between-families", "transition", "step-of-rt"),
 )
-"""What draws the pictures of a board, in their order on the page."""
-TEXT = "documentation of free software in English, not C4 (results/notes/2026-11-26.md names the sources)"
-"""What the project's language models read."""
+"""Claims at the top of the first page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write all results of the project as one HTML page.
+    """Write all results of the project as HTML pages.
 
     Attributes:
-        studies: folders of your own studies, or their summary.json, to show in the same tables.
+        studies: folders of your own studies, to show in the same tables.
         language_models: --folder of python -m runners.c4.reference, in place of the project's language models.
-        out: folder of results; the page is report/index.html in it.
+        out: folder of results; the first page is report/index.html in it.
     """
 
-    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], shown_as("[STUDY ...]")] = ()
-    language_models: Annotated[Path | None, shown_as("PATH")] = None
+    studies: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[STUDY ...]")] = ()
+    language_models: Path | None = None
     out: Path = Path("results")
+
+    def __post_init__(self) -> None:
+        folder = self.language_models
+        if folder is not None and not [*folder.glob("*.jsonl"), *folder.glob(f"{AGAINST}/*.jsonl")]:
+            raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors are one line and exit status 2."""
-    console = Console(markup=False)
-    say = partial(console.print, soft_wrap=True)
-
+    say = partial(Console(markup=False).print, soft_wrap=True)
     with user_errors(ValueError, OSError):
-        options = cli(Options, Options(), sys.argv[1:] if arguments is None else arguments)
-        check_out(options.out)
-        models_folder = options.language_models or FOLDER / LANGUAGE_MODELS
-        if options.language_models and not models_folder.is_dir():
-            raise ValueError(f"no folder {models_folder}: give --language-models the --folder of runners.c4.reference")
-        if options.language_models and not [*cell_files(models_folder), *cell_files(models_folder / AGAINST)]:
-            raise ValueError(
-                f"{models_folder} holds no language models of runners.c4.reference: give --language-models its --folder"
-            )
+        options = parse(Options, arguments)
 
         # The records.
-        own, records = read_own(options.studies, say), Records(FOLDER.parent / "published")
-        published = reference_board(FOLDER, "full", own["full"])
-        quick = reference_board(FOLDER, "quick", own["quick"])
-        say(f"published protocol: {published.trained} of {published.expected} cells are trained")
+        own = records.load(*options.studies)
+        for study in options.studies:
+            if not any(study in file.parents or study == file for file in own["file"]):
+                raise ValueError(f"{study} holds no records: give studies of runners.mad, as results/studies/*")
+        reference = load_rows(FOLDER, ("full", "quick"), ENTRIES.values(), TASKS)
+        boards, left_out = boards_of(reference, own)
+        for line in left_out:
+            say(f"left out: {line}")
 
-        # The page.
-        language = read_language(models_folder, options.language_models is None, published, quick)
-        words = ["STUDY …"] * bool(options.studies) + ["--language-models FOLDER"] * bool(options.language_models)
-        page = Page(
-            boards=draw_boards([board for board in (published, quick) if board is published or board.cells]),
-            language=language,
-            claims=read_claims(published, records, current_models(models_folder / AGAINST), language.models),
-            anchors=anchors(records),
-            tables=tables(records),
-            results=FOLDER.parent,
-            command=" ".join(["python -m runners.report", *words]),
-        )
-        path = options.out / "report" / "index.html"
-        write_page(page, path)
+        folder = options.language_models or FOLDER / LANGUAGE_MODELS
+        models = language.read_models(folder, alike=True)
+        against = language.read_models(folder / AGAINST, alike=False)
+        published, claim = FOLDER.parent / "published", read_claims(FOLDER.parent / "claims.csv")
+        benchmarks = read_benchmarks(published)
 
-    say(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        # The pages.
+        pages: dict[str, dict[str, Any]] = {
+            "index": {"glance": map(claim, GLANCE), "boards": boards},
+            "pictures": {
+                "boards": boards,
+                "pictures": {board.name: [picture_of(board, name) for name in PICTURES] for board in boards},
+            },
+            "language": language_page(boards, models, against) | {"text": options.language_models, "boards": boards},
+            "paper": {"claims": papers_claims(claim), "results": FOLDER.parent},
+            "speed": {"anchors": anchors(benchmarks), "benchmarks": benchmarks, "published": published},
+        }
+        for name, content in pages.items():
+            write_page(options.out / "report" / f"{name}.html", name, content)
+    say(f"written: {options.out / 'report' / 'index.html'}")
 
 
-def read_language(folder: Path, is_ours: bool, published: Board, quick: Board) -> Language:
-    """Read the language models of a folder and relate them to the scores of both boards.
+def language_page(
+    boards: Sequence[Any], models: dict[str, language.Model], against: dict[str, language.Model]
+) -> dict[str, Any]:
+    """Return what the page of language models shows.
 
     Args:
-        folder: ``--folder`` of ``runners.c4.reference``.
-        is_ours: whether they are the project's, which read ``TEXT``.
-        published: the published protocol.
-        quick: the quick preset.
+        boards: the boards, that of the published protocol first.
+        models: language models of every layer.
+        against: language models of RT and the Transformer.
     """
-    models, against = read_language_models(folder), current_models(folder / AGAINST)
-    of_layers = panels_of_families(finished(current_models(folder)))
-    of_rt = {**panels_of_parametrisations(finished(against)), **panels_of_variants(finished(against))}
-    return Language(
-        models=models,
-        text=TEXT if is_ours else f"that of the models in {folder}",
-        answer=answer(published, models),
-        boards={board.name: predict(board, models) for board in (published, quick) if models},
-        pictures=[
-            loss_picture(of_layers, "learning", "How the language models learn"),
-            gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
+    finished, done = ({n: m for n, m in of.items() if m.finished and m.lr} for of in (models, against))
+    of_layers, of_rt = curves.panels_of_families(finished), curves.panels_at_30m(done)
+    rhos, pictures = {}, {}
+    for board in boards:
+        found = {metric: language.correlations(board, [*models.values()], metric) for metric in METRICS}
+        rhos[board.name] = found
+        pictures[board.name] = [curves.forest_picture(found), curves.score_picture(board, [*models.values()], found)]
+    return {
+        "models": models,
+        "answer": language.answer(boards[0], [*models.values()]),
+        "mean_ranks": {layer: -y for layer, y in language.scores_of(boards[0], "token")[language.MEAN_RANK].items()},
+        "rhos": rhos,
+        "pictures": pictures,
+        "of_layers": [
+            curves.loss_picture(of_layers, "learning", "How the language models learn"),
+            curves.gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
         ],
-        against=[
-            loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
-            gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
+        "of_rt": [
+            curves.loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
+            curves.gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
         ],
-        runs=table_of_runs(against),
+        "runs": language.table_of_runs(against),
+        "losses": language.LOSSES,
+        "parts": language.PARTS,
+        "rates": RATES,
+        "least": LEAST,
+        "significant": SIGNIFICANT,
+    }
+
+
+def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Write a page, one of ``PAGES``, to a file."""
+    environment = Environment(
+        loader=PackageLoader("runners.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters |= {"short": lambda y: "?" if y is None else abbreviated(y), "digits": digits}
+    shared = {"tasks": list(TASKS), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
+    marks = {"colors": DARK, "dashes": DASHES, "shapes": MARKS}
+    environment.globals |= {
+        "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
+        "grid": lambda point, i: ", ".join(f"{y:g}" for y in sorted({rates[i] for rates in point["grid"]})),
+        "table_of": table_of,
+    }
+    text = environment.get_template(f"{name}.html").render(page=name, **shared, **marks, **content)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def draw_boards(boards: Sequence[Board]) -> list[Shown]:
-    """Return boards with their pictures."""
-    pictures: dict[str, list[Picture]] = {board.name: [] for board in boards}
-    todo = [(board, draw) for board in boards for draw in DRAWS]
-    for board, draw in bar(todo, "drawing"):
-        pictures[board.name].append(draw(board))
-    return [show(board, pictures[board.name]) for board in boards]
+def digits(value: float) -> str:
+    """Return an accuracy with three digits, or with four if three would round it up to 1."""
+    text = f"{value:.3f}"
+    return text if text != "1.000" or value == 1 else f"{math.floor(value * 1e4) / 1e4:.4f}"
 
 
 if __name__ == "__main__":

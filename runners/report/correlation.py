@@ -137,15 +137,6 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
     ]
 
 
-def least_significant(families: int) -> float:
-    """Return the least significant ρ over this number of families, if no two of them are level; at most 1."""
-    ranks_F = np.arange(families, dtype=float)
-    orders_PF = _shuffles(np.zeros(families, int), np.random.default_rng(SEED))
-    strengths_P = _cosines((ranks_F - ranks_F.mean())[None], orders_PF - ranks_F.mean())
-    clear_P = (_p_values(abs(strengths_P)) < SIGNIFICANT) & (strengths_P > 0)
-    return float(strengths_P.min(where=clear_P, initial=1.0))
-
-
 def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
     """Return which layers have the score and are not the only one of their family that has it."""
     has_L = ~np.isnan(scores_L)

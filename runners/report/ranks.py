@@ -1,11 +1,10 @@
 """Mean ranks of layers with bootstrap intervals.
 
 Mean ranks are comparable only among layers with the same tasks. Layers that are trained on all tasks are therefore
-ranked among themselves, over all tasks. A layer that lacks tasks has no mean rank. ``runners.mad.reference.overview``
-has the same rule.
+ranked among themselves, over all tasks. A layer that lacks tasks has no mean rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -13,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from runners.mad.results.ranking import DIGITS, places
-from runners.report.cells import Board, Cell
-from tasks import TASKS
+from runners.mad.ranking import DIGITS
 
 RESAMPLES = 2000
 """Number of bootstrap samples."""
 SEED = 0
+
+Values = Mapping[tuple[str, str], Sequence[float]]
+"""Accuracies of the seeds by row and task; none if every grid point diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +38,20 @@ class Ranks:
     intervals: dict[str, tuple[float, float]]
     behind_first: dict[str, tuple[float, float]]
 
-    def level_with_first(self) -> list[str]:
-        """Return the rows that are not clearly behind the best one."""
-        first = min(self.means, key=self.means.__getitem__)
-        return [row for row, (low, _high) in self.behind_first.items() if low <= 0 and row != first]
 
+def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
+    """Rank the layers that have all tasks; return None if fewer than two have.
 
-def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) -> Ranks | None:
-    """Rank the layers of a board that have all tasks; return None if fewer than two have.
-
-    Variants, cells that differ from the board's protocol, and layers of the project that a user has trained again are
-    not ranked. Layers with equal means share the smaller rank. A layer whose grid points all diverged is last.
+    Layers with equal means share the smaller rank. A layer whose grid points all diverged is last.
 
     Args:
-        board: the cells.
-        metric: ``sequence`` or ``token``.
-        tasks: the tasks over which ranks are averaged; all unless given.
+        found: accuracies of the layers that are ranked.
+        tasks: the tasks over which ranks are averaged.
     """
-    cells = {place: cell for place, cell in board.cells.items() if cell.is_ranked}
-    tasks = list(TASKS) if tasks is None else tasks
-    rows = [row for row in dict.fromkeys(row for row, _ in cells) if all((row, task) in cells for task in tasks)]
+    rows = [row for row in dict.fromkeys(row for row, _ in found) if all((row, task) in found for task in tasks)]
     if len(rows) < 2:
         return None
-    values = [[cells[row, task].values(metric) or [-np.inf] for task in tasks] for row in rows]
+    values = [[found[row, task] or [-np.inf] for task in tasks] for row in rows]
 
     # Mean ranks of the layers (L) over the tasks (T).
     means_LT = np.array([[round(fmean(seeds), DIGITS) for seeds in of_row] for of_row in values])
@@ -83,9 +74,10 @@ def mean_ranks(board: Board, metric: str, tasks: Sequence[str] | None = None) ->
     )
 
 
-def rank_on_task(cells: Sequence[Cell], metric: str) -> dict[str, int]:
-    """Return the rank of each row among the cells of a task."""
-    return places({cell.row: -fmean(cell.values(metric) or [-np.inf]) for cell in cells})
+def places(values: Mapping[str, float]) -> dict[str, int]:
+    """Return the place of each row, the largest value first; equal values share the smaller place."""
+    rounded = [-round(value, DIGITS) for value in values.values()]
+    return dict(zip(values, rankdata(rounded, method="min").astype(int).tolist(), strict=True))
 
 
 def _intervals(rows: Sequence[str], samples_BL: NDArray[np.float64]) -> dict[str, tuple[float, float]]:

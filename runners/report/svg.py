@@ -1,194 +1,158 @@
-"""Figures as SVG inside a page: colours follow the page's light or dark scheme, and marks have texts on hover."""
+"""Charts as SVG inside a page: small, in the colours of the page's light or dark scheme, with texts on hover.
 
-import io
-import re
-import zlib
-from collections.abc import Mapping, Sequence
+Matplotlib would need a tenth of a second for each of several hundred charts, and ten times the bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-from xml.etree import ElementTree
 
-from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from runners.drawing import DARK, Style, label_ends
+from runners.style import Style, spread
 
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-INK, MUTED, GRID = "#010101", "#020202", "#030303"
-"""Colours that stand for the page's own; black is left out of an SVG, so that it cannot stand for anything."""
-VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
-    color: f"var(--c{color[1:]})" for color in DARK
+SIZE = 8.0
+"""Height of a letter in the units of a chart."""
+TOP, BOTTOM, RIGHT = 6, 30, 6
+"""Space around the data."""
+MARKS = {
+    "o": "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0",
+    "s": "M-.9,-.9H.9V.9H-.9z",
+    "D": "M0,-1.2L1.2,0 0,1.2 -1.2,0z",
+    "^": "M0,-1.1L1.1,.9H-1.1z",
+    "v": "M0,1.1L1.1,-.9H-1.1z",
+    "P": "M-.4,-1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4z",
+    "*": "M0,-1.5L.4,-.5 1.4,-.5 .6,.2 .9,1.2 0,.6 -.9,1.2 -.6,.2 -1.4,-.5 -.4,-.5z",
 }
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": GRID,
-    "xtick.bottom": False,
-    "ytick.left": False,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.5,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-}
-SIZE = (2.85, 2.05)
-"""Width and height of a panel in inches."""
-RIGHT = 0.97
-"""Right end of the axes of a panel, as a fraction of its width."""
+"""Paths of matplotlib's marks, about two units wide."""
+DASHES = {"-": "none", "--": "5 2", ":": "1.5 2", "-.": "6 2 1.5 2"}
+"""Dash patterns of matplotlib's lines."""
+
+Figures = Sequence[float] | np.ndarray
+Scale = Callable[[Any], np.ndarray]
 
 
-GEOMETRY = {"d", "x", "y", "width", "height", "transform", "points"}
-"""Attributes that hold coordinates."""
+def paint(color: str) -> str:
+    """Return a colour of ``runners.style`` as the page's, which has another one on a dark ground."""
+    return f"var(--c{color[1:]},{color})" if color.startswith("#") else color
 
 
-def panel() -> tuple[Figure, Axes]:
-    """Return a figure of one panel.
+@dataclass(kw_only=True)
+class Chart:
+    """A chart of lines, bands and marks; what is drawn later lies above, and marks above all.
 
-    The margins are fixed, because a layout engine would take most of the time that a page needs.
+    Attributes:
+        description: content in words, for readers who do not see it.
+        labels: names of the axes ``x`` and ``y``.
+        logs: axes with a logarithmic scale, such as ``xy``.
+        limits: ends of an axis; those of the data if they are not given.
+        ticks: ticks of an axis with their texts; round numbers if they are not given.
+        text: returns the text of a round number on the axis x.
+        size: width and height.
+        left: space to the left of the data.
     """
-    with rc_context(STYLE):
-        figure = Figure(figsize=SIZE)
-        figure.subplots_adjust(left=0.15, right=RIGHT, bottom=0.21, top=0.96)
-        return figure, figure.subplots()
+
+    description: str
+    labels: Mapping[str, str]
+    logs: str = ""
+    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ticks: dict[str, Mapping[float, str]] = field(default_factory=dict)
+    text: Callable[[float], str] = "{:g}".format
+    size: tuple[float, float] = (206, 148)
+    left: float = 30
+    _shapes: list[tuple[Figures, Figures, str, str]] = field(default_factory=list)
+    _marks: list[tuple[float, float, str, str]] = field(default_factory=list)
+    _rules: list[tuple[str, float, str]] = field(default_factory=list)
+    _ends: list[tuple[str, float, str]] = field(default_factory=list)
+
+    def line(self, xs: Figures, ys: Figures, style: Style, tip: str = "", width: float = 1.4, alpha: float = 1) -> None:
+        """Draw a line with a text on hover."""
+        css = f"fill:none;stroke:{paint(style.color)};stroke-width:{width};stroke-dasharray:{DASHES[style.line]}"
+        self._shapes.append((xs, ys, f"{css};opacity:{alpha}", tip))
+
+    def band(self, xs: Figures, lows: Figures, highs: Figures, color: str) -> None:
+        """Draw a pale band."""
+        there_and_back, around = [*xs, *reversed(xs)], [*lows, *reversed(highs)]
+        self._shapes.append((there_and_back, around, f"fill:{paint(color)};opacity:.18", ""))
+
+    def mark(self, x: float, y: float, style: Style, tip: str, filled: bool = True) -> None:
+        """Draw a mark with a text on hover."""
+        color = paint(style.color)
+        css = f"fill:{color}" if filled else f"fill:var(--card);stroke:{color};stroke-width:.4"
+        self._marks.append((x, y, f'd="{MARKS[style.marker]}" style="{css}"', tip))
+
+    def rule(self, axis: str, at: float, css: str = "") -> None:
+        """Draw a thin line across the chart at a value of an axis."""
+        self._rules.append((axis, at, css))
+
+    def end(self, name: str, y: float, color: str) -> None:
+        """Write a name to the right of the chart, beside the end of its line and never over another name."""
+        self._ends.append((name, y, color))
+
+    def svg(self) -> Markup:
+        """Return the chart as an ``svg`` element."""
+        (width, height), left, bottom = self.size, self.left, self.size[1] - BOTTOM
+        right = width - RIGHT - 0.56 * SIZE * max((len(name) + 1 for name, _, _ in self._ends), default=0)
+        (x_of, xticks), (y_of, yticks) = self._axis("x", left, right), self._axis("y", bottom, TOP)
+        parts = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(self.description)}">']
+
+        def write(text: str, x: float, y: float, more: str = 'class="middle"') -> None:
+            parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(text)}</text>')
+
+        # Ticks, names of the axes, and lines across.
+        for x, text in xticks.items():
+            write(text, float(x_of(x)), bottom + 10)
+        for y, text in yticks.items():
+            parts.append(f'<path class="grid" d="M{left:g},{y_of(y):.1f}H{right:.1f}"/>')
+            write(text, left - 4, float(y_of(y)) + 2.8, 'class="end"')
+        write(self.labels["x"], (left + right) / 2, height - 6)
+        write(self.labels["y"], -(TOP + bottom) / 2, 8, 'class="middle" transform="rotate(-90)"')
+        for axis, at, css in self._rules:
+            path = f"M{x_of(at):.1f},{TOP}V{bottom:g}" if axis == "x" else f"M{left:g},{y_of(at):.1f}H{right:.1f}"
+            parts.append(f'<path class="rule" d="{path}" style="{css}"/>')
+
+        # Lines and bands end at the edge; marks do not.
+        box = f'x="{left:g}" y="{TOP}" width="{right - left:.1f}" height="{bottom - TOP:g}"'
+        parts.append(f'<svg {box} viewBox="{left:g} {TOP} {right - left:.1f} {bottom - TOP:g}">')
+        for xs, ys, css, tip in self._shapes:
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_of(xs), y_of(ys), strict=True))
+            parts.append(f'<path d="M{points}" style="{css}"{_tipped(tip)}</path>')
+        parts.append("</svg>")
+        for x, y, shape, tip in self._marks:
+            place = f"translate({x_of(x):.1f} {y_of(y):.1f})scale(3)"
+            parts.append(f'<path transform="{place}" {shape}{_tipped(tip)}</path>')
+
+        places = spread([-float(y_of(y)) for _, y, _ in self._ends], 1.15 * SIZE, -bottom, -TOP)
+        for (name, _, color), y in zip(self._ends, places, strict=True):
+            write(name, right + 3, 2.8 - y, f'style="fill:{paint(color)}"')
+        return Markup("".join([*parts, "</svg>"]))
+
+    def _axis(self, axis: str, start: float, end: float) -> tuple[Scale, Mapping[float, str]]:
+        """Return the scale of an axis whose data lie from ``start`` to ``end``, and its ticks."""
+        i, warp = "xy".index(axis), np.log10 if axis in self.logs else np.asarray
+        drawn = [*(shape[i] for shape in self._shapes), [mark[i] for mark in self._marks]]
+        values = warp(np.concatenate([np.asarray(figures, float) for figures in drawn]))
+        low, high = warp(self.limits[axis]) if axis in self.limits else (values.min(), values.max())
+        if axis not in self.limits:
+            margin = 0.05 * (high - low) or 0.5
+            low, high = low - margin, high + margin
+
+        def scale(figures: Any) -> np.ndarray:
+            return start + (warp(figures) - low) / (high - low) * (end - start)
+
+        if axis in self.ticks:
+            return scale, self.ticks[axis]
+        if axis in self.logs:
+            locator: Any = LogLocator(subs=(1.0, 3.0) if high - low < 2.5 and end - start > 100 else (1.0,))
+            found = locator.tick_values(10**low, 10**high)
+        else:
+            found = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        text = self.text if axis == "x" else "{:g}".format
+        return scale, {y: text(y) for y in found.tolist() if low <= warp(y) <= high}
 
 
-def name_lines(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Write names at the ends of the lines of a panel, with room for the longest.
-
-    Args:
-        axes: the panel.
-        ends: name, last value and colour of each line.
-    """
-    label_ends(axes, ends)
-    widest = max(text.get_window_extent().width for text in axes.texts)
-    axes.figure.subplots_adjust(right=min(0.7, RIGHT - widest / axes.figure.bbox.width))
-
-
-def to_svg(figure: Figure, description: str, tips: Mapping[str, str] | None = None) -> Markup:
-    """Return a figure as an ``svg`` element.
-
-    Args:
-        figure: the figure.
-        description: content of the figure in words, for readers who do not see it.
-        tips: texts on hover, by the ``gid`` of the mark or line.
-    """
-    buffer = io.StringIO()
-    with rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    drawn = buffer.getvalue()
-    root = ElementTree.fromstring(drawn)
-
-    _add_tips(root, tips or {})
-    _rename_ids(root, f"f{zlib.crc32(drawn.encode()):08x}-")
-    width = float(root.attrib.pop("width").removesuffix("pt"))
-    root.attrib.pop("height")
-    root.attrib.pop("version", None)
-    root.set("role", "img")
-    root.set("aria-label", description)
-    root.set("style", f"max-width:{width * 2:.0f}px")
-    _shorten(root)
-    return Markup(_themed(ElementTree.tostring(root, encoding="unicode")))
-
-
-def mark(axes: Axes, x: float, y: float, style: Style, gid: str, **changes: Any) -> None:
-    """Draw one mark, with the gid of its text on hover."""
-    options = {"ms": 8 if style.marker == "*" else 5.5, "mec": "none", **changes}
-    axes.plot([x], [y], style.marker, color=style.color, gid=gid, clip_on=False, zorder=4, **options)
-
-
-def accuracy_axis(axes: Axes, metric: str) -> None:
-    """Set the range of accuracies, the same in all panels."""
-    axes.set_ylim(-0.03, 1.05)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "", "0.5", "", "1"])
-    axes.set_ylabel(f"{metric} accuracy")
-
-
-def limit_lines(axes: Axes, ceiling: float, chance: float) -> None:
-    """Draw ceiling and chance."""
-    axes.axhline(ceiling, color=MUTED, linewidth=0.8)
-    axes.axhline(chance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-
-
-def _add_tips(root: ElementTree.Element, tips: Mapping[str, str]) -> None:
-    """Add a title to each element with a text on hover; browsers show it, and screen readers read it."""
-    for element in root.iter():
-        if (text := tips.get(element.get("id", ""))) is not None:
-            title = ElementTree.Element(f"{{{SVG}}}title")
-            title.text = text
-            element.insert(0, title)
-            element.set("class", "tip")
-
-
-def _rename_ids(root: ElementTree.Element, prefix: str) -> None:
-    """Remove ids without references, and make the other ids unique in the page."""
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
-    for element in root.iter():
-        identity = element.attrib.pop("id", None)
-        if identity in used:
-            element.set("id", prefix + str(identity))
-        for name, value in element.attrib.items():
-            if name == f"{{{XLINK}}}href" and value.startswith("#"):
-                element.set(name, f"#{prefix}{value[1:]}")
-            elif "url(#" in value:
-                element.set(name, value.replace("url(#", f"url(#{prefix}"))
-
-
-def _shorten(element: ElementTree.Element) -> None:
-    """Remove, in place, everything that is not visible; a page has hundreds of figures.
-
-    This removes metadata, styles of all elements (``style.css`` has them), backgrounds without a colour, groups without
-    attributes, rotations by zero, white space, and digits beyond hundredths of a point.
-    """
-    children = []
-    for child in element:
-        _shorten(child)
-        bare = child.tag == f"{{{SVG}}}g" and not child.attrib
-        hidden = child.get("style") == "fill:none" and child.tag == f"{{{SVG}}}path"
-        if not hidden and child.tag not in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
-            children += list(child) if bare else [child]
-    element[:] = children
-
-    element.tail = None
-    if element.text is not None and not element.text.strip():
-        element.text = None
-    if element.get("transform", "").startswith("rotate(-0 "):
-        del element.attrib["transform"]
-    for name in GEOMETRY & element.attrib.keys():
-        element.set(name, _rounded(element.attrib[name]))
-    if "style" in element.attrib:
-        element.set("style", re.sub(r"([:;]) ", r"\1", element.attrib["style"]))
-
-
-def _rounded(coordinates: str) -> str:
-    """Round coordinates to hundredths of a point, and remove white space around the letters of a path."""
-    text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), coordinates)
-    return re.sub(r"\s*([MLCQZz])\s*", r"\1", text)
-
-
-def _themed(text: str) -> str:
-    """Replace colours by the page's colours, and remove the font, which the page sets."""
-    text = re.sub(r"font-family:'DejaVu Sans'[^;\"]*;?", "", text)
-    for color, variable in VARIABLES.items():
-        text = text.replace(color, variable)
-    return text
+def _tipped(tip: str) -> str:
+    """Return the end of a tag, and a text on hover, which screen readers read, too."""
+    return f' class="tip"><title>{escape(tip)}</title>' if tip else ">"

@@ -8,7 +8,7 @@ function choose(name, value) {
   root.dataset[name] = value;
   if (name === "metric") document.querySelectorAll(".leaderboard").forEach(resort);
 }
-document.querySelector("#board").addEventListener("change", (event) => choose("board", event.target.value));
+document.querySelector("#board")?.addEventListener("change", (event) => choose("board", event.target.value));
 document.querySelectorAll("[name=metric]").forEach((input) =>
   input.addEventListener("change", () => choose("metric", input.value)));
 
