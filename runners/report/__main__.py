@@ -18,13 +18,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich.console import Console
 
 from runners import records
 from runners.c4.reference.rows import AGAINST, RATES
@@ -42,8 +40,6 @@ from runners.style import DARK
 from runners.tables import abbreviated
 from tasks import TASKS
 
-LANGUAGE_MODELS = "language-models"
-"""Folder of the project's language models, below that of the reference results."""
 PAGES = {
     "index": "Leaderboards",
     "pictures": "Pictures",
@@ -73,15 +69,9 @@ class Options:
     language_models: Path | None = None
     out: Path = Path("results")
 
-    def __post_init__(self) -> None:
-        folder = self.language_models
-        if folder is not None and not [*folder.glob("*.jsonl"), *folder.glob(f"{AGAINST}/*.jsonl")]:
-            raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors are one line and exit status 2."""
-    say = partial(Console(markup=False).print, soft_wrap=True)
     with user_errors(ValueError, OSError):
         options = parse(Options, arguments)
 
@@ -93,9 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = load_rows(FOLDER, ("full", "quick"), ENTRIES.values(), TASKS)
         boards, left_out = boards_of(reference, own)
         for line in left_out:
-            say(f"left out: {line}")
+            print(f"left out: {line}")
 
-        folder = options.language_models or FOLDER / LANGUAGE_MODELS
+        folder = options.language_models or FOLDER / "language-models"
+        if options.language_models and not [*folder.glob("*.jsonl"), *folder.glob(f"{AGAINST}/*.jsonl")]:
+            raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
         models = language.read_models(folder, alike=True)
         against = language.read_models(folder / AGAINST, alike=False)
         published, claim = FOLDER.parent / "published", read_claims(FOLDER.parent / "claims.csv")
@@ -114,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for name, content in pages.items():
             write_page(options.out / "report" / f"{name}.html", name, content)
-    say(f"written: {options.out / 'report' / 'index.html'}")
+    print(f"written: {options.out / 'report' / 'index.html'}")
 
 
 def language_page(
@@ -167,14 +159,16 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": lambda y: "?" if y is None else abbreviated(y), "digits": digits}
-    shared = {"tasks": list(TASKS), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
-    marks = {"colors": DARK, "dashes": DASHES, "shapes": MARKS}
+    words = {"tasks": list(TASKS), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
     environment.globals |= {
         "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
         "grid": lambda point, i: ", ".join(f"{y:g}" for y in sorted({rates[i] for rates in point["grid"]})),
         "table_of": table_of,
+        "colors": DARK,
+        "dashes": DASHES,
+        "shapes": MARKS,
     }
-    text = environment.get_template(f"{name}.html").render(page=name, **shared, **marks, **content)
+    text = environment.get_template(f"{name}.html").render(page=name, **words, **content)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 

@@ -26,11 +26,6 @@ Kind = Literal["layer", "variant", "own", "again"]
 METRICS = ("sequence", "token")
 TITLES = {"full": "published protocol", "quick": "quick preset"}
 """Boards by the preset of their reference results."""
-OF_A_RUN = [
-    *("study", "lr", "weight_decay", "seed", "curve", "profile"),
-    *(f"test.{metric}_accuracy" for metric in METRICS),
-]
-"""Columns of the table of records that differ between the seeds of a cell."""
 YOURS = " (yours)"
 """End of the label of a registered layer that the user has trained again."""
 
@@ -149,8 +144,8 @@ class Board:
             tasks = [task for task in self.tasks if (row, task) in values]
             if ranks := mean_ranks(values, tasks):
                 place = ordinal(places({other: -mean for other, mean in ranks.means.items()})[row])
-                over = f"{len(tasks)} task{'s' * (len(tasks) > 1)}, {self.title}"
-                found.append(f"{row}: {place} of {len(ranks.means)}, mean rank {ranks.means[row]:.1f} over {over}")
+                words = f"{row}: {place} of {len(ranks.means)}, mean rank {ranks.means[row]:.1f}"
+                found.append(f"{words} over {len(tasks)} task{'s' * (len(tasks) > 1)}, {self.title}")
         return found
 
 
@@ -168,7 +163,8 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
     """
     table = pd.concat([frame for frame in (own, reference) if len(frame)])
     runs_of: dict[Any, list[dict[str, Any]]] = {}
-    for run in table.reindex(columns=OF_A_RUN).to_dict("records"):
+    columns = ["study", "lr", "weight_decay", "seed", "curve", "profile"]
+    for run in table.reindex(columns=[*columns, *(f"test.{metric}_accuracy" for metric in METRICS)]).to_dict("records"):
         runs_of.setdefault((run["study"], run["lr"], run["weight_decay"]), []).append(run)
     seconds = (table["seconds"] / table["together"]).groupby(table["study"]).sum()
     files = table.drop_duplicates("study").set_index("study")["file"]
@@ -176,8 +172,8 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
     def cell(point: Mapping[Any, Any], row: str, kind: Kind, **others: Any) -> Cell:
         found = runs_of.get((point["study"], point["lr"], point["weight_decay"]), [])
         runs = sorted((run for run in found if run["seed"] in point["seeds"]), key=lambda run: run["seed"])
-        where = {"record": files[point["study"]], **others}
-        return Cell(row=row, kind=kind, point=point, runs=runs, seconds=seconds[point["study"]], **where)
+        known = {"record": files[point["study"]], "seconds": seconds[point["study"]], **others}
+        return Cell(row=row, kind=kind, point=point, runs=runs, **known)
 
     # One's own, on the boards of the rows that they are compared with.
     found: dict[str, list[Cell]] = {preset: [] for preset in TITLES}
@@ -188,7 +184,7 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
         rows = ranking(own, ranked)
         presets = rows[~rows["own"]].groupby("group")["preset"].first()
         for point in rows[rows["own"]].to_dict("records"):
-            again, counts = point["label"] in layers, [point[name] for name in ("better", "tied", "worse")]
+            again, counts = point["layer"] in layers, [point[name] for name in ("better", "tied", "worse")]
             others = "{} better, {} tied, {} worse".format(*counts)
             found[presets[point["group"]]].append(
                 cell(

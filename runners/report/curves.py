@@ -16,10 +16,8 @@ from runners.style import Style, styles
 
 Models = Mapping[str, Model]
 """Models by label."""
-ENDINGS = {"paper's": "", "authors'": "-authors"}
-"""Endings of the models' names, by parametrisation."""
 PANELS = {
-    "parametrisation": ("transformer-12",),
+    "depth": ("transformer-12",),
     "variants of the layer": ("rt-3", "rt-6-no-persistent-norm", "rt-6-block-4", "rt-6-block-16"),
     "variants of training": ("rt-6-beta2-0.99", "rt-6-batch-32", "transformer-6-beta2-0.99", "transformer-6-batch-32"),
 }
@@ -43,13 +41,13 @@ def panels_of_families(models: Models) -> Mapping[str, Models]:
         family = MIXERS[layer].family if layer in MIXERS else "yours"
         families.setdefault(family, {})[end_label(layer)] = models[name]
     beside = {name: models[name] for name in BASELINES[:1] if name in models}
-    return {family: of_family | beside for family, of_family in families.items()}
+    return {family: {**of_family, **beside} for family, of_family in families.items()}
 
 
 def panels_at_30m(models: Models) -> dict[str, Models]:
     """Return a panel for each of ``PANELS`` and each parametrisation in which one of its models is there."""
-    panels = {}
-    for parametrisation, ending in ENDINGS.items():
+    panels: dict[str, Models] = {}
+    for parametrisation, ending in (("paper's", ""), ("authors'", "-authors")):
         for title, others in PANELS.items():
             names = [name for name in ("rt-6", *others, "transformer-6") if name + ending in models]
             if {*names} & {*others}:

@@ -133,8 +133,11 @@ def read_models(folder: Path, alike: bool) -> dict[str, Model]:
         DamagedFileError: a file is damaged.
         ValueError: the models read different texts, or have different settings.
     """
-    runs = {file.stem: [run for _, run in records.read_all(file)] for file in sorted(folder.glob("[!.]*.jsonl"))}
-    models = [Model(name=name, runs=of_model) for name, of_model in runs.items() if of_model]
+    models = [
+        Model(name=file.stem, runs=runs)
+        for file in sorted(folder.glob("[!.]*.jsonl"))
+        if (runs := [run for _, run in records.read_all(file)])
+    ]
     for one, other in pairwise(models):
         if _shared(one.runs[0], alike) != _shared(other.runs[0], alike):
             where = f"{folder}: {one.name}.jsonl and {other.name}.jsonl"
@@ -238,5 +241,5 @@ def _shared(run: Record, alike: bool) -> list[Any]:
 
 def _facts(models: Sequence[Model]) -> tuple[Floats, Ints]:
     """Return the parameters of each model, and a number for the family of its layer."""
-    families: Ints = np.unique([MIXERS[model.layer].family for model in models], return_inverse=True)[1]
-    return np.array([float(model.parameters) for model in models]), families
+    families = [MIXERS[model.layer].family for model in models]
+    return np.array([float(model.parameters) for model in models]), np.unique(families, return_inverse=True)[1]

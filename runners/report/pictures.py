@@ -30,10 +30,7 @@ FEW = 6
 LONGEST = 15
 """Characters of a name at the end of a line."""
 OF_LENGTH = re.compile(rf"{LENGTH_PREFIX}(\d+)\.token_accuracy")
-AXES = {"position": "position in the sequence", "answer": "answer within its sequence"}
 Looks = Mapping[str, Style]
-Draw = Callable[[Chart, Board, str, str, Looks], set[str]]
-"""Draws a chart of a task and a metric, and returns its rows; none if there is nothing to draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +96,7 @@ def end_label(row: str) -> str:
 
 def draw_state(chart: Chart, board: Board, task: str, metric: str, looks: Looks) -> set[str]:
     """Draw one mark with an interval per layer, and the Pareto front: accuracy against the state."""
-    found = [(board.costs(cell.row)["states"][0], cell) for cell in cells_of(board, task)]
-    known = [(x, cell) for x, cell in found if x]
+    known = [(x, cell) for cell in cells_of(board, task) if (x := board.costs(cell.row)["states"][0])]
     if len(known) < 2:
         return set()
 
@@ -210,7 +206,7 @@ def draw_positions(chart: Chart, board: Board, task: str, metric: str, looks: Lo
             ys = profile["accuracy"]
             tip = f"{cell.row}: {ys[0]:.3f} at the first, {ys[-1]:.3f} at the last"
             chart.line(profile["index"], ys, looks[cell.row], tip)
-            chart.labels = {"x": AXES[profile["axis"]], "y": f"{metric} accuracy"}
+            chart.labels = {"x": f"{profile['axis']} in the sequence", "y": f"{metric} accuracy"}
             drawn.append((cell.row, ys[-1]))
     return _named(chart, drawn, looks)
 
@@ -222,7 +218,7 @@ def _named(chart: Chart, drawn: Sequence[tuple[str, float]], looks: Looks) -> se
     return {row for row, _ in drawn}
 
 
-PICTURES: Mapping[str, tuple[str, str, Draw, Sequence[str], bool]] = {
+PICTURES: Mapping[str, tuple[str, str, Callable[[Chart, Board, str, str, Looks], set[str]], Sequence[str], bool]] = {
     "state": (
         "Accuracy against state size",
         f"How accurate is a layer for the size of its state? The state is the largest one up to {LENGTHS[0]} "
@@ -273,4 +269,5 @@ PICTURES: Mapping[str, tuple[str, str, Draw, Sequence[str], bool]] = {
         True,
     ),
 }
-"""By name: title, question, what draws a panel, metrics, and whether layers are lines."""
+"""By name: title; question; what draws the chart of a task and a metric, and returns its rows, none if there is nothing
+to draw; metrics; and whether layers are lines."""

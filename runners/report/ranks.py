@@ -65,12 +65,11 @@ def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
         drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1).round(DIGITS)
     chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
     resampled_BL = np.take_along_axis(_ranks(drawn_BLT), chosen_BT[:, None, :], axis=2).mean(axis=2)
-    first = int(observed.argmin())
 
     return Ranks(
         means=dict(zip(rows, observed.tolist(), strict=True)),
         intervals=_intervals(rows, resampled_BL),
-        behind_first=_intervals(rows, resampled_BL - resampled_BL[:, first, None]),
+        behind_first=_intervals(rows, resampled_BL - resampled_BL[:, [observed.argmin()]]),
     )
 
 

@@ -31,7 +31,6 @@ DASHES = {"-": "none", "--": "5 2", ":": "1.5 2", "-.": "6 2 1.5 2"}
 """Dash patterns of matplotlib's lines."""
 
 Figures = Sequence[float] | np.ndarray
-Scale = Callable[[Any], np.ndarray]
 
 
 def paint(color: str) -> str:
@@ -129,7 +128,7 @@ class Chart:
             write(name, right + 3, 2.8 - y, f'style="fill:{paint(color)}"')
         return Markup("".join([*parts, "</svg>"]))
 
-    def _axis(self, axis: str, start: float, end: float) -> tuple[Scale, Mapping[float, str]]:
+    def _axis(self, axis: str, start: float, end: float) -> tuple[Callable[[Any], np.ndarray], Mapping[float, str]]:
         """Return the scale of an axis whose data lie from ``start`` to ``end``, and its ticks."""
         i, warp = "xy".index(axis), np.log10 if axis in self.logs else np.asarray
         drawn = [*(shape[i] for shape in self._shapes), [mark[i] for mark in self._marks]]

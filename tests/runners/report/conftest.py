@@ -1,36 +1,39 @@
-"""Folders of made-up results, and the page of one."""
+"""A folder of made-up results, and the pages of one."""
 
 from pathlib import Path
 
 import pytest
 
 from runners.report import __main__ as report
-from runners.report import trained
-from tests.runners.report.made_up import ACCURACIES, use, write_cell
+from tests.runners.report.made_up import cell, write_cell, write_model, write_study
 
-
-@pytest.fixture(autouse=True)
-def stale_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the made-up language models, those are stale whose code has the name "stale"."""
-    monkeypatch.setattr(trained, "is_stale", lambda cell, config, options: cell.runs[0].code == "stale")
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of results, whose cells are those of ``ACCURACIES``."""
-    for (row, task), values in ACCURACIES.items():
-        write_cell(tmp_path / "results", row, task, values)
-    use(tmp_path / "results", monkeypatch)
-    return tmp_path / "results"
+SHIPPED = Path(__file__).parents[3] / "results"
+TASKS = ("parity", "memorization", "copying")
+LAYERS = {"rt": 0.9, "transformer": 0.5, "deltanet": 0.7}
+"""Token accuracy of the first seed by layer."""
 
 
 @pytest.fixture(scope="session")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of these results, made once: drawing it takes seconds."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of three layers on three tasks, a variant, a language model of each, and a study of one's own."""
     folder = tmp_path_factory.mktemp("results")
-    for (row, task), values in ACCURACIES.items():
-        write_cell(folder, row, task, values)
+    for task in TASKS:
+        for row, y in LAYERS.items():
+            write_cell(folder, cell(row, task, [y, y + 0.05]))
+            write_cell(folder, cell(row, task, [y, y], preset="quick", difficulty="quick", steps=50))
+        write_cell(folder, cell("rt-block-4", task, [0.99, 0.99], mixer="rt", best=5e-3))
+    for row, y in LAYERS.items():
+        write_model(folder / "reference" / "language-models", row, 4 - y)
+        write_model(folder / "reference" / "language-models" / "rt-against-transformer", row, 3 - y)
+    write_study(folder, cell("my_layer:MyLayer", "parity", [0.8, 0.85], study="MyLayer parity"))
+    (folder / "claims.csv").symlink_to(SHIPPED / "claims.csv")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(results: Path) -> Path:
+    """The folder of the pages of these results, made once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        use(folder, monkeypatch)
-        report.main(["--out", str(folder)])
-    return folder / "report" / "index.html"
+        monkeypatch.setattr(report, "FOLDER", results / "reference")
+        report.main([str(results / "studies" / "MyLayer-parity"), "--out", str(results)])
+    return results / "report"
