@@ -402,7 +402,7 @@ class Record:
     """What was measured, printed and stored group by group.
 
     The file holds benchmark, command, device, versions, precision, options, seconds, ``cells`` with a dict for each
-    case, and ``exponents``. ``runners.report.records`` reads it.
+    case, and ``exponents``. ``runners.report.published`` reads it.
 
     Args:
         benchmark: name of the benchmark.

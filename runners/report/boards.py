@@ -5,7 +5,6 @@ comparable with, as ``runners.mad.ranking`` decides.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +91,7 @@ class Board:
         name: preset of its reference results.
         cells: cells by row and task.
         ranks: mean ranks by metric; None if fewer than two layers have all tasks.
-        rows: labels of the rows, the best mean rank by tokens first, then those with the most tasks.
+        rows: labels of the rows, the best mean rank by tokens first, then the user's own, then others.
         tasks: tasks that have cells.
         places: rank of each ranked row on a task, by metric and task.
     """
@@ -116,8 +115,9 @@ class Board:
             for metric, of in values.items()
             for task in tasks
         }
-        means, counts = ranks["token"].means if ranks["token"] else {}, Counter(row for row, _ in cells)
-        rows = sorted(counts, key=lambda row: (means.get(row, math.inf), -counts[row]))
+        means = ranks["token"].means if ranks["token"] else {}
+        own = {cell.row for cell in found if cell.kind in ("own", "again")}
+        rows = sorted({row: None for row, _ in cells}, key=lambda row: (means.get(row, math.inf), row not in own))
         return cls(name=name, cells=cells, ranks=ranks, rows=rows, tasks=tasks, places=on_tasks)
 
     @property

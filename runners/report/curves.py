@@ -51,7 +51,7 @@ def panels_at_30m(models: Models) -> dict[str, Models]:
         for title, others in PANELS.items():
             names = [name for name in ("rt-6", *others, "transformer-6") if name + ending in models]
             if {*names} & {*others}:
-                panels[f"{title}, {parametrisation}"] = {name: models[name + ending] for name in names}
+                panels[f"{title}, {parametrisation} parametrisation"] = {name: models[name + ending] for name in names}
     return panels
 
 
