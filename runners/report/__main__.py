@@ -28,7 +28,7 @@ from runners import records
 from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
-from runners.mad.reference import ENTRIES, FOLDER, load_rows
+from runners.mad.rows import ENTRIES, FOLDER, load_rows
 from runners.options import parse
 from runners.report import curves, language
 from runners.report.boards import METRICS, TITLES, YOURS, boards_of

@@ -15,7 +15,7 @@ LATER = (
     *("matplotlib.backends.backend_agg", "optuna_dashboard"),
 )
 """What the programs import when they train."""
-PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER, "tests.runners.parsed")
+PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER)
 
 
 def forks() -> ForkServerContext:
