@@ -64,7 +64,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
 
     except (Exception, SystemExit) as error:
         from mixers.origin import is_raised_by_user, origin  # imports PyTorch, as most programs have done by now
-        from runners.memory import lacks_memory
+        from runners.device import lacks_memory
 
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
         if isinstance(error, SystemExit) and not is_raised_by_user(error):
@@ -116,7 +116,7 @@ def others_continue(name: str, failed: list[str], *expected: type[Exception]) ->
 def _unexpected(error: BaseException) -> str:
     """Return an error as one line, with a file of its traceback unless it is a lack of memory."""
     from mixers.origin import origin, where
-    from runners.memory import lacks_memory
+    from runners.device import lacks_memory
 
     words = " ".join(str(error).split()).rstrip(".") or traceback.extract_tb(error.__traceback__)[-1].line or ""
     described = "; ".join([f"{type(error).__name__}: {words}", *getattr(error, "__notes__", [])])

@@ -111,11 +111,13 @@ def imports(package: str) -> dict[str, set[str]]:
 def levels(package: str) -> int:
     """Return the number of levels of imports in a package: a file stands above all that it imports.
 
-    A folder in the package counts as one file.
+    A folder in the package counts as one file, and the file of the package itself, which names its functions, does not.
     """
     depth = package.count("/") + 2
     graph: dict[str, set[str]] = {}
     for name, others in imports(package).items():
+        if name == package.replace("/", "."):
+            continue
         part, *inner = (".".join(found.split(".")[:depth]) for found in (name, *others))
         graph.setdefault(part, set()).update({*inner} - {part, package.replace("/", ".")})
 

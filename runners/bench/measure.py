@@ -30,10 +30,9 @@ from mixers.ops.numerics import product_precision
 from mixers.options import override
 from mixers.registry import find_mixer
 from mixers.rt.dispatch import Chosen, choose
-from runners.device import device_name, find_devices
+from runners.device import device_name, find_devices, lacks_memory
 from runners.ending import user_errors
 from runners.files import write_json
-from runners.memory import lacks_memory
 from runners.options import flag_of, parse, peek
 from runners.records import versions
 

@@ -39,9 +39,8 @@ from runners.c4.distributed import world
 from runners.c4.loop import RunError
 from runners.c4.pretraining import Result, check, check_layer, run
 from runners.c4.progress import with_bits
-from runners.device import find_devices
+from runners.device import find_devices, ran_out_of_memory
 from runners.ending import others_continue, run_command, user_errors
-from runners.memory import ran_out_of_memory
 from runners.options import applicable, expand, parse_nested, peek, print_help
 
 COMMANDS = {

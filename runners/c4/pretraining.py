@@ -32,7 +32,7 @@ from runners.c4.loop import DivergedError
 from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
-from runners.memory import require_memory
+from runners.device import require_memory
 from runners.options import applicable, from_keywords
 from runners.progress import console_of_call
 from runners.records import Record, read_all

@@ -23,9 +23,8 @@ from runners.c4.distributed import World
 from runners.c4.loop import DivergedError, Loop, RunError
 from runners.c4.model import layer_of
 from runners.c4.progress import Progress
-from runners.device import device_name
+from runners.device import device_name, ran_out_of_memory
 from runners.files import checksum, clear_leftovers, read_json, write_atomically, write_json
-from runners.memory import ran_out_of_memory
 from runners.records import LANGUAGE_MODEL, Record
 from runners.runs import claimed, is_finished
 

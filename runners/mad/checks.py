@@ -13,10 +13,10 @@ from mixers.named import is_path
 from mixers.origin import where
 from mixers.registry import building
 from mixers.vmap_errors import explaining_vmap
+from runners.device import require_memory
 from runners.mad.experiment import Experiment
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
-from runners.memory import require_memory
 from tasks.base import BLOCK
 from tasks.contract import check_task
 

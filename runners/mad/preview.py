@@ -12,9 +12,9 @@ from rich.text import Text
 
 from runners.device import find_devices
 from runners.mad.checks import runs_at_once
+from runners.mad.chosen import missing_runs, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
 from runners.mad.options import Options
-from runners.mad.search import missing_runs, saved_step
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper

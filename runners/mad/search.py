@@ -35,33 +35,28 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.storages import BaseStorage
 from rich.console import Console
 
-from runners.device import device_name, find_devices
-from runners.files import DamagedFileError, load_info, save_tensors
+from runners.device import device_name, find_devices, ran_out_of_memory
+from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import runs_at_once
-from runners.mad.chosen import MODEL, read_test
+from runners.mad.chosen import CHECKPOINT, MODEL, choose_and_repeat, missing_runs, read_runs, read_test, saved_step
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
 from runners.mad.points import choose
 from runners.mad.training.loop import CurvePoint, Result, train
 from runners.mad.training.protocol import Run
-from runners.memory import ran_out_of_memory
-from runners.records import RECORD, Columns, Record, commit, read_all, table_of, versions, write
-from runners.runs import claimed, is_finished
+from runners.records import Columns, Record, commit, read_all, table_of, versions, write
+from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
-CHECKPOINT = "checkpoint.safetensors"
 METRIC_NAME = "validation token accuracy"
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
 }
 """What the dashboard judges the importance of. The seed is an attribute of a trial, because nobody tunes it."""
-
-GridPoint = tuple[float, float]
-"""Learning rate and weight decay."""
 
 
 def train_studies(
@@ -240,47 +235,6 @@ class Search:
     def _finished(self) -> list[tuple[Path, Record]]:
         """Return the records of all finished runs of the study, those of other grids included."""
         return read_all(self.folder) if self.folder.exists() else []
-
-
-def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
-    """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
-
-    def unfinished(runs: Sequence[Run]) -> list[Run]:
-        return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
-
-    return unfinished(options.runs) or unfinished(choose_and_repeat(experiment, options)[1])
-
-
-def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
-    """Choose a point of a finished grid, and name the runs that repeat it with more seeds.
-
-    Returns:
-        The point, None if a seed of each point diverged; and the repeats, also those of better points of which one has
-        diverged. Repeats need not be finished.
-    """
-    table = table_of(read_runs(experiment, options.runs, options.out))
-    repeats: list[Run] = []
-    unstable: list[GridPoint] = []
-    while (chosen := choose(table, unstable)) is not None:
-        of_chosen = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in options.more_seeds]
-        repeats += of_chosen
-        found = read_runs(experiment, of_chosen, options.out)
-        if all(record.diverged_step is None for _, record in found):
-            break
-        unstable.append(chosen)
-    return chosen, repeats
-
-
-def read_runs(experiment: Experiment, runs: Sequence[Run], out: Path) -> list[tuple[Path, Record]]:
-    """Return the records of those runs that are finished, each with its file."""
-    folders = [experiment.folder_of(run, out) for run in runs]
-    return read_all(*(folder / RECORD for folder in folders if is_finished(folder)))
-
-
-def saved_step(folder: Path) -> int:
-    """Return the step from which the run of a folder would resume; 0 without a checkpoint."""
-    path = folder / CHECKPOINT
-    return int(load_info(path)["step"]) if path.exists() else 0
 
 
 def outcome_of(record: Record, folder: Path) -> Outcome:

@@ -172,7 +172,7 @@ def _forks() -> multiprocessing.context.ForkServerContext:
 
 def _run(program: str, arguments: list[str], folder: str, name: str) -> None:
     """Body of a forked process."""
-    from runners import memory
+    from runners import device as memory
     from runners.ending import run_command
     from runners.interrupt import end_at_once
 

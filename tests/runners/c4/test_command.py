@@ -201,7 +201,7 @@ def test_what_cannot_fit_is_refused_in_one_line_before_anything_is_written(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
 ) -> None:
-    monkeypatch.setattr("runners.memory.total_memory", lambda device: 2**30)
+    monkeypatch.setattr("runners.device.total_memory", lambda device: 2**30)
     monkeypatch.setattr("runners.c4.pretraining._build_layer", lambda *_: None)
     error = refused([*words, *arguments], capsys)
     assert "too little memory for training: at least" in error

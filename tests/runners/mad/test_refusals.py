@@ -62,7 +62,7 @@ PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "-
 def test_bad_input_is_one_clear_line(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.setattr("runners.memory.total_memory", lambda device: 16 * 2**30)
+    monkeypatch.setattr("runners.device.total_memory", lambda device: 16 * 2**30)
     assert message in refused(*arguments)
 
 
@@ -70,9 +70,9 @@ def test_what_fits_is_not_refused_and_its_neighbour_is(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 bits in each of 12,800 + 2 x 1,280 sequences, 17 bytes a bit."""
-    monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360 - 1)
+    monkeypatch.setattr("runners.device.total_memory", lambda device: 17 * 40 * 15_360 - 1)
     assert "the data of parity: at least 0.0 GiB" in refused(*PARITY)
-    monkeypatch.setattr("runners.memory.total_memory", lambda device: 17 * 40 * 15_360)
+    monkeypatch.setattr("runners.device.total_memory", lambda device: 17 * 40 * 15_360)
     assert "lower --width, --mlp-width, --layers, --together or" in refused(*PARITY, "--width", "1024")
 
 
