@@ -331,7 +331,15 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     """
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     varied = {name: values.pop(name) for name in VARIED}
-    fingerprint = _digest([values, options, corpus, _text_of(config.mixer)])
+
+    # The text of a user's module, or of the class if no file holds it.
+    text = ""
+    if is_path(config.mixer):
+        find_mixer(config.mixer)  # imports the module
+        module, _, name = config.mixer.partition(":")
+        file = getattr(sys.modules[module], "__file__", None)
+        text = Path(file).read_text("utf-8") if file else inspect.getsource(getattr(sys.modules[module], name))
+    fingerprint = _digest([values, options, corpus, text])
 
     # The digests identify study and run; the rest of their names describes them to a reader.
     kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
@@ -367,13 +375,3 @@ def config_of(described: dict[str, Any]) -> Config:
 
 def _digest(content: Any) -> str:
     return sha256(dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _text_of(mixer: str) -> str:
-    """Return the text of a user's module, or of the class if no file holds it; empty for a registered layer."""
-    if not is_path(mixer):
-        return ""
-    find_mixer(mixer)  # imports the module
-    module, _, name = mixer.partition(":")
-    file = getattr(sys.modules[module], "__file__", None)
-    return Path(file).read_text(encoding="utf-8") if file else inspect.getsource(getattr(sys.modules[module], name))

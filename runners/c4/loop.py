@@ -94,6 +94,8 @@ class Loop:
         """
         config, world, stepper = self.config, self.world, self.stepper
         evaluated = set(log_spaced(config.steps, config.evaluations))
+        flops = self.described["costs"]["flops_per_token"]
+        together = windows_together(config, world.device, world.size)
 
         with asked_to_stop() as asked:
             for step in range(len(self.rows), config.steps):
@@ -116,9 +118,30 @@ class Loop:
                         raise RunError(f"{what} is not finite before any training: correct the layer")
                     raise self._diverged(what)
 
-                row = self._row(mean_loss, grad_norm, lr, time.perf_counter() - started)
+                # Speed and memory.
+                seconds = time.perf_counter() - started
+                speed = config.batch_size * config.seq_len / seconds
+                on_gpu = world.device.type == "cuda"
+                row = Row(
+                    step=step + 1,
+                    tokens=(step + 1) * config.batch_size * config.seq_len,
+                    loss=mean_loss,
+                    lr=lr,
+                    grad_norm=grad_norm,
+                    tokens_per_second=speed,
+                    mfu=None if self.peak is None else speed * flops / (self.peak * world.size),
+                    memory_gib=torch.cuda.max_memory_allocated(world.device) / 2**30 if on_gpu else 0.0,
+                    seconds=seconds + (self.rows[-1].seconds if self.rows else 0.0),
+                )
+
+                # Evaluation.
                 if row.step in evaluated:
-                    row = replace(row, validation_loss=self._validation_loss())
+                    data, tokens, model = self.validation, config.validation_tokens, stepper.model
+                    with whole(stepper.objective):
+                        found = validation_loss(model, data, tokens, together, world.device, world.rank, world.size)
+                    if not math.isfinite(found):
+                        raise self._diverged(f"validation loss {found}")
+                    row = replace(row, validation_loss=found)
                 self.rows.append(row)
                 if world.is_first:
                     watch(row)
@@ -133,40 +156,6 @@ class Loop:
             if world.any(bool(asked)):
                 raise StoppedError(config.steps, asked)
         return self.rows
-
-    def _row(self, loss: float, grad_norm: float, lr: float, seconds: float) -> Row:
-        """Return the row of the step that was just done and took ``seconds``."""
-        config, world, step = self.config, self.world, len(self.rows) + 1
-        speed = config.batch_size * config.seq_len / seconds
-        flops = speed * self.described["costs"]["flops_per_token"]
-        on_gpu = world.device.type == "cuda"
-
-        return Row(
-            step=step,
-            tokens=step * config.batch_size * config.seq_len,
-            loss=loss,
-            lr=lr,
-            grad_norm=grad_norm,
-            tokens_per_second=speed,
-            mfu=None if self.peak is None else flops / (self.peak * world.size),
-            memory_gib=torch.cuda.max_memory_allocated(world.device) / 2**30 if on_gpu else 0.0,
-            seconds=seconds + (self.rows[-1].seconds if self.rows else 0.0),
-        )
-
-    def _validation_loss(self) -> float:
-        """Return the validation loss after the step that was just done.
-
-        Raises:
-            DivergedError: it is not finite.
-        """
-        model, world = self.stepper.model, self.world
-        together = windows_together(self.config, world.device, world.size)
-        tokens = self.config.validation_tokens
-        with whole(self.stepper.objective):
-            loss = validation_loss(model, self.validation, tokens, together, world.device, world.rank, world.size)
-        if not math.isfinite(loss):
-            raise self._diverged(f"validation loss {loss}")
-        return loss
 
     def _diverged(self, what: str) -> DivergedError:
         """Return the error that says that ``what`` is not finite after the step that was just done."""

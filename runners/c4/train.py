@@ -87,10 +87,24 @@ def _train(
     if world.is_first:
         clear_leftovers(folder / "checkpoints")
         if not tokenizer.is_file():
-            text = load_tokenizer(str(config.tokenizer)).to_str(pretty=True)
-            write_atomically(tokenizer, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+            content = load_tokenizer(str(config.tokenizer)).to_str(pretty=True)
+            write_atomically(tokenizer, lambda temporary: temporary.write_text(content, encoding="utf-8"))
         if not (folder / "run.json").exists():
-            write_json(folder / "run.json", _described(run, config, options, corpus, tokenizer))
+            manifest, windows = corpus.manifest, Windows(corpus, "validation", config.seq_len, None)
+            read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))
+            text = {
+                "name": corpus.folder.name,
+                "tokenizer": manifest.tokenizer,
+                "sources": manifest.sources,
+                "vocab_size": manifest.vocab_size,
+                "train_tokens": corpus.tokens("train"),
+                "validation_tokens": read.validation_tokens,
+                "bytes_per_token": bytes_per_token(windows, config.seq_len, load_tokenizer(str(tokenizer))),
+                "tokenizer_checksum": checksum(tokenizer.read_bytes()),
+            }
+            own = {"study": run.study, "fingerprint": run.fingerprint}
+            costs = facts(config, options, manifest.vocab_size)
+            write_json(folder / "run.json", {**description(read, options, text), **own, "costs": costs})
     world.wait()
 
     described = read_json(folder / "run.json")
@@ -107,26 +121,6 @@ def _train(
         checkpoints.write_curve(folder, rows)
         records.write(folder, _record(run, config, options, described, rows, diverged_step, world))
     world.wait()
-
-
-def _described(
-    run: Identity, config: Config, options: dict[str, Any], corpus: Corpus, tokenizer: Path
-) -> dict[str, Any]:
-    """Return the content of ``run.json``, with the validation tokens that there are."""
-    manifest, windows = corpus.manifest, Windows(corpus, "validation", config.seq_len, None)
-    read = replace(config, validation_tokens=corpus.targets("validation", config.seq_len))
-    text = {
-        "name": corpus.folder.name,
-        "tokenizer": manifest.tokenizer,
-        "sources": manifest.sources,
-        "vocab_size": manifest.vocab_size,
-        "train_tokens": corpus.tokens("train"),
-        "validation_tokens": read.validation_tokens,
-        "bytes_per_token": bytes_per_token(windows, config.seq_len, load_tokenizer(str(tokenizer))),
-        "tokenizer_checksum": checksum(tokenizer.read_bytes()),
-    }
-    known = {"study": run.study, "fingerprint": run.fingerprint}
-    return {**description(read, options, text), **known, "costs": facts(config, options, manifest.vocab_size)}
 
 
 def _record(

@@ -119,35 +119,27 @@ def losses_by_rate(runs: Sequence[Record]) -> dict[float, float]:
     return {run.lr: math.inf if run.lr in diverged else run.metrics["validation"]["loss"] or math.inf for run in first}
 
 
-def _ranking() -> dict[str, Row]:
-    """Return a row for every layer; parts of a sequence are as many as in the tasks with sequences of 128."""
-    parts = {
-        "sliding-attention": "window",
-        "transformer-xl": "segment",
-        "staircase": "chunk",
-        "transformer-fam": "block",
-        "rmt": "segment",
-    }
-    factor = PRESETS["ranking"].seq_len // 128
-    rows = {mixer: Row(mixer=mixer) for mixer in MIXERS}
-    for mixer, option in parts.items():
-        rows[mixer] = Row(mixer=mixer, options={option: factor * getattr(MIXERS[mixer].Config(), option)})
-    return rows
-
-
+_PARTS = {
+    "sliding-attention": "window",
+    "transformer-xl": "segment",
+    "staircase": "chunk",
+    "transformer-fam": "block",
+    "rmt": "segment",
+}
+"""Options of layers that read a sequence in parts, whose number is as in the tasks with sequences of 128."""
+_LONGER = PRESETS["ranking"].seq_len // 128
 _ENDINGS: dict[Parametrisation, str] = {"paper": "", "authors": "-authors"}
 
 
-def _transition() -> dict[str, Row]:
+def _transition(parametrisation: Parametrisation) -> dict[str, Row]:
     """Return RT, the Transformer of equal depth, and the Transformer of twice the depth with as many parameters."""
-    rows = {}
-    for parametrisation, ending in _ENDINGS.items():
-        own = {"parametrisation": parametrisation}
-        rows["rt-6" + ending] = Row(mixer="rt", settings=own)
-        rows["transformer-6" + ending] = Row(mixer="transformer", settings=own)
-        deep = {"layers": 12, "width": WIDTHS_30M[12]}
-        rows["transformer-12" + ending] = Row(mixer="transformer", settings={**own, **deep})
-    return rows
+    own = {"parametrisation": parametrisation}
+    rows = {
+        "rt-6": Row(mixer="rt", settings=own),
+        "transformer-6": Row(mixer="transformer", settings=own),
+        "transformer-12": Row(mixer="transformer", settings={**own, "layers": 12, "width": WIDTHS_30M[12]}),
+    }
+    return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 
 
 def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
@@ -168,8 +160,17 @@ def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "ranking": Experiment(preset="ranking", folder="", rows=_ranking(), takes_own=True),
-    "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition()),
+    "ranking": Experiment(
+        preset="ranking",
+        folder="",
+        rows={mixer: Row(mixer=mixer) for mixer in MIXERS}
+        | {
+            mixer: Row(mixer=mixer, options={part: _LONGER * getattr(MIXERS[mixer].Config(), part)})
+            for mixer, part in _PARTS.items()
+        },
+        takes_own=True,
+    ),
+    "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition("paper") | _transition("authors")),
     "variants": Experiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
     "variants-authors": Experiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
 }
