@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -42,6 +42,10 @@ AGAIN = "delete it and run the same command again"
 _INFO = "info"
 _OF_TENSORS = "tensors_checksum"
 _KIND = "crc32:"
+
+
+adapter: Any = cache(TypeAdapter)
+"""Returns what checks content of a class; to make it takes longer than to use it."""
 
 
 class DamagedFileError(ValueError):
@@ -77,14 +81,8 @@ def typed(kind: type[T], content: Any) -> T:
     Raises:
         ValidationError: an entry is missing or of another type; ``first_fault`` puts it in words.
     """
-    found: T = _adapter(cast("Any", kind)).validate_json(json.dumps(content), strict=True)
+    found: T = adapter(kind).validate_json(json.dumps(content), strict=True)
     return found
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what checks content of a class; to make it takes longer than to use it."""
-    return TypeAdapter(kind)
 
 
 def first_fault(error: ValidationError) -> str:

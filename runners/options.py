@@ -54,7 +54,17 @@ def parse_nested(
     own: Any = Annotated[options_class, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
     parts: list[Any] = [("own", own, field(default=default))]
     for group, classes in configs.items():
-        part = _union(group, classes)
+        found: dict[str, Any] = {}
+        for config in classes.values():
+            texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(config.__doc__ or "").params}
+            hints, defaults = get_type_hints(config), config()
+            for entry in fields(config):
+                default_of = f"(default: {getattr(defaults, entry.name)})"
+                about = tyro.conf.arg(help=texts.get(entry.name, ""), help_behavior_hint=default_of)
+                # None stands for an option that is not given.
+                optional = entry.name, Annotated[hints[entry.name] | None, about], field(default=None)
+                found.setdefault(entry.name, optional)
+        part = make_dataclass(f"{group.title()}Options", found.values(), frozen=True, kw_only=True)
         parts.append((f"of_{group}", Annotated[part, tyro.conf.arg(name=group)], field(default_factory=part)))
     made = make_dataclass(options_class.__name__, parts, frozen=True, kw_only=True)
     made.__doc__ = options_class.__doc__
@@ -90,7 +100,16 @@ def from_keywords(default: Options, function: str, values: Mapping[str, Any]) ->
     known = [entry.name for entry in fields(default)]  # type: ignore[arg-type]
     if unknown := [name for name in values if name not in known]:
         raise TypeError(f"{function}() has no argument {unknown[0]!r}: choose from {', '.join(known)}")
-    plain = {name: _as_field(type(default), name, value) for name, value in values.items()}
+
+    # A list or a single value becomes a tuple, a text a path.
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        hint = get_type_hints(type(default))[name]
+        if hint is Path and isinstance(value, str):
+            value = Path(value)
+        elif getattr(hint, "__origin__", None) is tuple and not isinstance(value, tuple):
+            value = tuple(value) if isinstance(value, list) else (value,)
+        plain[name] = value
     return replace(default, **converted(type(default), plain))  # type: ignore[type-var]
 
 
@@ -141,26 +160,3 @@ def print_help(documentation: str | None) -> None:
 
 
 _CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
-
-
-def _union(group: str, classes: Mapping[str, type]) -> type:
-    """Return a dataclass with the options of all classes; None stands for an option that is not given."""
-    found: dict[str, Any] = {}
-    for config in classes.values():
-        texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(config.__doc__ or "").params}
-        hints, defaults = get_type_hints(config), config()
-        for entry in fields(config):
-            default = f"(default: {getattr(defaults, entry.name)})"
-            about = tyro.conf.arg(help=texts.get(entry.name, ""), help_behavior_hint=default)
-            found.setdefault(entry.name, (entry.name, Annotated[hints[entry.name] | None, about], field(default=None)))
-    return make_dataclass(f"{group.title()}Options", found.values(), frozen=True, kw_only=True)
-
-
-def _as_field(options_class: type, name: str, value: Any) -> Any:
-    """Return a keyword argument as its field has it: a list or a single value as a tuple, a text as a path."""
-    hint = get_type_hints(options_class)[name]
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if getattr(hint, "__origin__", None) is tuple and not isinstance(value, tuple):
-        return tuple(value) if isinstance(value, list) else (value,)
-    return value

@@ -163,8 +163,15 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
         FileNotFoundError: there is no such place.
         DamagedFileError: a file is damaged.
     """
+    files: list[Path] = []
+    for place in map(Path, places):
+        if not place.exists():
+            raise FileNotFoundError(f"{place} is not there: name files or folders of records")
+        inside = [*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")] if place.is_dir() else [place]
+        files += sorted(inside)
+
     found = []
-    for file in _files(places):
+    for file in dict.fromkeys(files):
         contents = read_lines(file, REMEDY) if file.suffix == ".jsonl" else [read_json(file, REMEDY)]
         found += [(file, validated(file, Record, content, REMEDY)) for content in contents]
     return found
@@ -211,14 +218,3 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _files(places: Sequence[str | Path]) -> list[Path]:
-    """Return the files of records in places, without those that a process is writing."""
-    found: list[Path] = []
-    for place in map(Path, places):
-        if not place.exists():
-            raise FileNotFoundError(f"{place} is not there: name files or folders of records")
-        inside = [*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")] if place.is_dir() else [place]
-        found += sorted(inside)
-    return list(dict.fromkeys(found))

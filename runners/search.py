@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import Trial, TrialState, create_trial
 
 JOURNAL = "optuna.journal"
 """Name of the storage's file in a results folder, unless another storage is named."""
@@ -146,8 +146,8 @@ def ask(
     study: optuna.Study, distributions: Mapping[str, BaseDistribution], run: str, params: Mapping[str, float]
 ) -> Trial:
     """Return the trial of a run that this process has claimed: that of a killed process, or a new one."""
-    left = [trial for trial in study.get_trials(deepcopy=False) if _is_left(trial, run)]
-    if left:
+    running = [trial for trial in study.get_trials(deepcopy=False) if trial.state == TrialState.RUNNING]
+    if left := [trial for trial in running if trial.user_attrs.get(RUN) == run]:
         return Trial(study, left[0]._trial_id)
 
     with warnings.catch_warnings():
@@ -171,7 +171,3 @@ def tell(study: optuna.Study, trial: Trial, outcome: Outcome) -> None:
             trial.set_user_attr(name, value)
         state = TrialState.FAIL if outcome.value is None else TrialState.COMPLETE
         study.tell(trial, outcome.value, state=state, skip_if_finished=True)
-
-
-def _is_left(trial: FrozenTrial, run: str) -> bool:
-    return trial.user_attrs.get(RUN) == run and trial.state == TrialState.RUNNING

@@ -96,18 +96,14 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     for label in sorted(set(labels)):
         style = style_of(label)
         n = times[style] = times.get(style, -1) + 1
-        found[label] = style if n == 0 else _variant(style, n)
+        if n > 0:  # 16 variants differ in shade or line
+            white = SHADES[n % len(SHADES)]
+            red, green, blue = (channel + (1 - channel) * white for channel in to_rgb(style.color))
+            marker = MARKERS[(MARKERS.find(style.marker) + n) % len(MARKERS)]
+            line = LINES[(LINES.index(style.line) + n + n // len(SHADES)) % len(LINES)]
+            style = replace(style, color=to_hex((red, green, blue)), marker=marker, line=line)
+        found[label] = style
     return {label: found[label] for label in labels}
-
-
-def _variant(style: Style, n: int) -> Style:
-    """Return the n-th variant of a style; 16 differ in shade or line."""
-    white = SHADES[n % len(SHADES)]
-    red, green, blue = (channel + (1 - channel) * white for channel in to_rgb(style.color))
-    color = to_hex((red, green, blue))
-    marker = MARKERS[(MARKERS.find(style.marker) + n) % len(MARKERS)]
-    line = LINES[(LINES.index(style.line) + n + n // len(SHADES)) % len(LINES)]
-    return replace(style, color=color, marker=marker, line=line)
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], size: float = 8) -> None:

@@ -39,25 +39,21 @@ class Name:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the lines for the width of the column."""
+        width = options.max_width
         for line in self.text.splitlines():
-            yield Text("\n".join(_broken(line, options.max_width)))
+            found = LEAD.match(line)
+            lead = found.group() if found else ""
+            part, indent, parts = lead, len(lead) + 2, []
+            for word in BREAKS.split(line[len(lead) :]):  # a word that does not fit stands alone
+                if part != lead and len((part + word).rstrip()) > width:
+                    parts.append(part.rstrip())
+                    part = lead = " " * max(0, min(indent, width - len(word)))
+                part += word
+            yield Text("\n".join([*parts, part]))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return the width that the name needs, as text does."""
         return Measurement.get(console, options, Text(self.text))
-
-
-def _broken(line: str, width: int) -> Iterator[str]:
-    """Yield the parts of a line that fit into a width; a word that does not fit stands alone."""
-    found = LEAD.match(line)
-    lead = found.group() if found else ""
-    part, indent = lead, len(lead) + 2
-    for word in BREAKS.split(line[len(lead) :]):
-        if part != lead and len((part + word).rstrip()) > width:
-            yield part.rstrip()
-            part = lead = " " * max(0, min(indent, width - len(word)))
-        part += word
-    yield part
 
 
 def fits(table: Table, console: Console) -> bool:

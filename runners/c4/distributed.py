@@ -108,7 +108,16 @@ def distribute(
     """
     sharded = world.size > 1 and parallel == "fsdp"
     if world.device.type == "cuda" and not sharded:
-        _graph(model, *batch)
+        # Layers that are recomputed one by one are not captured: they may draw random numbers.
+        x_BTD = torch.randn(*batch, model.embedding.weight.shape[1], device=world.device, requires_grad=True)
+
+        # PyTorch keeps the graph of its warm-up, which ran on another stream; captures add to no gradient.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            if not model.layers.recompute or model.layers.at_once(x_BTD):
+                if all(type(layer).__module__.partition(".")[0] == "mixers" for layer in model.layers):
+                    compile_kernels(model.layers, x_BTD)
+                torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=1)
 
     # Shard each layer separately, then the rest.
     if sharded:
@@ -124,24 +133,7 @@ def distribute(
     return DistributedDataParallel(objective, gradient_as_bucket_view=True)
 
 
-def _graph(model: LanguageModel, sequences: int, length: int) -> None:
-    """Capture all layers, forward and backward, after their kernels have been compiled several at a time.
-
-    Layers that are recomputed one by one are not captured: they may draw random numbers, which a graph cannot repeat.
-    """
-    weight_VD = model.embedding.weight
-    x_BTD = torch.randn(sequences, length, weight_VD.shape[1], device=weight_VD.device, requires_grad=True)
-
-    # PyTorch keeps the graph of its warm-up, which ran on another stream; captures do not accumulate into parameters.
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        if not model.layers.recompute or model.layers.at_once(x_BTD):
-            if all(type(layer).__module__.partition(".")[0] == "mixers" for layer in model.layers):
-                _compile_kernels(model.layers, x_BTD)
-            torch.cuda.make_graphed_callables(model.layers, (x_BTD,), num_warmup_iters=1)
-
-
-def _compile_kernels(layers: nn.Module, x_BTD: Tensor) -> None:
+def compile_kernels(layers: nn.Module, x_BTD: Tensor) -> None:
     """Compile the kernels of both passes, several at a time, in a pass that launches none of them.
 
     Its numbers mean nothing, so no layer may keep them or use them as indices, as a user's layer might. The pass runs

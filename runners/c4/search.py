@@ -1,8 +1,9 @@
 """The paper's grid of learning rates and second-moment decays as an Optuna study; each point is trained once."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -69,7 +70,7 @@ def search(config: Config, options: dict[str, Any], corpus: Corpus, world: World
         for point in [point for point in points if point not in found]:
             run, params = runs[point].folder.name, {"lr": point.lr, "beta2": point.beta2}
             if study is not None:
-                progress.after_step = _reporter(study, space, run, params)
+                progress.after_step = partial(report_step, study, space, run, params, [])
             try:
                 record = found[point] = train(point, options, corpus, world, progress)
             except BusyError:
@@ -112,16 +113,16 @@ def print_results(results: Results, console: Console) -> None:
         console.print(f"lr {chosen.lr:g} is the {end} of the grid: try --lr, without --search", soft_wrap=True)
 
 
-def _reporter(
-    study: optuna.Study, space: Mapping[str, FloatDistribution], run: str, params: Mapping[str, float]
-) -> Callable[[Row], None]:
-    """Return what reports the evaluations of a run, whose trial begins with its first step."""
-    trials: list[optuna.Trial] = []
-
-    def after_step(row: Row) -> None:
-        if not trials:
-            trials.append(ask(study, space, run, params))
-        if row.validation_loss is not None:
-            report(study, trials[0], row.validation_loss, row.step)
-
-    return after_step
+def report_step(
+    study: optuna.Study,
+    space: Mapping[str, FloatDistribution],
+    run: str,
+    params: Mapping[str, float],
+    trials: list[optuna.Trial],
+    row: Row,
+) -> None:
+    """Report an evaluation of a run, whose trial begins with its first step and is kept in ``trials``."""
+    if not trials:
+        trials.append(ask(study, space, run, params))
+    if row.validation_loss is not None:
+        report(study, trials[0], row.validation_loss, row.step)

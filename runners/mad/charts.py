@@ -3,7 +3,6 @@
 import json
 import math
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mixers.costs import LENGTHS
 from runners.files import write_atomically
 from runners.mad.points import HALF
 from runners.mad.ranking import beside
-from runners.mad.tables import FEW, KINDS, Row, beyond_training
+from runners.mad.tables import FEW, KINDS, beyond_training
 from runners.style import PLAIN_TEXT, styles, write_chart
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
@@ -26,6 +25,8 @@ LONGEST_LINE = 40
 """Largest number of characters in a line of a name."""
 LONGEST_TICK = 20
 """Largest number of characters in a line of a setting below its bars."""
+TRAINED = ("family", "mixer", "width", "mlp_width", "layers", "lr", "weight_decay")
+"""Columns of the table that say what was trained."""
 LIGHT, DARK = "#ffffff", "#111111"
 """Colours of the text on cells of a heat map."""
 TOP, NUMBERS = 1.13, 1.035
@@ -42,7 +43,35 @@ def plot_comparison(own: pd.DataFrame, reference: pd.DataFrame | None, file: Pat
     """
     found, _ = beside(own, reference)
     write_chart(draw_heat_map(found) if found["label"].nunique() > FEW else draw_bars(found), file)
-    table = pd.DataFrame([line for row in found.to_dict("records") for line in _lines(row)])
+
+    # The table: of each study the test split, then the extrapolation sets, whose limits are unknown.
+    lines = []
+    for row in found.to_dict("records"):
+        limits = {f"{name}_{kind}": row[name][kind] for name in ("ceiling", "chance") for kind in KINDS}
+        for split in ("test", *beyond_training(row)):
+            columns = {f"{kind}_accuracy": row[f"{split}.{kind}_accuracy"] for kind in KINDS}
+            halves = {f"{kind}_accuracy_half_width": row[f"{split}.{kind}_accuracy{HALF}"] for kind in KINDS}
+            line = {
+                "task": row["task"],
+                "difficulty": row["difficulty"],
+                "split": split,
+                "layer": row["label"],
+                **{
+                    name: row[name]
+                    for name in ("family", "mixer", "width", "mlp_width", "layers", "lr", "weight_decay")
+                },
+                "options": json.dumps(row["mixer_config"]),
+                **columns,
+                **halves,
+                "seeds": len(row["seeds"]),
+                "failure": "" if row["chosen"] else "diverged",
+                **(limits if split == "test" else dict.fromkeys(limits)),
+                **{name: row[name] for name in ("steps", "preset", "parameters")},
+                **{f"state_{length}": (row["state"] or {}).get(str(length)) for length in LENGTHS},
+                f"flops_per_token_{LENGTHS[0]}": (row["flops_per_token"] or {}).get(str(LENGTHS[0])),
+            }
+            lines.append(line)
+    table = pd.DataFrame(lines)
     write_atomically(file.with_suffix(".csv"), lambda temporary: table.to_csv(temporary, index=False))
 
 
@@ -181,27 +210,3 @@ def _broken(name: str) -> str:
     """Break a long name into lines."""
     lines = [name] if len(name) <= LONGEST_LINE else name.replace(":", ":\n").splitlines()
     return "\n".join(part for line in lines for part in textwrap.wrap(line, LONGEST_LINE, break_on_hyphens=False))
-
-
-def _lines(row: Row) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a study in the file: the test split, then each extrapolation set, whose limits are unknown."""
-    for split in ("test", *beyond_training(row)):
-        columns = {f"{kind}_accuracy": row[f"{split}.{kind}_accuracy"] for kind in KINDS}
-        halves = {f"{kind}_accuracy_half_width": row[f"{split}.{kind}_accuracy{HALF}"] for kind in KINDS}
-        limits = {f"{name}_{kind}": row[name][kind] for name in ("ceiling", "chance") for kind in KINDS}
-        yield {
-            "task": row["task"],
-            "difficulty": row["difficulty"],
-            "split": split,
-            "layer": row["label"],
-            **{name: row[name] for name in ("family", "mixer", "width", "mlp_width", "layers", "lr", "weight_decay")},
-            "options": json.dumps(row["mixer_config"]),
-            **columns,
-            **halves,
-            "seeds": len(row["seeds"]),
-            "failure": "" if row["chosen"] else "diverged",
-            **(limits if split == "test" else dict.fromkeys(limits)),
-            **{name: row[name] for name in ("steps", "preset", "parameters")},
-            **{f"state_{length}": (row["state"] or {}).get(str(length)) for length in LENGTHS},
-            f"flops_per_token_{LENGTHS[0]}": (row["flops_per_token"] or {}).get(str(LENGTHS[0])),
-        }

@@ -44,7 +44,7 @@ from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
 from runners.mad.points import choose
-from runners.mad.training.loop import CurvePoint, Result, train
+from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed
@@ -187,35 +187,31 @@ class Search:
 
         # The record comes after the model, because a run with a record is finished.
         for (folder, run), trial, result in zip(runs.items(), trials, results, strict=True):
-            record = self._record(run, result, len(runs))
+            curve: Columns = {
+                "step": [point.step for point in result.curve],
+                "train_loss": [point.train_loss for point in result.curve],
+            }
+            for name in ("sequence_accuracy", "token_accuracy", "loss"):
+                curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
+            record = Record(
+                **self.experiment.facts,
+                **asdict(run),
+                diverged_step=result.diverged_step,
+                best_step=result.best_step,
+                metrics={} if result.validation is None else {"validation": asdict(result.validation)},
+                curve=curve,
+                seconds=result.seconds,
+                steps_per_second=result.steps_per_second,
+                together=len(runs),
+                device=device_name(self.device),
+                versions=versions(),
+                commit=commit(),
+            )
             save_tensors(folder / MODEL, result.parameters, {"study": experiment.name, **asdict(run)})
             write(folder, record)
             tell(self.study, trial, outcome_of(record, folder))
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
-
-    def _record(self, run: Run, result: Result, together: int) -> Record:
-        """Return the record of a trained run."""
-        curve: Columns = {
-            "step": [point.step for point in result.curve],
-            "train_loss": [point.train_loss for point in result.curve],
-        }
-        for name in ("sequence_accuracy", "token_accuracy", "loss"):
-            curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
-        return Record(
-            **self.experiment.facts,
-            **asdict(run),
-            diverged_step=result.diverged_step,
-            best_step=result.best_step,
-            metrics={} if result.validation is None else {"validation": asdict(result.validation)},
-            curve=curve,
-            seconds=result.seconds,
-            steps_per_second=result.steps_per_second,
-            together=together,
-            device=device_name(self.device),
-            versions=versions(),
-            commit=commit(),
-        )
 
     def read_results(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.

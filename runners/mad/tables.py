@@ -199,7 +199,12 @@ def in_order(found: pd.DataFrame) -> pd.DataFrame:
         (*_place(row["task"], TASKS), row["setting"] != row["task"], row["setting"], family[row["family"]], place)
         for row, place in zip(rows, mixers, strict=True)
     ]
-    order = sorted(range(len(rows)), key=lambda i: (*keys[i], _by_number(rows[i]["label"])))
+
+    def by_number(label: str) -> list[tuple[float, str]]:
+        parts = re.split(r"(\d+(?:\.\d+)?)", label)
+        return [(float(part), "") if i % 2 else (math.inf, part) for i, part in enumerate(parts)]
+
+    order = sorted(range(len(rows)), key=lambda i: (*keys[i], by_number(rows[i]["label"])))
     return found.iloc[order].reset_index(drop=True)
 
 
@@ -283,9 +288,3 @@ def _differences(
 def _place(name: str, registry: Mapping[str, Any]) -> tuple[int, str]:
     """Return the sort key of a name: its place in the registry; other names follow in alphabetical order."""
     return ([*registry].index(name) if name in registry else len(registry)), name
-
-
-def _by_number(label: str) -> list[tuple[float, str]]:
-    """Return the sort key of a label, by the size of numbers in it."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", label)
-    return [(float(part), "") if i % 2 else (math.inf, part) for i, part in enumerate(parts)]

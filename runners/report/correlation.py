@@ -113,7 +113,8 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         rng = np.random.default_rng(SEED)
         chosen_BL = at[rng.integers(len(at), size=(1 + RESAMPLES, len(at)))]
         chosen_BL[0] = at
-        average_BLL = _averages(families_L[chosen_BL])
+        same_BLL = families_L[chosen_BL][:, :, None] == families_L[chosen_BL][:, None, :]
+        average_BLL = same_BLL / same_BLL.sum(2, keepdims=True)  # over the family of each layer
         x_BL, z_1L = (
             _centred_ranks(scores_L[chosen_BL], average_BLL),
             _centred_ranks(given_L[at][None], average_BLL[:1]),
@@ -123,7 +124,8 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         # The p-value of this score alone, for the layers' own gains and for each assignment to other layers.
         for k, y_L in enumerate(gains_SKL[s]):
             y_PL = _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
-            p_SKP[s, k] = _p_values(abs(np.nan_to_num(_cosines(x_BL[:1], y_PL))))
+            strengths_P = abs(np.nan_to_num(_cosines(x_BL[:1], y_PL)))
+            p_SKP[s, k] = 1 - np.searchsorted(np.sort(strengths_P), strengths_P - 1e-9) / len(strengths_P)
 
     # How often chance lets some score stand out as much.
     least_KP = p_SKP.min(axis=0)
@@ -178,19 +180,6 @@ def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
     return shuffled_PL
 
 
-def _p_values(strengths_P: Floats) -> Floats:
-    """Return for each strength the share of all that are at least as large."""
-    ascending_P = np.sort(strengths_P)
-    return 1 - np.searchsorted(ascending_P, strengths_P - 1e-9) / len(strengths_P)
-
-
-def _averages(families_BL: Ints) -> Floats:
-    """Return the matrices that average over the family of each layer."""
-    same_BLL = families_BL[:, :, None] == families_BL[:, None, :]
-    averages_BLL: Floats = same_BLL / same_BLL.sum(2, keepdims=True)
-    return averages_BLL
-
-
 def _centred_ranks(values_BL: Floats, average_BLL: Floats) -> Floats:
     """Return the ranks in each row less the mean rank of the family."""
     ranks_BL = _ranks(values_BL)
@@ -216,10 +205,9 @@ def _found(x_BL: Floats, y_BL: Floats, z_1L: Floats) -> tuple[float, float, floa
     if math.isnan(value):
         return None
     low, high = np.percentile(np.nan_to_num(drawn), [2.5, 97.5])
-    return value, float(low), float(high), _partial(value, *_cosines(x_BL[:1], z_1L), *_cosines(y_BL[:1], z_1L))
 
-
-def _partial(xy: float, xz: float, yz: float) -> float | None:
-    """Return the correlation of x and y given z; None if z is constant, or determines x or y."""
+    # Given z, unless z is constant, or determines x or y.
+    (xz,), (yz,) = _cosines(x_BL[:1], z_1L), _cosines(y_BL[:1], z_1L)
     rest = (1 - xz**2) * (1 - yz**2)
-    return float((xy - xz * yz) / math.sqrt(rest)) if rest > 1e-9 else None
+    partial = float((value - xz * yz) / math.sqrt(rest)) if rest > 1e-9 else None
+    return value, float(low), float(high), partial

@@ -215,8 +215,12 @@ def table_of_runs(models: Mapping[str, Model]) -> list[list[str]]:
 
     The loss at the chosen rate has a star, once the model is finished.
     """
+
+    def loss(run: Record) -> str:
+        return "diverged" if run.diverged_step is not None else f"{run.metrics['validation']['loss']:.3f}"
+
     losses = {
-        name: {(run.lr, run.seed): _loss(run) for run in sorted(model.runs, key=lambda run: run.lr)}
+        name: {(run.lr, run.seed): loss(run) for run in sorted(model.runs, key=lambda run: run.lr)}
         for name, model in sorted(models.items())
     }
     rates = sorted({rate for of_model in losses.values() for rate, _ in of_model})
@@ -224,13 +228,9 @@ def table_of_runs(models: Mapping[str, Model]) -> list[list[str]]:
     for name, found in losses.items():
         chosen = models[name].lr if models[name].finished else None
         first = [found.get((rate, SEEDS[0]), "–") + "*" * (rate == chosen) for rate in rates]
-        others = [f"{loss} (lr {rate:g})" for (rate, seed), loss in found.items() if seed != SEEDS[0]]
+        others = [f"{text} (lr {rate:g})" for (rate, seed), text in found.items() if seed != SEEDS[0]]
         rows.append([name, abbreviated(models[name].parameters), *first, ", ".join(others) or "–"])
     return rows
-
-
-def _loss(run: Record) -> str:
-    return "diverged" if run.diverged_step is not None else f"{run.metrics['validation']['loss']:.3f}"
 
 
 def _shared(run: Record, alike: bool) -> list[Any]:

@@ -91,7 +91,14 @@ def anchors(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
     found = []
     for row in tomllib.loads((DATA / "anchors.toml").read_text(encoding="utf-8"))["row"]:
         content, field = benchmarks.get(row["file"], {"cells": [], "device": "record not there"}), row["field"]
-        ours, theirs = (_figure(content, field, row["keys"] | {"implementation": row[y]}) for y in ("ours", "theirs"))
+        figures_of: list[float | None] = []
+        for implementation in (row["ours"], row["theirs"]):
+            keys = row["keys"] | {"implementation": implementation}
+            timed = [cell for cell in content["cells"] if cell["status"] == "timed"]
+            alike = [cell for cell in timed if all(cell.get(name, value) == value for name, value in keys.items())]
+            whole = [cell for cell in alike if cell.get("micro_batch_size") is None] or alike
+            figures_of.append(whole[0].get(field) if whole else None)
+        ours, theirs = figures_of
         authors, gain = row.get("authors", "–"), "–"
         if ours is not None and authors != "–":
             then = float(authors.replace(",", ""))
@@ -113,14 +120,6 @@ def table_of(benchmark: Mapping[str, Any]) -> list[list[str]]:
         timed = ["" if cell.get(name) is None else _text(name, cell[name]) for name in figures]
         rows.append([*settings, cell["implementation"], *timed, "" if cell["status"] == "timed" else cell["status"]])
     return rows
-
-
-def _figure(content: Mapping[str, Any], field: str, keys: Mapping[str, Any]) -> float | None:
-    """Return a figure of the timed cell with the values ``keys``; None if there is no such cell."""
-    timed = [cell for cell in content["cells"] if cell["status"] == "timed"]
-    found = [cell for cell in timed if all(cell.get(name, value) == value for name, value in keys.items())]
-    whole = [cell for cell in found if cell.get("micro_batch_size") is None] or found
-    return whole[0].get(field) if whole else None
 
 
 def _text(name: str, value: float | None) -> str:

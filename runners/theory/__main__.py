@@ -23,7 +23,6 @@ from rich.table import Table
 from runners.ending import run_command, user_errors
 from runners.files import write_json
 from runners.options import parse
-from runners.theory.checks import Check
 from runners.theory.figure import plot_path_lengths
 from runners.theory.path_lengths import POSITIONS, check_gradient, check_path_lengths
 from runners.theory.simulation import check_simulation
@@ -54,7 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Checks.
     console = Console(markup=False)
     checks = [*check_simulation(options.seed), *check_gradient(options.seed), check_path_lengths()]
-    console.print(_table(checks))
+    table = Table(title="theorems of arXiv:2604.21215, float64", title_justify="left")
+    for heading in ("check", "setting"):
+        table.add_column(heading)
+    for heading in ("largest\nerror", "bound", "holds"):
+        table.add_column(heading, justify="right")
+    for c in checks:
+        table.add_row(c.check, c.setting, f"{c.error:.1e}", f"{c.bound:.0e}", "yes" if c.holds else "NO")
+    console.print(table)
 
     # Files.
     folder = options.out / "theory"
@@ -69,19 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if not all(check.holds for check in checks):
         raise SystemExit(1)
-
-
-def _table(checks: Sequence[Check]) -> Table:
-    """Return a table with one row for each check."""
-    table = Table(title="theorems of arXiv:2604.21215, float64", title_justify="left")
-    for heading in ("check", "setting"):
-        table.add_column(heading)
-    for heading in ("largest\nerror", "bound", "holds"):
-        table.add_column(heading, justify="right")
-
-    for c in checks:
-        table.add_row(c.check, c.setting, f"{c.error:.1e}", f"{c.bound:.0e}", "yes" if c.holds else "NO")
-    return table
 
 
 if __name__ == "__main__":

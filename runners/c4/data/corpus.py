@@ -273,7 +273,17 @@ class Windows:
 
         """
         begins = self._begins(step, batch_size)[rank::world]
-        return np.stack([self._read(begin) for begin in begins])
+
+        windows = []
+        for begin in begins:  # a window may lie in several shards
+            end, pieces = begin + self._seq_len + 1, []
+            first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
+            for shard in range(first, last + 1):
+                tokens_N, _documents_D3 = self._shards[shard]
+                offset = int(self._ends[shard]) - len(tokens_N)
+                pieces.append(tokens_N[max(0, begin - offset) : end - offset])
+            windows.append(np.concatenate(pieces, dtype=np.int64))
+        return np.stack(windows)
 
     def documents(self, step: int, batch_size: int) -> list[str]:
         """Return the documents ``split/number`` with tokens in batch ``step`` of all ranks, in the order of the batch.
@@ -292,17 +302,6 @@ class Windows:
         """Return the position in the split of each window of batch ``step``."""
         places = range(step * batch_size, (step + 1) * batch_size)
         return [int(self._order(place // self._count)[place % self._count]) * self._seq_len for place in places]
-
-    def _read(self, begin: int) -> np.ndarray:
-        """Return the tokens (T+1,), int64, of the window at ``begin``, which may lie in several shards."""
-        end = begin + self._seq_len + 1
-        first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
-        pieces = []
-        for shard in range(first, last + 1):
-            tokens_N, _documents_D3 = self._shards[shard]
-            offset = int(self._ends[shard]) - len(tokens_N)
-            pieces.append(tokens_N[max(0, begin - offset) : end - offset])
-        return np.concatenate(pieces, dtype=np.int64)
 
 
 def _order(count: int, seed: int | None, epoch: int) -> np.ndarray:

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from gzip import GzipFile
 from hashlib import file_digest
 from io import BufferedReader
@@ -77,25 +76,23 @@ def describe(files: Sequence[str]) -> list[dict[str, str]]:
     known: dict[str, str] = {}
     with suppress(ValueError, OSError):  # without the file, or if it is damaged, all are hashed
         known = read_json(DIGESTS) or {}
+
+    def described(file: str) -> dict[str, str]:
+        if file.startswith(HUB):
+            return {"name": file, "sha256": ""}
+        with _explained(file):
+            now = Path(file).stat()
+            state = f"{file} {now.st_ino} {now.st_size} {now.st_mtime_ns} {now.st_ctime_ns}"
+            if state not in known:
+                with _open(file) as content:
+                    known[state] = file_digest(content, "sha256").hexdigest()
+        return {"name": Path(file).name, "sha256": known[state]}
+
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(partial(_describe, known), files))
+        found = list(pool.map(described, files))
     with suppress(OSError):
         write_json(DIGESTS, known)
     return found
-
-
-def _describe(known: dict[str, str], file: str) -> dict[str, str]:
-    """Return name and fingerprint of a source file, and add the fingerprint to those that are known."""
-    if file.startswith(HUB):
-        return {"name": file, "sha256": ""}
-
-    with _explained(file):
-        now = Path(file).stat()
-        state = f"{file} {now.st_ino} {now.st_size} {now.st_mtime_ns} {now.st_ctime_ns}"
-        if state not in known:
-            with _open(file) as content:
-                known[state] = file_digest(content, "sha256").hexdigest()
-    return {"name": Path(file).name, "sha256": known[state]}
 
 
 def read(files: Sequence[str], lines: list[int], start: int) -> Iterator[tuple[int, str]]:

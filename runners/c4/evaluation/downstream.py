@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from mixers.models import LanguageModel
@@ -296,33 +296,23 @@ def log_likelihoods(
             end_B1 = torch.tensor([len(text) for text in texts])[:, None]
             position_T = torch.arange(1, tokens_BT.shape[1])
             scored_BT = (position_T < end_B1) & (position_T >= end_B1 - torch.tensor(counts)[:, None])
-            log_probability_N, greedy_N = _score(model, tokens_BT.to(device), scored_BT.to(device))
+
+            # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
+            tokens_BT, counted_BT = tokens_BT.to(device), scored_BT.to(device)
+            hidden_ND, target_N = model.encode(tokens_BT[:, :-1])[counted_BT], tokens_BT[:, 1:][counted_BT]
+            log_probabilities, greedy = [], []
+            for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
+                with torch.autocast(tokens_BT.device.type, enabled=False):
+                    logits = model.readout(hidden.float())
+                log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))
+                greedy.append(logits.argmax(dim=-1) == target)
 
             owner_N = torch.tensor(owners)[scored_BT.nonzero()[:, 0]]
-            totals_P.index_add_(0, owner_N, log_probability_N.double().cpu())
-            missed_P.index_add_(0, owner_N, (~greedy_N).long().cpu())
+            totals_P.index_add_(0, owner_N, torch.cat(log_probabilities).double().cpu())
+            missed_P.index_add_(0, owner_N, (~torch.cat(greedy)).long().cpu())
 
     results = zip(pairs, totals_P.tolist(), missed_P.tolist(), strict=True)
     return [
         Likelihood(log_probability=total, tokens=len(pair.continuation), greedy=missed == 0)
         for pair, total, missed in results
     ]
-
-
-def _score(model: LanguageModel, tokens_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Score the tokens of ``tokens_BT[:, 1:]`` that ``scored_BT`` selects.
-
-    Returns:
-        Their log-probabilities (N,) in float32, and whether each is the most likely token (N,).
-    """
-    hidden_ND = model.encode(tokens_BT[:, :-1])[scored_BT]
-    target_N = tokens_BT[:, 1:][scored_BT]
-    log_probabilities, greedy = [], []
-    for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
-        # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
-        with torch.autocast(tokens_BT.device.type, enabled=False):
-            logits = model.readout(hidden.float())
-        log_probabilities.append(-F.cross_entropy(logits, target, reduction="none"))
-        greedy.append(logits.argmax(dim=-1) == target)
-
-    return torch.cat(log_probabilities), torch.cat(greedy)

@@ -246,7 +246,21 @@ class _Loop:
                     progressed(self.step)
                     self.reported = self.counted
 
-        self._evaluate()
+        # Measure all runs, keep the best parameters, and add a point to each curve.
+        steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
+        losses = (self.stepper.take_loss_sum() / steps).tolist()
+        counts = self._measure(self.ensemble.params_RP)
+
+        # Runs that have diverged keep nothing more.
+        optimizer = self.ensemble.optimizer
+        optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
+        alive_R = optimizer.diverged_R < 0
+        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
+
+        metrics = metrics_by_run(counts)
+        for r, alive in enumerate(alive_R.tolist()):
+            loss = losses[r] if math.isfinite(losses[r]) else None
+            self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
         self._count_seconds()
         self._save_if_due()
 
@@ -306,23 +320,6 @@ class _Loop:
                 )
             )
         return results
-
-    def _evaluate(self) -> None:
-        """Measure all runs, keep the best parameters, and add a point to each curve."""
-        steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
-        losses = (self.stepper.take_loss_sum() / steps).tolist()
-        counts = self._measure(self.ensemble.params_RP)
-
-        # Runs that have diverged keep nothing more.
-        optimizer = self.ensemble.optimizer
-        optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
-        alive_R = optimizer.diverged_R < 0
-        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
-
-        metrics = metrics_by_run(counts)
-        for r, alive in enumerate(alive_R.tolist()):
-            loss = losses[r] if math.isfinite(losses[r]) else None
-            self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
 
     def _measure(self, params_RP: Tensor) -> Counts:
         return evaluate(self.ensemble, params_RP, self.validation, self.vocab_size)

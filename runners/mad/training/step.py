@@ -36,7 +36,18 @@ class Stepper:
     def run(self, epoch: int, steps: int) -> None:
         """Take ``steps`` steps, all within ``epoch``."""
         if epoch != self.epoch:
-            self._load_order(epoch)
+            # The last batch of an epoch is filled up from its start.
+            seeds = [run.seed for run in self.ensemble.runs]
+            orders = [data_order(seed, epoch, len(self.inputs_ST)) for seed in seeds]
+            shape = self.order_NRB[:, 0].shape
+            order_NRB = torch.from_numpy(np.stack([np.resize(order, shape) for order in orders], axis=1))
+
+            # From pinned memory the copy does not wait for the device.
+            if self.ensemble.device.type == "cuda":
+                order_NRB = order_NRB.pin_memory()
+            self.order_NRB.copy_(order_NRB, non_blocking=True)
+            self.epoch = epoch
+
         for _ in range(steps):
             self.take_step()
 
@@ -68,19 +79,6 @@ class Stepper:
         for tensor, value in zip(touched, before, strict=True):
             tensor.copy_(value)
         self.take_step = graph.replay
-
-    def _load_order(self, epoch: int) -> None:
-        """Copy an epoch's order to the device; the last batch is filled up from the epoch's start."""
-        seeds = [run.seed for run in self.ensemble.runs]
-        orders = [data_order(seed, epoch, len(self.inputs_ST)) for seed in seeds]
-        shape = self.order_NRB[:, 0].shape
-        order_NRB = torch.from_numpy(np.stack([np.resize(order, shape) for order in orders], axis=1))
-
-        # From pinned memory the copy does not wait for the device.
-        if self.ensemble.device.type == "cuda":
-            order_NRB = order_NRB.pin_memory()
-        self.order_NRB.copy_(order_NRB, non_blocking=True)
-        self.epoch = epoch
 
     def _take_step(self) -> None:
         self.loss_sum_R += self.ensemble.train_step(*self._batches())
