@@ -43,7 +43,7 @@ from runners.mad.chosen import MODEL, read_test
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
-from runners.mad.points import choose
+from runners.mad.points import GridPoint, choose
 from runners.mad.training.loop import CurvePoint, Result, train
 from runners.mad.training.protocol import Run
 from runners.memory import ran_out_of_memory
@@ -53,15 +53,11 @@ from runners.search import Outcome, ask, catch_up, naming_storage, open_storage,
 
 SECONDS_BETWEEN_LOOKS = 1.0
 CHECKPOINT = "checkpoint.safetensors"
-METRIC_NAME = "validation token accuracy"
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
 }
 """What the dashboard judges the importance of. The seed is an attribute of a trial, because nobody tunes it."""
-
-GridPoint = tuple[float, float]
-"""Learning rate and weight decay."""
 
 
 def train_studies(
@@ -123,16 +119,16 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
-        together = min(options.together, math.ceil(len(options.runs) / len(devices)))
-        self.limit = runs_at_once(experiment, together, device)
+        share = math.ceil(len(options.runs) / len(devices))
+        self.limit = runs_at_once(experiment, min(options.together, share), device)
 
         # The dashboard shows the settings.
-        settings = {**experiment.facts, "folder": str(self.folder.resolve())}
-        self.study = open_study(storage, experiment.name, "maximize", settings)
+        shown = {**experiment.facts, "folder": str(self.folder.resolve())}
+        self.study = open_study(storage, experiment.name, "maximize", shown)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.study.metric_names is None:
-                self.study.set_metric_names([METRIC_NAME])
+                self.study.set_metric_names(["validation token accuracy"])
         finished = self._finished()
         catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in finished])
         for file, _ in finished:
@@ -201,12 +197,12 @@ class Search:
 
     def _record(self, run: Run, result: Result, together: int) -> Record:
         """Return the record of a trained run."""
+        figures = ("sequence_accuracy", "token_accuracy", "loss")
         curve: Columns = {
             "step": [point.step for point in result.curve],
             "train_loss": [point.train_loss for point in result.curve],
+            **{name: [p.validation and getattr(p.validation, name) for p in result.curve] for name in figures},
         }
-        for name in ("sequence_accuracy", "token_accuracy", "loss"):
-            curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
         return Record(
             **self.experiment.facts,
             **asdict(run),

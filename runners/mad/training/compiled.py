@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule
 
 from mixers.base import log_once
 from mixers.ops.ahead import compiling_ahead
@@ -39,7 +38,8 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
-    from torch._inductor import compile as compile_graph  # both take a second to import
+    from torch._functorch.compile_utils import fx_graph_cse  # all three take a second to import
+    from torch._inductor import compile as compile_graph
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,13 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
             with compiling_ahead():
                 with as_operators():
                     graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-                _merge_repeats(graph)
+
+                # Do once what is done several times with the same tensors, unless any of them is changed in place: a
+                # layer that goes through segments one by one casts its weights for each.
+                calls = (node.target for node in graph.graph.nodes)
+                if not any(isinstance(call, OpOverload) and call._schema.is_mutable for call in calls):
+                    graph.graph = fx_graph_cse(graph.graph)
+                    graph.recompile()
                 with torch.no_grad():
                     fast: Any = compile_graph(graph, list(arguments))
             with torch.no_grad():
@@ -67,16 +73,3 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
     return fast
-
-
-def _merge_repeats(graph: GraphModule) -> None:
-    """Do once what a record does several times with the same tensors, unless it changes any of them in place.
-
-    A layer that goes through segments one by one casts its weights for each; TorchInductor would leave this as it is.
-    """
-    from torch._functorch.compile_utils import fx_graph_cse  # takes a second to import
-
-    calls = (node.target for node in graph.graph.nodes)
-    if not any(isinstance(call, OpOverload) and call._schema.is_mutable for call in calls):
-        graph.graph = fx_graph_cse(graph.graph)
-        graph.recompile()
