@@ -4,6 +4,7 @@ Programs ask for a trial of each run that they begin, report its evaluations, an
 the folders of runs disagree, the folders are right: ``catch_up`` tells a study of the runs that it lacks.
 """
 
+import json
 import logging
 import os
 import warnings
@@ -80,9 +81,12 @@ def open_storage(storage: str) -> BaseStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     with lock:
-        if path.exists() and not (whole := path.read_bytes()).endswith(b"\n"):
-            os.truncate(path, whole.rfind(b"\n") + 1)
+        whole = path.read_bytes() if path.exists() else b""
+        kept = whole[: whole.rfind(b"\n") + 1]
+        if kept != whole:
+            os.truncate(path, len(kept))
     try:
+        json.loads((kept.splitlines() or [b"{}"])[-1])  # the last line, which Optuna does not check
         return JournalStorage(JournalFileBackend(str(path), cast(Any, lock)))
     except (ValueError, KeyError, TypeError):  # lines that Optuna did not write
         aside = path.with_name(f"{path.name}.damaged")
@@ -100,7 +104,7 @@ def naming_storage(storage: str) -> Iterator[None]:
     """
     try:
         yield
-    except optuna.exceptions.OptunaError as error:
+    except (optuna.exceptions.OptunaError, json.JSONDecodeError) as error:
         raise ValueError(f"storage {storage}: {error.__cause__ or error}") from error
 
 

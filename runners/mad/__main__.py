@@ -44,9 +44,6 @@ from runners.mad.tables import print_comparison, print_study
 from runners.options import print_help
 from runners.tracking import check_login
 
-LONGEST_NAME = 100
-"""Characters of a chart's file name taken from its contents; file systems take 255 bytes."""
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
@@ -92,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         from runners.mad.charts import plot_comparison  # imports Matplotlib
 
-        words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:LONGEST_NAME]
+        words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
         digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
         plot_comparison(own, reference, figure)

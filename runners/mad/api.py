@@ -72,12 +72,10 @@ class Study:
     def _estimates(self, split: str) -> dict[str, Estimate]:
         """Return the figures of the chosen point on a split by their names."""
         point = chosen(points(self.table)).iloc[0]
-        names = ("sequence_accuracy", "token_accuracy", "loss")
-        found = {name: (point.get(f"{split}.{name}"), point.get(f"{split}.{name}.half_width")) for name in names}
         return {
-            name: Estimate(mean=float(mean), half_width=float(half))
-            for name, (mean, half) in found.items()
-            if pd.notna(mean)
+            name: Estimate(mean=float(mean), half_width=float(point[f"{split}.{name}.half_width"]))
+            for name in ("sequence_accuracy", "token_accuracy", "loss")
+            if pd.notna(mean := point.get(f"{split}.{name}"))
         }
 
     @property
@@ -114,8 +112,7 @@ class Study:
     @property
     def runs(self) -> list[Run]:
         """All runs of the grid, and those that repeat the chosen point."""
-        rows = self.table[["lr", "weight_decay", "seed"]].itertuples(index=False)
-        return [Run(lr=lr, weight_decay=weight_decay, seed=seed) for lr, weight_decay, seed in rows]
+        return [Run(**row) for row in self.table[["lr", "weight_decay", "seed"]].to_dict("records")]
 
     @cached_property
     def model(self) -> nn.Module:
@@ -171,8 +168,13 @@ def study(
         ContractError: a layer from outside breaks a rule that the trainer relies on.
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
-    named = {"mixer": name_of(mixer, MIXERS), "task": name_of(task, TASKS), "difficulty": "baseline", **options}
-    named["preset"] = preset
+    named = {
+        "mixer": name_of(mixer, MIXERS),
+        "task": name_of(task, TASKS),
+        "difficulty": "baseline",
+        "preset": preset,
+        **options,
+    }
     if any(not isinstance(named[name], str) or named[name] == "all" for name in ("mixer", "task", "difficulty")):
         raise ValueError("study trains one layer on one task: call it once for each")
     find_mixer(named["mixer"])  # its message on a class or a module is the better one

@@ -47,8 +47,8 @@ def check(experiments: Sequence[Experiment], together: int, device: torch.device
         try:
             check_task(experiment.instance)
         except Exception as error:  # a user's task may raise anything
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise ValueError(f"task {experiment.task!r}: {where(error)}{kind}{error}") from error
+            said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"task {experiment.task!r}: {where(error)}{said}") from error
 
     # Warnings about parameters follow once all layers have passed.
     unused = [(experiment.mixer, check_layer(experiment, device)) for experiment in experiments]
@@ -87,8 +87,12 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     one, two = parameters_of_one_and_two(of_layers, experiment.mixer)
     parameters = one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
     fewer = ", --together" if count > 1 else ""
-    advice = f"lower --width, --mlp-width, --layers{fewer} or the task's vocabulary"
-    require_memory(count * COPIES * 4 * parameters, device, runs, advice)
+    require_memory(
+        count * COPIES * 4 * parameters,
+        device,
+        runs,
+        f"lower --width, --mlp-width, --layers{fewer} or the task's vocabulary",
+    )
 
     # Each layer keeps at least its inputs for the backward pass, in 16 bits or more.
     kept = 2 * count * experiment.protocol.batch_size * length * shape.width * shape.layers
@@ -118,13 +122,12 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
 
     # Extrapolation sets have longer sequences, on which some layers fail; one that does not must be right there, too.
     if foreign and longest > length:
-        fails = False
         try:
             with torch.no_grad():
                 build().to(device)(torch.randn(1, longest, experiment.shape.width, device=device))
         except Exception:  # a user's layer may raise anything
-            fails = True
-        if not fails:
+            pass
+        else:
             check_foreign(mixer, build, device, lambda: longest)
 
     call_as_in_training(experiment, device, length if foreign else min(POSITIONS, length))

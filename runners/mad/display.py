@@ -49,8 +49,8 @@ class Display:
         seeds = sorted({run.seed for run in runs})
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         counted = f"{len(runs)} run{'s' * (len(runs) > 1)}" + f", then {waiting} more" * (waiting > 0)
-        description = " · ".join((experiment.task, experiment.label, experiment.difficulty, named, counted))
-        self._bar = self._progress.add_task(description, total=experiment.steps, figures="starting")
+        words = (experiment.task, experiment.label, experiment.difficulty, named, counted)
+        self._bar = self._progress.add_task(" · ".join(words), total=experiment.steps, figures="starting")
         self._figures, self._line_due = "", time.monotonic() + SECONDS_TO_FIRST_LINE
 
         if self.tracking.mode != "disabled":

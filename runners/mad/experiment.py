@@ -115,8 +115,8 @@ class Experiment(LayerChoice):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over settings and data, and over the text of the modules of a user's layer and task."""
-        readable = ("difficulty", "preset")
-        settings = {k: v for k, v in asdict(self).items() if k not in (*readable, *switched_off(self))}
+        left_out = ("difficulty", "preset", *switched_off(self))
+        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
         paths = [name.split(":") for name in (self.mixer, self.task) if is_path(name)]
@@ -252,8 +252,8 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
             say(f"left out: --match {figure}: {choice.mixer}: {error}")
             continue
         matched.append(replace(choice, shape=met))
-        widths = f"width {met.width}, MLP {met.mlp_width}"
-        say(f"{choice.mixer}: {widths}: {found:,} {what}, {found / target - 1:+.1%}")
+        difference = f"{found:,} {what}, {found / target - 1:+.1%}"
+        say(f"{choice.mixer}: width {met.width}, MLP {met.mlp_width}: {difference}")
     return matched
 
 

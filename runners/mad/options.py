@@ -244,8 +244,6 @@ def defaults(preset: str, **given: Any) -> Options:
     options, _ = PRESETS.get(preset, PRESETS["grid"])  # type: ignore[call-overload]
     if given.get("epochs") is not None and given.get("steps") is None:
         options = replace(options, steps=None)
-    if given.get("list"):
-        options = replace(options, mixer=("all",))
     return options
 
 
@@ -267,7 +265,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
         ValueError: a layer or a task is unknown, or a value is out of bounds; the message says what to do.
     """
     given = peek(arguments, preset="grid", epochs=None, steps=None)
-    default = defaults(**given, list="--list" in arguments)
+    default = defaults(**given) if "--list" not in arguments else replace(defaults(**given), mixer=("all",))
     named = peek(arguments, mixer=default.mixer, task=default.task)
     configs = {
         "mixer": {name: find_mixer(name).Config for name in expand(named["mixer"], MIXERS)},

@@ -65,8 +65,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
                 status.update(f"counting {experiment.label} on {setting}")
                 finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
                 counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
-                remark = experiment.facts["remark"]
-                name = f"  {experiment.label}" + (f"\n    {remark}" if remark else "")
+                name = f"  {experiment.label}\n    {experiment.facts['remark'] or ''}".rstrip()
                 table.add_row(Name(name), *counts, *_cells(experiment))
     console.print(table)
     if options.more_seeds:

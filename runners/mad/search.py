@@ -51,7 +51,6 @@ from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
-METRIC_NAME = "validation token accuracy"
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
@@ -118,16 +117,16 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
-        together = min(options.together, math.ceil(len(options.runs) / len(devices)))
-        self.limit = runs_at_once(experiment, together, device)
+        share = math.ceil(len(options.runs) / len(devices))
+        self.limit = runs_at_once(experiment, min(options.together, share), device)
 
         # The dashboard shows the settings.
-        settings = {**experiment.facts, "folder": str(self.folder.resolve())}
-        self.study = open_study(storage, experiment.name, "maximize", settings)
+        shown = {**experiment.facts, "folder": str(self.folder.resolve())}
+        self.study = open_study(storage, experiment.name, "maximize", shown)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.study.metric_names is None:
-                self.study.set_metric_names([METRIC_NAME])
+                self.study.set_metric_names(["validation token accuracy"])
         finished = self._finished()
         catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in finished])
         for file, _ in finished:

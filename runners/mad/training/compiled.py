@@ -38,7 +38,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
-    from torch._functorch.compile_utils import fx_graph_cse  # each of these takes a second to import
+    from torch._functorch.compile_utils import fx_graph_cse  # all three take a second to import
     from torch._inductor import compile as compile_graph
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -54,13 +54,12 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
                 with as_operators():
                     graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
-                # Do once what the record does several times with the same tensors, unless it changes any in place. A
-                # layer that goes through segments casts its weights for each; TorchInductor would leave this as it is.
+                # Do once what is done several times with the same tensors, unless any of them is changed in place: a
+                # layer that goes through segments one by one casts its weights for each.
                 calls = (node.target for node in graph.graph.nodes)
                 if not any(isinstance(call, OpOverload) and call._schema.is_mutable for call in calls):
                     graph.graph = fx_graph_cse(graph.graph)
                     graph.recompile()
-
                 with torch.no_grad():
                     fast: Any = compile_graph(graph, list(arguments))
             with torch.no_grad():

@@ -240,9 +240,7 @@ class _Loop:
             # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
             if self.step < target:
                 self.stop_if(asked)
-                self._count_seconds()
-                saved = self._save_if_due()
-                if saved or (on_cpu and self.counted - self.reported > SECONDS_BETWEEN_REPORTS):
+                if self._count_and_save() or (on_cpu and self.counted - self.reported > SECONDS_BETWEEN_REPORTS):
                     progressed(self.step)
                     self.reported = self.counted
 
@@ -261,8 +259,7 @@ class _Loop:
         for r, alive in enumerate(alive_R.tolist()):
             loss = losses[r] if math.isfinite(losses[r]) else None
             self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
-        self._count_seconds()
-        self._save_if_due()
+        self._count_and_save()
 
     def stop_if(self, asked: Sequence[int]) -> None:
         """Save and raise ``StoppedError`` if there is a signal in ``asked``."""
@@ -305,33 +302,28 @@ class _Loop:
         metrics = metrics_by_run(self._measure(self.best.params_RP))
         parameters = self.ensemble.named(self.best.params_RP)
 
-        results = []
-        for r, diverged in enumerate(self.ensemble.diverged_R.tolist()):
-            alive = diverged < 0
-            results.append(
-                Result(
-                    curve=self.curves[r],
-                    best_step=int(self.best.step_R[r]),
-                    diverged_step=None if alive else diverged,
-                    validation=metrics[r] if alive else None,
-                    parameters={name: stacked[r] for name, stacked in parameters.items()},
-                    seconds=self.seconds,
-                    steps_per_second=self.step / self.seconds,
-                )
+        return [
+            Result(
+                curve=self.curves[r],
+                best_step=int(self.best.step_R[r]),
+                diverged_step=None if diverged < 0 else diverged,
+                validation=metrics[r] if diverged < 0 else None,
+                parameters={name: stacked[r] for name, stacked in parameters.items()},
+                seconds=self.seconds,
+                steps_per_second=self.step / self.seconds,
             )
-        return results
+            for r, diverged in enumerate(self.ensemble.diverged_R.tolist())
+        ]
 
     def _measure(self, params_RP: Tensor) -> Counts:
         return evaluate(self.ensemble, params_RP, self.validation, self.vocab_size)
 
-    def _count_seconds(self) -> None:
+    def _count_and_save(self) -> bool:
+        """Count the time since the last call; save if the last checkpoints are old, and return whether it did."""
         now = time.monotonic()
         self.seconds += now - self.counted
         self.counted = now
-
-    def _save_if_due(self) -> bool:
-        """Save if the last checkpoints are old, and return whether it did."""
-        due = self.counted - self.saved > SECONDS_BETWEEN_CHECKPOINTS
+        due = now - self.saved > SECONDS_BETWEEN_CHECKPOINTS
         if due:
             self.save()
             self.saved = time.monotonic()

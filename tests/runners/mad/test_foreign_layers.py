@@ -25,7 +25,6 @@ from mixers.contract import check_held, check_layer
 from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
-from mixers.vmap_errors import NO_VMAP_RULE
 from runners import records
 from runners.mad import __main__ as mad
 from runners.mad import checks
@@ -335,32 +334,6 @@ def test_the_error_before_training_names_that_module(
     assert error.startswith("error: mixer WithLSTM cannot be computed for all runs at once: ")
     assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in error
     assert "Batching rule not implemented" in error
-
-
-MODULES = {
-    "LSTM": torch.nn.LSTM(4, 4),
-    "GRU": torch.nn.GRU(4, 4),
-    "RNN": torch.nn.RNN(4, 4),
-    "LSTMCell": torch.nn.LSTMCell(4, 4),
-    "GRUCell": torch.nn.GRUCell(4, 4),
-    "RNNCell": torch.nn.RNNCell(4, 4),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_the_modules_without_a_rule_are_those_of_vmap(name: str) -> None:
-    module = MODULES[name]
-    weights = {key: torch.stack([y, y]) for key, y in module.state_dict().items()}
-
-    def one(weights: dict[str, Tensor], x_TD: Tensor) -> Tensor:
-        return torch.func.functional_call(module, weights, (x_TD,))
-
-    if isinstance(module, NO_VMAP_RULE):
-        with pytest.raises(RuntimeError, match="Batching rule not implemented"):
-            torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
-    else:
-        with pytest.warns(UserWarning, match="not yet implemented the batching rule"):
-            torch.func.vmap(one)(weights, torch.randn(2, 3, 4))
 
 
 class Spare(nn.Module):

@@ -2,16 +2,14 @@
 
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runners.mad import Study, study
 from runners.mad import __main__ as mad
-from tasks.base import Batch
 from tests.runners.mad.test_foreign_layers import ROOT
 from tests.tasks.test_outside import Own
 
@@ -75,22 +73,6 @@ def train_on(task: type[Own], out: Path, **more: Any) -> Study:
 
 def test_settings_of_a_task_may_be_lists(tmp_path: Path) -> None:
     assert train_on(WithList, tmp_path).experiment.task_config.sizes == [1, 2]
-
-
-class WithShift(Own):
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Own.Config):
-        shift: int = field(default=0, repr=False)
-
-    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-        right = super().sample(rng, n, split)
-        return replace(right, targets_ST=np.roll(right.inputs_ST, self.config.shift, axis=1))
-
-
-def test_a_setting_that_is_not_shown_makes_other_data(tmp_path: Path) -> None:
-    for shift in (0, 1):
-        train = train_on(WithShift, tmp_path, task_options={"shift": shift}).data["train"]
-        assert np.array_equal(train.targets_ST, np.roll(train.inputs_ST, shift, axis=1))
 
 
 def test_study_takes_a_tasks_class(tmp_path: Path) -> None:

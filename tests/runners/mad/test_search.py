@@ -236,8 +236,9 @@ def test_optuna_is_told_again_of_what_its_storage_has_lost(tmp_path: Path, start
     trained(tmp_path)
     before = {trial.user_attrs["run"]: (trial.value, trial.intermediate_values) for trial in trials(tmp_path)}
     journal = tmp_path / JOURNAL
-    for damage in (journal.unlink, lambda: journal.write_bytes(journal.read_bytes()[:-20])):
-        damage()
+    whole = journal.read_bytes()
+    for damaged in (b"", whole[:-20], whole[:-20] + b"}}}\n", whole[:500] + whole[600:]):
+        journal.write_bytes(damaged)
         trained(tmp_path)
         assert {t.user_attrs["run"]: (t.value, t.intermediate_values) for t in trials(tmp_path)} == before
     assert len(started) == 1
