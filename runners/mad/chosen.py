@@ -1,4 +1,4 @@
-"""The chosen point of a study: its figures on the test split, its model, its diagnosis; models that are not kept."""
+"""The runs of a study: which are missing, which point is chosen, its test figures, its model and its diagnosis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,59 @@ from torch import Tensor
 
 from mixers.models import Backbone
 from runners.device import find_devices
-from runners.files import DamagedFileError, load_tensors, read_json
+from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import Options
-from runners.mad.points import chosen, points
+from runners.mad.points import GridPoint, choose, chosen, points
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
-from runners.records import Record, read, read_all, table_of, write
+from runners.records import RECORD, Record, read, read_all, table_of, write
+from runners.runs import is_finished
 from tasks.metrics import Counts
 
-MODEL = "model.safetensors"
+MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+"""Files in the folder of a run, beside its record."""
+
+
+def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
+    """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
+
+    def unfinished(runs: Sequence[Run]) -> list[Run]:
+        return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
+
+    return unfinished(options.runs) or unfinished(choose_and_repeat(experiment, options)[1])
+
+
+def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
+    """Choose a point of a finished grid, and name the runs that repeat it with more seeds.
+
+    Returns:
+        The point, None if a seed of each point diverged; and the repeats, also those of better points of which one has
+        diverged. Repeats need not be finished.
+    """
+    table = table_of(read_runs(experiment, options.runs, options.out))
+    repeats: list[Run] = []
+    unstable: list[GridPoint] = []
+    while (chosen := choose(table, unstable)) is not None:
+        of_chosen = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in options.more_seeds]
+        repeats += of_chosen
+        found = read_runs(experiment, of_chosen, options.out)
+        if all(record.diverged_step is None for _, record in found):
+            break
+        unstable.append(chosen)
+    return chosen, repeats
+
+
+def read_runs(experiment: Experiment, runs: Sequence[Run], out: Path) -> list[tuple[Path, Record]]:
+    """Return the records of those runs that are finished, each with its file."""
+    folders = [experiment.folder_of(run, out) for run in runs]
+    return read_all(*(folder / RECORD for folder in folders if is_finished(folder)))
+
+
+def saved_step(folder: Path) -> int:
+    """Return the step from which the run of a folder would resume; 0 without a checkpoint."""
+    path = folder / CHECKPOINT
+    return int(load_info(path)["step"]) if path.exists() else 0
 
 
 def read_test(experiment: Experiment, runs: Sequence[tuple[Path, Record]], device: torch.device, together: int) -> None:

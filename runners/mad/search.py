@@ -36,23 +36,30 @@ from optuna.storages import BaseStorage
 from rich.console import Console
 
 from runners.device import device_name, find_devices
-from runners.files import DamagedFileError, load_info, save_tensors
+from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import runs_at_once
-from runners.mad.chosen import MODEL, read_test
+from runners.mad.chosen import (
+    CHECKPOINT,
+    MODEL,
+    choose_and_repeat,
+    missing_runs,
+    read_runs,
+    read_test,
+    saved_step,
+)
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
-from runners.mad.points import GridPoint, choose
-from runners.mad.training.loop import CurvePoint, Result, train
+from runners.mad.points import choose
+from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.memory import ran_out_of_memory
-from runners.records import RECORD, Columns, Record, commit, read_all, table_of, versions, write
-from runners.runs import claimed, is_finished
+from runners.records import Columns, Record, commit, read_all, table_of, versions, write
+from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
-CHECKPOINT = "checkpoint.safetensors"
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
@@ -83,12 +90,15 @@ def train_studies(
     if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
         said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
         console.print(f"{options.out} has {said}", soft_wrap=True)
-    helping = _on_other_gpus(devices, experiments, options)
+    helping = on_other_gpus(devices, experiments, options)
     with naming_storage(options.place), Display(console, options.tracking) as display, helping:
         for experiment in experiments:
             search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):
-                if not search.train_available(missing):
+                with search.claim(missing) as ensembles:
+                    for runs, waiting in ensembles:
+                        search.train_ensemble(runs, waiting)
+                if not ensembles:
                     display.waiting(len(missing))
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.close()
@@ -134,28 +144,26 @@ class Search:
         for file, _ in finished:
             file.with_name(CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed behind its last line
 
-    def train_available(self, runs: Sequence[Run]) -> bool:
-        """Train those of the runs that no other process trains, as many as are trained at once.
+    @contextmanager
+    def claim(self, runs: Sequence[Run]) -> Iterator[list[tuple[dict[Path, Run], int]]]:
+        """Claim those of the runs that no other process trains, as many as are trained at once.
 
-        Returns:
-            Whether there was one.
+        Yields:
+            Ensembles of runs, by their folders, whose checkpoints stand at one step; each with the number of runs that
+            are trained after it.
         """
         by_folder = {self.experiment.folder_of(run, self.options.out): run for run in runs}
         with claimed([*by_folder], self.limit) as mine:
+            ensembles: list[tuple[dict[Path, Run], int]] = []
             waiting = len(runs)
             for _, folders in groupby(sorted(mine, key=saved_step), saved_step):
-                together = {folder: by_folder[folder] for folder in folders}
-                waiting -= len(together)
-                try:
-                    self._train_ensemble(together, waiting)
-                except Exception as error:
-                    if ran_out_of_memory(error):
-                        error.add_note(f"lower --together, which is {len(together)} here")
-                    raise
-        return bool(mine)
+                ensemble = {folder: by_folder[folder] for folder in folders}
+                waiting -= len(ensemble)
+                ensembles.append((ensemble, waiting))
+            yield ensembles
 
-    def _train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
-        """Train claimed runs, by their folders, as one ensemble; ``waiting`` runs have not begun."""
+    def train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
+        """Train claimed runs, by their folders; write and tell each result. ``waiting`` runs come after them."""
         experiment, display = self.experiment, self.display
         trials = [
             ask(self.study, DISTRIBUTIONS, folder.name, {"lr": run.lr, "weight_decay": run.weight_decay})
@@ -174,49 +182,50 @@ class Search:
             for points in zip(*curves, strict=True):
                 evaluated(points[0].step, points)
 
-        results = train(
-            experiment.build,
-            experiment.instance,
-            experiment.protocol,
-            [*runs.values()],
-            self.device,
-            [folder / CHECKPOINT for folder in runs],
-            evaluated,
-            resumed,
-            display.progressed,
-        )
+        try:
+            results = train(
+                experiment.build,
+                experiment.instance,
+                experiment.protocol,
+                [*runs.values()],
+                self.device,
+                [folder / CHECKPOINT for folder in runs],
+                evaluated,
+                resumed,
+                display.progressed,
+            )
+        except Exception as error:
+            if ran_out_of_memory(error):
+                error.add_note(f"lower --together, which is {len(runs)} here")
+            raise
 
         # The record comes after the model, because a run with a record is finished.
         for (folder, run), trial, result in zip(runs.items(), trials, results, strict=True):
-            record = self._record(run, result, len(runs))
+            curve: Columns = {
+                "step": [point.step for point in result.curve],
+                "train_loss": [point.train_loss for point in result.curve],
+            }
+            for name in ("sequence_accuracy", "token_accuracy", "loss"):
+                curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
+            record = Record(
+                **experiment.facts,
+                **asdict(run),
+                diverged_step=result.diverged_step,
+                best_step=result.best_step,
+                metrics={} if result.validation is None else {"validation": asdict(result.validation)},
+                curve=curve,
+                seconds=result.seconds,
+                steps_per_second=result.steps_per_second,
+                together=len(runs),
+                device=device_name(self.device),
+                versions=versions(),
+                commit=commit(),
+            )
             save_tensors(folder / MODEL, result.parameters, {"study": experiment.name, **asdict(run)})
             write(folder, record)
             tell(self.study, trial, outcome_of(record, folder))
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
-
-    def _record(self, run: Run, result: Result, together: int) -> Record:
-        """Return the record of a trained run."""
-        figures = ("sequence_accuracy", "token_accuracy", "loss")
-        curve: Columns = {
-            "step": [point.step for point in result.curve],
-            "train_loss": [point.train_loss for point in result.curve],
-            **{name: [p.validation and getattr(p.validation, name) for p in result.curve] for name in figures},
-        }
-        return Record(
-            **self.experiment.facts,
-            **asdict(run),
-            diverged_step=result.diverged_step,
-            best_step=result.best_step,
-            metrics={} if result.validation is None else {"validation": asdict(result.validation)},
-            curve=curve,
-            seconds=result.seconds,
-            steps_per_second=result.steps_per_second,
-            together=together,
-            device=device_name(self.device),
-            versions=versions(),
-            commit=commit(),
-        )
 
     def read_results(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.
@@ -238,47 +247,6 @@ class Search:
         return read_all(self.folder) if self.folder.exists() else []
 
 
-def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
-    """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
-
-    def unfinished(runs: Sequence[Run]) -> list[Run]:
-        return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
-
-    return unfinished(options.runs) or unfinished(choose_and_repeat(experiment, options)[1])
-
-
-def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
-    """Choose a point of a finished grid, and name the runs that repeat it with more seeds.
-
-    Returns:
-        The point, None if a seed of each point diverged; and the repeats, also those of better points of which one has
-        diverged. Repeats need not be finished.
-    """
-    table = table_of(read_runs(experiment, options.runs, options.out))
-    repeats: list[Run] = []
-    unstable: list[GridPoint] = []
-    while (chosen := choose(table, unstable)) is not None:
-        of_chosen = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in options.more_seeds]
-        repeats += of_chosen
-        found = read_runs(experiment, of_chosen, options.out)
-        if all(record.diverged_step is None for _, record in found):
-            break
-        unstable.append(chosen)
-    return chosen, repeats
-
-
-def read_runs(experiment: Experiment, runs: Sequence[Run], out: Path) -> list[tuple[Path, Record]]:
-    """Return the records of those runs that are finished, each with its file."""
-    folders = [experiment.folder_of(run, out) for run in runs]
-    return read_all(*(folder / RECORD for folder in folders if is_finished(folder)))
-
-
-def saved_step(folder: Path) -> int:
-    """Return the step from which the run of a folder would resume; 0 without a checkpoint."""
-    path = folder / CHECKPOINT
-    return int(load_info(path)["step"]) if path.exists() else 0
-
-
 def outcome_of(record: Record, folder: Path) -> Outcome:
     """Return what Optuna is told of a run; its value is the token accuracy on the validation split."""
     figures = record.metrics.get("validation", {})
@@ -296,7 +264,7 @@ def outcome_of(record: Record, folder: Path) -> Outcome:
 
 
 @contextmanager
-def _on_other_gpus(
+def on_other_gpus(
     devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> Iterator[None]:
     """Let a process on each device but the first train what it can claim, until all is finished or this one ends.
@@ -309,7 +277,7 @@ def _on_other_gpus(
         context = multiprocessing.get_context("spawn")
         bare = [replace(experiment) for experiment in experiments]  # without their data
         for device in devices[1:]:
-            processes.append(context.Process(target=_help, args=(device, devices, bare, options), daemon=True))
+            processes.append(context.Process(target=help_out, args=(device, devices, bare, options), daemon=True))
             processes[-1].start()
     try:
         yield
@@ -320,7 +288,7 @@ def _on_other_gpus(
             process.join()
 
 
-def _help(
+def help_out(
     device: torch.device, devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> None:
     """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
@@ -338,10 +306,12 @@ def _help(
         storage = open_storage(options.place)
         with Display(Console(quiet=True), options.tracking) as display:
             searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
-            while any(missing_runs(search.experiment, options) for search in searches):
-                for search in searches:
-                    if not search.train_available(missing_runs(search.experiment, options)):
-                        time.sleep(SECONDS_BETWEEN_LOOKS)
+            while any(missing := [missing_runs(search.experiment, options) for search in searches]):
+                for search, of_study in zip(searches, missing, strict=True):
+                    with search.claim(of_study) as ensembles:
+                        for runs, waiting in ensembles:
+                            search.train_ensemble(runs, waiting)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
     except (StoppedError, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except Exception as error:
