@@ -111,7 +111,7 @@ def imports(package: str) -> dict[str, set[str]]:
 def levels(package: str) -> int:
     """Return the number of levels of imports in a package: a file stands above all that it imports.
 
-    A folder in the package counts as one file, and the file of the package itself, which names its functions, does not.
+    A folder in the package counts as one file. The package's own ``__init__`` holds no code, but names what others use.
     """
     depth = package.count("/") + 2
     graph: dict[str, set[str]] = {}
@@ -125,7 +125,7 @@ def levels(package: str) -> int:
     def level(part: str) -> int:
         return 1 + max(map(level, graph[part]), default=0)
 
-    return max(map(level, graph))
+    return max(level(part) for part in graph if part != package.replace("/", "."))
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -37,7 +37,6 @@ from runners.mad.chosen import delete_models, look_into
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
 from runners.mad.points import chosen, points
-from runners.mad.ranking import print_rankings
 from runners.mad.rows import load
 from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
@@ -84,11 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = pd.concat(tables)
     best = chosen(points(own))
     with user_errors(ValueError, OSError):
+        from runners.mad.charts import plot_comparison  # imports Matplotlib
+        from runners.mad.ranking import print_rankings
+
         print_comparison(best, console)
         print_rankings(own, reference, console)
-
-        from runners.mad.charts import plot_comparison  # imports Matplotlib
-
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
         digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"

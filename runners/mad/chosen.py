@@ -1,4 +1,4 @@
-"""What is finished of a study, and its chosen point: its figures on the test split, its model, its diagnosis."""
+"""The runs of a study: which are missing, which point is chosen, its test figures, its model and its diagnosis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,15 @@ from runners.device import find_devices
 from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import Options
-from runners.mad.points import choose, chosen, points
+from runners.mad.points import GridPoint, choose, chosen, points
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
 from runners.records import RECORD, Record, read, read_all, table_of, write
 from runners.runs import is_finished
 from tasks.metrics import Counts
 
-MODEL = "model.safetensors"
-CHECKPOINT = "checkpoint.safetensors"
-
-GridPoint = tuple[float, float]
-"""Learning rate and weight decay."""
+MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+"""Files in the folder of a run, beside its record."""
 
 
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:

@@ -16,9 +16,6 @@ from runners.mad.training.protocol import Run
 from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
 from runners.tracking import Tracking
 
-PROJECT = "mad"
-"""Default project of W&B."""
-
 
 class Display:
     """Shows one ensemble after another: task, layer, step, loss, validation accuracies, steps per second, time left.
@@ -56,7 +53,7 @@ class Display:
         if self.tracking.mode != "disabled":
             self._logs = [
                 self.tracking.open_run(
-                    project=PROJECT,
+                    project="mad",
                     job_type="diagnostics",
                     group=experiment.name,
                     name=f"{experiment.label} {experiment.task} lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}",

@@ -100,7 +100,7 @@ class Experiment(LayerChoice):
     def instance(self) -> Task:
         """The task with its data; consecutive experiments on one task share it."""
         settings = json.dumps(asdict(self.task_config), sort_keys=True)
-        return _task(find_task(self.task), _ByText(settings, self.task_config))
+        return drawn(find_task(self.task), _ByText(settings, self.task_config))
 
     @property
     def steps(self) -> int:
@@ -121,7 +121,7 @@ class Experiment(LayerChoice):
             del settings["mixer_config"][name]
         paths = [name.split(":") for name in (self.mixer, self.task) if is_path(name)]
         texts = [text_of(getattr(import_module(module), of_class)) for module, of_class in paths]
-        content = [settings, _data_fingerprint(self.instance), *texts]
+        content = [settings, data_fingerprint(self.instance), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -316,12 +316,14 @@ class _ByText:
 
 
 @lru_cache(maxsize=1)
-def _task(kind: type[Task], settings: _ByText) -> Task:
+def drawn(kind: type[Task], settings: _ByText) -> Task:
+    """Return a task with its data; it is kept for the next experiment."""
     return kind(settings.config)
 
 
 @lru_cache(maxsize=1)
-def _data_fingerprint(task: Task) -> str:
+def data_fingerprint(task: Task) -> str:
+    """Return the hash of a task's data, which is kept likewise."""
     return task.fingerprint()
 
 

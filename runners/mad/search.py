@@ -81,12 +81,15 @@ def train_studies(
     if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
         said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
         console.print(f"{options.out} has {said}", soft_wrap=True)
-    helping = _on_other_gpus(devices, experiments, options)
+    helping = on_other_gpus(devices, experiments, options)
     with naming_storage(options.place), Display(console, options.tracking) as display, helping:
         for experiment in experiments:
             search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):
-                if not search.train_available(missing):
+                with search.claim(missing) as ensembles:
+                    for runs, waiting in ensembles:
+                        search.train_ensemble(runs, waiting)
+                if not ensembles:
                     display.waiting(len(missing))
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.close()
@@ -132,28 +135,26 @@ class Search:
         for file, _ in finished:
             file.with_name(CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed behind its last line
 
-    def train_available(self, runs: Sequence[Run]) -> bool:
-        """Train those of the runs that no other process trains, as many as are trained at once.
+    @contextmanager
+    def claim(self, runs: Sequence[Run]) -> Iterator[list[tuple[dict[Path, Run], int]]]:
+        """Claim those of the runs that no other process trains, as many as are trained at once.
 
-        Returns:
-            Whether there was one.
+        Yields:
+            Ensembles of runs, by their folders, whose checkpoints stand at one step; each with the number of runs that
+            are trained after it.
         """
         by_folder = {self.experiment.folder_of(run, self.options.out): run for run in runs}
         with claimed([*by_folder], self.limit) as mine:
+            ensembles: list[tuple[dict[Path, Run], int]] = []
             waiting = len(runs)
             for _, folders in groupby(sorted(mine, key=saved_step), saved_step):
-                together = {folder: by_folder[folder] for folder in folders}
-                waiting -= len(together)
-                try:
-                    self._train_ensemble(together, waiting)
-                except Exception as error:
-                    if ran_out_of_memory(error):
-                        error.add_note(f"lower --together, which is {len(together)} here")
-                    raise
-        return bool(mine)
+                ensemble = {folder: by_folder[folder] for folder in folders}
+                waiting -= len(ensemble)
+                ensembles.append((ensemble, waiting))
+            yield ensembles
 
-    def _train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
-        """Train claimed runs, by their folders, as one ensemble; ``waiting`` runs have not begun."""
+    def train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
+        """Train claimed runs, by their folders; write and tell each result. ``waiting`` runs come after them."""
         experiment, display = self.experiment, self.display
         trials = [
             ask(self.study, DISTRIBUTIONS, folder.name, {"lr": run.lr, "weight_decay": run.weight_decay})
@@ -172,17 +173,22 @@ class Search:
             for points in zip(*curves, strict=True):
                 evaluated(points[0].step, points)
 
-        results = train(
-            experiment.build,
-            experiment.instance,
-            experiment.protocol,
-            [*runs.values()],
-            self.device,
-            [folder / CHECKPOINT for folder in runs],
-            evaluated,
-            resumed,
-            display.progressed,
-        )
+        try:
+            results = train(
+                experiment.build,
+                experiment.instance,
+                experiment.protocol,
+                [*runs.values()],
+                self.device,
+                [folder / CHECKPOINT for folder in runs],
+                evaluated,
+                resumed,
+                display.progressed,
+            )
+        except Exception as error:
+            if ran_out_of_memory(error):
+                error.add_note(f"lower --together, which is {len(runs)} here")
+            raise
 
         # The record comes after the model, because a run with a record is finished.
         for (folder, run), trial, result in zip(runs.items(), trials, results, strict=True):
@@ -193,7 +199,7 @@ class Search:
             for name in ("sequence_accuracy", "token_accuracy", "loss"):
                 curve[name] = [point.validation and getattr(point.validation, name) for point in result.curve]
             record = Record(
-                **self.experiment.facts,
+                **experiment.facts,
                 **asdict(run),
                 diverged_step=result.diverged_step,
                 best_step=result.best_step,
@@ -249,7 +255,7 @@ def outcome_of(record: Record, folder: Path) -> Outcome:
 
 
 @contextmanager
-def _on_other_gpus(
+def on_other_gpus(
     devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> Iterator[None]:
     """Let a process on each device but the first train what it can claim, until all is finished or this one ends.
@@ -262,7 +268,7 @@ def _on_other_gpus(
         context = multiprocessing.get_context("spawn")
         bare = [replace(experiment) for experiment in experiments]  # without their data
         for device in devices[1:]:
-            processes.append(context.Process(target=_help, args=(device, devices, bare, options), daemon=True))
+            processes.append(context.Process(target=help_out, args=(device, devices, bare, options), daemon=True))
             processes[-1].start()
     try:
         yield
@@ -273,7 +279,7 @@ def _on_other_gpus(
             process.join()
 
 
-def _help(
+def help_out(
     device: torch.device, devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> None:
     """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
@@ -291,10 +297,12 @@ def _help(
         storage = open_storage(options.place)
         with Display(Console(quiet=True), options.tracking) as display:
             searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
-            while any(missing_runs(search.experiment, options) for search in searches):
-                for search in searches:
-                    if not search.train_available(missing_runs(search.experiment, options)):
-                        time.sleep(SECONDS_BETWEEN_LOOKS)
+            while any(missing := [missing_runs(search.experiment, options) for search in searches]):
+                for search, of_study in zip(searches, missing, strict=True):
+                    with search.claim(of_study) as ensembles:
+                        for runs, waiting in ensembles:
+                            search.train_ensemble(runs, waiting)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
     except (StoppedError, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except Exception as error:

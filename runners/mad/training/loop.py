@@ -159,15 +159,33 @@ def train(
         resumed(loop.step, loop.curves)
 
     evaluations = protocol.evaluation_steps(loop.ensemble.optimizer.total_steps)
-    done = len(loop.curves[0])
+    done, on_cpu = len(loop.curves[0]), device.type == "cpu"
     with asked_to_stop() as asked:
-        for step in evaluations[done:]:
+        for target in evaluations[done:]:
             if all(curve and curve[-1].validation is None for curve in loop.curves):
                 break
-            loop.advance(step, progressed, asked)
-            # Before the listener, which may find that other processes have stopped too.
+            loop.counted = time.monotonic()
+
+            # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
+            while loop.step < target:
+                epoch, within_epoch = divmod(loop.step, loop.steps_per_epoch)
+                steps = 1 if on_cpu else min(loop.steps_per_epoch - within_epoch, target - loop.step)
+                loop.stepper.run(epoch, steps)
+                loop.step += steps
+                if loop.step == target:
+                    break
+                loop.stop_if(asked)
+
+                # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
+                if loop.count_and_save() or (on_cpu and loop.counted - loop.reported > SECONDS_BETWEEN_REPORTS):
+                    progressed(loop.step)
+                    loop.reported = loop.counted
+
+            # Stop before the listener, which may find that other processes have stopped too.
+            loop.add_points()
+            loop.count_and_save()
             loop.stop_if(asked)
-            listener(step, [curve[-1] for curve in loop.curves])
+            listener(target, [curve[-1] for curve in loop.curves])
     return loop.results()
 
 
@@ -216,50 +234,6 @@ class _Loop:
         # Clock.
         self.seconds = 0.0
         self.counted = self.saved = self.reported = time.monotonic()
-
-    def advance(self, target: int, progressed: Progressed, asked: Sequence[int]) -> None:
-        """Train up to step ``target`` and evaluate there, with checkpoints when they are due.
-
-        Args:
-            target: step of the next evaluation.
-            progressed: told of the steps done.
-            asked: signals that ask to stop.
-
-        Raises:
-            StoppedError: ``asked`` holds a signal.
-        """
-        self.counted = time.monotonic()
-        on_cpu = self.device.type == "cpu"
-        while self.step < target:
-            # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
-            epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
-            steps = 1 if on_cpu else min(self.steps_per_epoch - within_epoch, target - self.step)
-            self.stepper.run(epoch, steps)
-            self.step += steps
-
-            # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
-            if self.step < target:
-                self.stop_if(asked)
-                if self._count_and_save() or (on_cpu and self.counted - self.reported > SECONDS_BETWEEN_REPORTS):
-                    progressed(self.step)
-                    self.reported = self.counted
-
-        # Measure all runs, keep the best parameters, and add a point to each curve.
-        steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
-        losses = (self.stepper.take_loss_sum() / steps).tolist()
-        counts = self._measure(self.ensemble.params_RP)
-
-        # Runs that have diverged keep nothing more.
-        optimizer = self.ensemble.optimizer
-        optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
-        alive_R = optimizer.diverged_R < 0
-        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
-
-        metrics = metrics_by_run(counts)
-        for r, alive in enumerate(alive_R.tolist()):
-            loss = losses[r] if math.isfinite(losses[r]) else None
-            self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
-        self._count_and_save()
 
     def stop_if(self, asked: Sequence[int]) -> None:
         """Save and raise ``StoppedError`` if there is a signal in ``asked``."""
@@ -315,10 +289,27 @@ class _Loop:
             for r, diverged in enumerate(self.ensemble.diverged_R.tolist())
         ]
 
+    def add_points(self) -> None:
+        """Measure all runs, keep the best parameters, and add a point to each curve."""
+        steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
+        losses = (self.stepper.take_loss_sum() / steps).tolist()
+        counts = self._measure(self.ensemble.params_RP)
+
+        # Runs that have diverged keep nothing more.
+        optimizer = self.ensemble.optimizer
+        optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
+        alive_R = optimizer.diverged_R < 0
+        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
+
+        metrics = metrics_by_run(counts)
+        for r, alive in enumerate(alive_R.tolist()):
+            loss = losses[r] if math.isfinite(losses[r]) else None
+            self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
+
     def _measure(self, params_RP: Tensor) -> Counts:
         return evaluate(self.ensemble, params_RP, self.validation, self.vocab_size)
 
-    def _count_and_save(self) -> bool:
+    def count_and_save(self) -> bool:
         """Count the time since the last call; save if the last checkpoints are old, and return whether it did."""
         now = time.monotonic()
         self.seconds += now - self.counted
